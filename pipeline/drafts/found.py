@@ -14,13 +14,17 @@ LARGEST_SIZE = 128
 
 @dataclass(frozen=True)
 class FoundDim:
-    """A dynamic dim: the sizes that the spec will allow, multiples of `multiple` alone, and why these."""
+    """A dynamic dim: the sizes that the spec will allow, multiples of `multiple` alone, and why these.
+
+    guessed: the model was not seen to run at any of them.
+    """
 
     min: int
     opt: int
     max: int
     why: str
     multiple: int = 1
+    guessed: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class FoundModel:
     def hold_sizes(self, sizes: Mapping[str, int]) -> "FoundModel":
         """The same with dims that hold the sizes of requests, and but for batches are tuned for them.
 
+        A dim that was only guessed holds these sizes alone.
+
         Raises DataError for a size that is no multiple of what the model takes.
         """
         dims = dict(self.dims)
@@ -62,9 +68,10 @@ class FoundModel:
                 raise DataError(
                     f"the requests have {name} {size}; the model takes multiples of {dim.multiple}: pad them"
                 )
-            opt = dim.opt if is_batch(name) else size
             why = f"{dim.why}; requests have {size}"
-            dims[name] = replace(dim, min=min(dim.min, size), opt=opt, max=max(dim.max, size), why=why)
+            opt = dim.opt if is_batch(name) else size
+            held = replace(dim, min=min(dim.min, size), opt=opt, max=max(dim.max, size), why=why)
+            dims[name] = FoundDim(size, size, size, why) if dim.guessed else held
         return self.with_dims(dims)
 
 
@@ -88,6 +95,7 @@ def name_axes(inputs: tuple[TensorSpec, ...], unknown: str = "?") -> tuple[Tenso
     """
     taken: dict[str, str] = {}
     named = []
+    first = {spec.shape[0] for spec in inputs if spec.shape}
     for spec in inputs:
         shape: list[int | str] = []
         for axis, dim in enumerate(spec.shape):
@@ -97,6 +105,8 @@ def name_axes(inputs: tuple[TensorSpec, ...], unknown: str = "?") -> tuple[Tenso
                 shape.append(taken[dim])
             else:
                 own = _identifier(dim) if dim != unknown else None
+                if own and is_batch(own) and "batch" not in own.lower() and dim not in first:
+                    own = None  # an n that is no axis 0 counts samples of a signal, or points
                 name = _free(own or _usual_name(spec, axis), spec.name, taken)
                 taken[dim if dim != unknown else f"{spec.name}\0{axis}"] = name
                 shape.append(name)

@@ -13,13 +13,12 @@ from pipeline.drafts.fixed_axes import fixed_axes
 from pipeline.drafts.found import FoundModel, model_name, name_axes
 from pipeline.drafts.metrics import suggest_metric
 from pipeline.drafts.probing import find_dims, open_graph
-from pipeline.drafts.text import FILL_IN
 from pipeline.sources.canonical import canonical
 from pipeline.sources.export import choose_outputs
 from pipeline.sources.onnx_header import format_shape
 from pipeline.sources.onnx_model import dtype_name, load_onnx, spec_of, why_no_tensor
 from pipeline.sources.walk import all_nodes, all_tensors
-from pipeline.spec.source import INPUT_DTYPES
+from pipeline.spec.source import FILL_IN, INPUT_DTYPES
 
 # Operators whose weights int8 makes smaller and faster.
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "Attention"})
@@ -161,8 +160,10 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
     if counts.keys() & _TREES:
         return (("fp32", "the graph as it is: decision trees have no weights that 16 or 8 bits would make smaller"),)
     bits = {tensor.data_type for tensor in all_tensors(model) if len(tensor.dims) > 1}
-    if onnx.TensorProto.FLOAT16 in bits and onnx.TensorProto.FLOAT not in bits:
-        return (("fp32", "the graph as it is: its weights are float16"),)
+    others = bits & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+    if others and onnx.TensorProto.FLOAT not in bits:
+        names = " and ".join(sorted(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in others))
+        return (("fp32", f"the graph as it is: its weights are {names}"),)
     heavy = sum(counts[name] for name in _HEAVY)
     chosen = [("fp32", "the graph as it is"), ("fp16", "half the size; for GPUs")]
     return tuple(chosen if heavy else chosen[:1])

@@ -115,6 +115,8 @@ class _Probe:
         for sizes in _candidates(names):
             if self.runs(sizes):
                 return sizes
+            if self.is_over:  # the sizes of a dozen dims are 8**12
+                break
         return None
 
     def find_equal(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, str]:
@@ -179,5 +181,5 @@ def _guess_all(found: FoundModel, names: Sequence[str], why: str) -> FoundModel:
     dims = {}
     for name in names:
         top = LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
-        dims[name] = FoundDim(1, 1 if is_batch(name) else top, top, why)
+        dims[name] = FoundDim(1, 1 if is_batch(name) else top, top, why, guessed=True)
     return found.with_dims(_fit_memory(dims, found.inputs))

@@ -5,14 +5,12 @@ from collections.abc import Iterable, Iterator
 import yaml
 
 from pipeline.drafts.found import FoundModel
+from pipeline.spec.source import FILL_IN
 
 _HEAD = """\
 # Written by `enginery init`; what was found stands in the comments. Every path is relative to this file.
 # `enginery plan THIS_FILE` shows what would be built and why; `enginery schema` prints all keys.
 """
-
-# Stands in a spec where a person has to write something; as a dim that is not defined it keeps the spec from a build.
-FILL_IN = "FILL_IN"
 
 
 def write_spec(found: FoundModel, calibration: str | None = None, golden: str | None = None) -> str:

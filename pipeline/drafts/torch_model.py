@@ -11,9 +11,8 @@ from enginery.user_code.describing import EXAMPLES, SeenModel
 from enginery.user_code.task import LookAtModel, RanOnce, RunOnce, Task
 from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, model_name, name_axes
 from pipeline.drafts.probing import Run, find_dims
-from pipeline.drafts.text import FILL_IN
 from pipeline.sources.user_process import start_user_process
-from pipeline.spec.source import Source
+from pipeline.spec.source import FILL_IN, Source
 
 # Names of files and functions that say nothing of the model.
 _COMMON = frozenset({"model", "models", "net", "network", "main", "__init__", "build", "make", "create", "get_model"})

@@ -17,7 +17,7 @@ from pipeline.spec.document import load_document
 from pipeline.spec.golden import Golden
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.quantization import Calibration, Quantization
-from pipeline.spec.source import WEIGHTS, DimRange, Input, Source
+from pipeline.spec.source import FILL_IN, WEIGHTS, DimRange, Input, Source
 from pipeline.spec.validation import StageLimits, Validation
 from pipeline.spec.value_types import (
     Channel,
@@ -217,8 +217,11 @@ def _wrong_dims(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
     used: dict[str, Loc] = {}
     for name, item in spec.inputs.items():
         for axis, dim in enumerate(item.shape):
-            if isinstance(dim, str):
-                used.setdefault(dim, ("inputs", name, "shape", axis))
+            place = ("inputs", name, "shape", axis)
+            if dim == FILL_IN:
+                yield place, f"{FILL_IN} stands where the model does not say it; write dtype and shape, axis by axis"
+            elif isinstance(dim, str):
+                used.setdefault(dim, place)
     for dim in sorted(set(used) - set(spec.dims)):
         yield used[dim], f"inputs name dim {dim!r}, which dims does not define; add dims.{dim}.max"
     for dim in sorted(set(spec.dims) - set(used)):

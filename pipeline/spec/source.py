@@ -12,6 +12,8 @@ from pipeline.spec.value_types import Axis, File, Mistakes, Size, SpecPart
 
 InputDtype = Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 INPUT_DTYPES: tuple[str, ...] = get_args(InputDtype)
+# Stands in a spec, as a dim, where a person has to write something; no spec with it is loaded.
+FILL_IN = "FILL_IN"
 # How files of weights end.
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 

@@ -54,7 +54,7 @@ class OnnxRuntime:
     """
 
     name: ClassVar[str] = "onnxruntime"
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
     install: ClassVar[str] = "pip install onnxruntime"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="bytes",
@@ -62,7 +62,7 @@ class OnnxRuntime:
         opens_parts=True,
         thread_safe=True,
         shards=True,
-        rounds_activations=True,  # in MatMulNBits, by default (session.qdq_matmulnbits_accuracy_level 4)
+        rounds_activations=True,  # in MatMulNBits, see `build`
     )
 
     graph_optimization: str = "extended"
@@ -131,6 +131,8 @@ class OnnxRuntime:
         options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without)
         options.optimized_model_filepath = str(path)
         options.add_session_config_entry("session.disable_prepacking", "1")  # the session that saves never runs
+        if request.precision != "int4":  # MatMuls by weights that came in 8 or 4 bits are left in float activations
+            options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # 4, in int8, by default
         try:
             open_model(model, options, exact=False)
         except ModelError as error:

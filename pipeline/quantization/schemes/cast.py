@@ -164,7 +164,7 @@ class _CastRewrite:
 
     def _choose_positions(self, node: NodeProto) -> tuple[set[int], set[int]]:
         """Positions of a node's inputs and outputs that become half; sets the type attribute where one decides."""
-        if node.name in self.kept:
+        if node.name in self.kept or self._gives_constant(node):
             return set(), set()
         if typed_by_attribute(node):
             retype(node, self.half)
@@ -176,6 +176,11 @@ class _CastRewrite:
             dynamic = {i for i in inputs if node.input[i] not in self.given}
             return (inputs if dynamic and dynamic <= self._already_half(node) else set()), set()
         return inputs, outputs
+
+    def _gives_constant(self, node: NodeProto) -> bool:
+        """Whether a node makes a constant, such as anchors, an output of the model: rounding it would only lose."""
+        passed_on = node.op_type in _PASSING_ON and node.input[0] in self.given
+        return passed_on and self.keep_io and node.output[0] in self.outputs
 
     def _already_half(self, node: NodeProto) -> set[int]:
         return {i for i, name in enumerate(node.input) if self.stored.get(name) == self.half.element_type}

@@ -69,6 +69,16 @@ def test_an_output_of_unknown_rank_is_inferred(tmp_path: Path) -> None:
     assert drafted(write(tmp_path / "m.onnx", [PRODUCT], outputs=[unranked])).outputs is None
 
 
+def test_weights_of_float64_are_left_as_they_are(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones((8, 4)), "w")
+    ends = [value("x", ["batch", 8], TensorProto.DOUBLE)], [value("y", ["batch", 4], TensorProto.DOUBLE)]
+    graph = helper.make_graph([PRODUCT], "g", *ends, [weight])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    assert drafted(path).precisions == ("fp32",)
+    assert "its weights are float64" in (tmp_path / "m.yaml").read_text()
+
+
 def test_an_input_of_unknown_rank_is_a_line_to_fill_in(tmp_path: Path) -> None:
     path = write(tmp_path / "m.onnx", [PRODUCT], [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)])
     with pytest.raises(SpecError, match="FILL_IN"):
@@ -157,6 +167,16 @@ def test_sizes_that_would_fill_the_memory_are_not_tried(tmp_path: Path, monkeypa
     )
     assert all("(ValueError)" in dim.why for dim in look_at_onnx(path, "m.onnx").dims.values())
     assert 256**3 in tried and max(tried) <= 1 << 26
+
+
+def test_the_sizes_of_many_dims_are_tried_for_the_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = [value(f"x{n}", ["batch", None]) for n in range(14)]
+    concat = node("Concat", [one.name for one in inputs], ["c"], axis=1)
+    never = node("Reshape", ["c", "shape"], ["y"])
+    given = [node("Constant", [], ["shape"], value_ints=[-1, 100003]), concat, never]
+    monkeypatch.setattr("pipeline.drafts.probing._SECONDS", 0.1)
+    spec = drafted(write(tmp_path / "many.onnx", given, inputs, [value("y", ["rows", 100003])]))
+    assert len(spec.dims) == 15
 
 
 @pytest.mark.parametrize("runs", [1, 4, 5, 6])

@@ -136,6 +136,13 @@ def test_names_of_axes_are_names_of_dims_and_equal_where_the_models_were(shapes:
     assert len({*unknown, *of.values()}) == len(unknown) + len(of), "no two dims of the model became one"
 
 
+def test_an_n_that_is_no_axis_0_is_no_batch() -> None:
+    audio = TensorSpec("audio", "float32", ("b", "n"))
+    assert name_axes((audio,))[0].shape == ("b", "length")
+    state = TensorSpec("state", "float32", (2, "b", 64))
+    assert [spec.shape for spec in name_axes((state, audio))] == [(2, "b", 64), ("b", "length")]
+
+
 def test_a_model_whose_weights_stay_in_their_files_is_tried_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,8 +102,9 @@ def test_what_nothing_says_is_marked_and_kept_from_a_build(tmp_path: Path) -> No
     path = tmp_path / "spec.yaml"
     path.write_text(write_spec(found))
     assert path.read_text().count("# FILL_IN: dtype") == 2
-    with pytest.raises(SpecError, match="inputs name dim 'FILL_IN'"):
+    with pytest.raises(SpecError, match="FILL_IN stands where the model does not say it") as told:
         load_spec(path)
+    assert str(told.value).count("write dtype and shape") == 2 and "dims.FILL_IN" not in str(told.value)
 
 
 EXAMPLES = {

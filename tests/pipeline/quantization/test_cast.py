@@ -242,3 +242,11 @@ def test_the_argument_is_left_alone_and_the_result_repeats(net: str, precision: 
 def test_tensorrt_rtx_builds_it(net: str, precision: str, sm: str) -> None:
     make, _, shapes = NETS[net]
     assert compiles(cast_float(make(), precision)[0], sm, shapes) == ""
+
+
+def test_a_constant_output_is_given_as_it_is() -> None:
+    outputs, nodes = "float[3] anchors, float[n,5] y", "y = MatMul(x, w) anchors = Identity(k)"
+    model = build("float[n,5] x", outputs, nodes, {"w": np.eye(5), "k": [0.1, 0.2, 0.3]})
+    result, notes = cast_float(model, "fp16")
+    assert notes.cast == 1
+    np.testing.assert_array_equal(run(result, {"x": np.zeros((1, 5), "f4")}), np.asarray([0.1, 0.2, 0.3], "f4"))

@@ -40,6 +40,18 @@ def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
     assert len(golden) == 6 and len(calibration) == 24
 
 
+def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_path: Path) -> None:
+    from onnx import helper
+
+    rows = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    shape = helper.make_node("Constant", [], ["shape"], value_ints=[0, 91, 11])
+    model = write(tmp_path / "net.onnx", [shape, rows], [value("x", ["batch", "k"])])
+    np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 1001)).astype("f4"))
+    assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
+    dims = load_spec(tmp_path / "net.yaml").dims
+    assert (dims["batch"].min, dims["batch"].max) == (1, 1) and (dims["k"].min, dims["k"].max) == (1001, 1001)
+
+
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
