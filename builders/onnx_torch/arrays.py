@@ -21,6 +21,7 @@ from builders.onnx_ops.library import ArrayLibrary
 from builders.onnx_ops.table import must
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
 from enginery.core.errors import ModelError
+from enginery.core.types import Untyped
 
 sym_max, sym_min = torch.sym_max, torch.sym_min
 to_numpy = to_array
@@ -123,7 +124,8 @@ def scan(step: Callable[[Where, Where], tuple[Where, Tensor]], state: Where, xs:
         return at + 1, torch.index_copy(made, 0, place, output.unsqueeze(0)), *after
 
     begin = torch.zeros((), dtype=torch.int64), torch.zeros([count, *first.shape], dtype=first.dtype)
-    _, outputs, *ends = while_loop(lambda at, *_: at < count, run, (*begin, *(start.clone() for start in state)))
+    loop: Untyped = while_loop
+    _, outputs, *ends = loop(lambda at, *_: at < count, run, (*begin, *(start.clone() for start in state)))
     return tuple(ends), outputs
 
 
