@@ -1,1 +1,1 @@
-"""ONNX graphs as compilers want them: inner graphs, plain names, safe divisions, equal structure."""
+"""ONNX graphs as compilers want them: inner graphs, plain names, settled shapes, safe divisions, equal structure."""

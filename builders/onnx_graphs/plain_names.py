@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import onnx
 
 GRAPH = "main"
+LOWEST_OPSET = 17
 _PLAIN = re.compile(r"\b[vnd]\d+\b")
 
 
@@ -37,7 +38,7 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     """The model in the file with plain names, external data taken in, without documentation; and its own names.
 
     Names are given in the order of the graph, so that equal models give equal copies. Integer divisions that could end
-    the process are rewritten (`builders.onnx_graphs.safe_division`).
+    the process are rewritten (`builders.onnx_graphs.safe_division`); old opsets are lifted where they can be.
     Raises ModelError when the file is no valid ONNX model.
     """
     import onnx
@@ -47,6 +48,7 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
         copy = onnx.load(model)
     except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
         raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
+    copy = _lift(copy)
     renamer = _Renamer()
     renamer.graph(copy.graph)
     copy.graph.name = GRAPH
@@ -54,6 +56,25 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
         copy.ClearField(field)
     guard_divisions(copy)
     return copy, Names({plain_name: own for own, plain_name in renamer.list_renamed()})
+
+
+def _lift(model: "onnx.ModelProto") -> "onnx.ModelProto":
+    """The model in opset `LOWEST_OPSET` where it was older and onnx's converter can lift it, which enters no graph in
+    a node: importers know the operators of old opsets in part, shape inference follows no sizes through them."""
+    import onnx
+    import onnx.version_converter
+
+    opset = max(
+        (entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=LOWEST_OPSET
+    )
+    if opset >= LOWEST_OPSET or any(list_bodies(node) for node in model.graph.node):
+        return model
+    try:
+        lifted = onnx.version_converter.convert_version(model, LOWEST_OPSET)
+        onnx.checker.check_model(lifted)
+    except (RuntimeError, ValueError, onnx.checker.ValidationError):
+        return model
+    return lifted
 
 
 class _Renamer:

@@ -77,6 +77,7 @@ class ArrayLibrary:
     ends: Callable[[DType], tuple[int, int]]
     top_k: Callable[..., tuple[Array, Array]]
     branch: Callable[..., Sequence[object]]
+    scan: Callable[..., tuple[tuple[Array, ...], Array]]
     at_once: Callable[[], AbstractContextManager[object]]
 
     def __init__(self, name: str, adapter: ModuleType, *modules: ModuleType, lacks: Iterable[str] = ()) -> None:

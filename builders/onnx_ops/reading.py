@@ -157,4 +157,6 @@ def _attribute(node: NodeProto, attribute: AttributeProto, opset: int, elements:
         return numpy_helper.to_array(value)
     if attribute.type == AttributeProto.STRING:
         return value.decode(errors="replace")
+    if attribute.type == AttributeProto.STRINGS:
+        return [text.decode(errors="replace") for text in value]
     return list(value) if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value

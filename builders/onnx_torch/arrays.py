@@ -14,12 +14,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor
+from torch._higher_order_ops import while_loop
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from builders.onnx_ops.library import ArrayLibrary
 from builders.onnx_ops.table import must
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
 from enginery.core.errors import ModelError
+from enginery.core.types import Untyped
 
 sym_max, sym_min = torch.sym_max, torch.sym_min
 to_numpy = to_array
@@ -36,6 +38,8 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 # Constants and quantized values only: torch has no such tensors, and a byte for each does the same.
 NARROW = {"int4": np.dtype(np.int8), "uint4": np.dtype(np.uint8)}
+# So many steps of a recurrent layer are written out in a program.
+_UNROLLED = 4
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -98,6 +102,31 @@ def branch(condition: Tensor, then: Callable[[], Any], other: Callable[[], Any])
             "use the backend onnxruntime, or export the model without it"
         )
     return then() if bool(condition) else other()
+
+
+def scan(step: Callable[[Where, Where], tuple[Where, Tensor]], state: Where, xs: Where) -> tuple[Where, Tensor]:
+    """The last state and all outputs [steps, ...] of step(state, x of this step) -> (state, output), along axis 0.
+
+    A program of few steps has each of them; one of more, or of a dynamic number, has a loop.
+    """
+    count = xs[0].shape[0]
+    if not torch.compiler.is_exporting() or (isinstance(count, int) and count <= _UNROLLED):
+        outputs = []
+        for at in range(count):
+            state, output = step(state, tuple(x[at] for x in xs))
+            outputs.append(output)
+        return state, torch.stack(outputs)
+    first = step(state, tuple(x[0] for x in xs))[1]  # for its shape; nothing reads it
+
+    def run(at: Tensor, made: Tensor, *before: Tensor) -> Where:
+        place = at.reshape(1)
+        after, output = step(before, tuple(torch.index_select(x, 0, place)[0] for x in xs))
+        return at + 1, torch.index_copy(made, 0, place, output.unsqueeze(0)), *after
+
+    begin = torch.zeros((), dtype=torch.int64), torch.zeros([count, *first.shape], dtype=first.dtype)
+    loop: Untyped = while_loop
+    _, outputs, *ends = loop(lambda at, *_: at < count, run, (*begin, *(start.clone() for start in state)))
+    return tuple(ends), outputs
 
 
 def cut(x: Tensor, axis: int, start: Any, end: Any, step: int = 1) -> Tensor:

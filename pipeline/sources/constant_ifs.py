@@ -13,12 +13,15 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from builders.onnx_graphs.bodies import walk_nodes
+from enginery.arrays import Array
 
 # A dim that is not known is masked.
 _Known = np.ma.MaskedArray
 # Larger constants are no shapes, and decide nothing.
 _LARGEST = 256
 _DEEPEST = 64
+# Operators that take sizes, pads or axes, and the first input that is one.
+_TAKE_SIZES = {"ConstantOfShape": 0, "Expand": 1, "Pad": 1, "Reshape": 1, "Slice": 1, "Tile": 1}
 _COMPARING: Mapping[str, Callable[..., _Known]] = {
     "Add": np.ma.add,
     "And": np.ma.logical_and,
@@ -43,13 +46,35 @@ def fold_constant_ifs(model: onnx.ModelProto) -> onnx.ModelProto:
     while any(node.op_type == "If" for node in walk_nodes(current.graph)):
         inferred = onnx.shape_inference.infer_shapes(current, data_prop=True)
         graphs = ir.from_proto(inferred)
-        if not _fold(graphs.graph):
+        settled = _settle_sizes(graphs.graph)
+        if not _fold(graphs.graph) and not settled:
             break
         common.RemoveUnusedNodesPass()(graphs)
         common.NameFixPass()(graphs)
         current = ir.to_proto(graphs)
         del current.graph.value_info[:]
     return current
+
+
+def _settle_sizes(graph: ir.Graph) -> int:
+    """Give the nodes of a graph constants for the sizes, pads and axes that they compute, in place; how many.
+
+    Shape inference does not evaluate what exporters compute pads with, and then knows no size behind them.
+    """
+    settled = 0
+    for node in [node for node in graph if node.op_type in _TAKE_SIZES and node.domain == ""]:
+        for at, value in enumerate(node.inputs):
+            if at < _TAKE_SIZES[node.op_type] or value is None or value.producer() is None:
+                continue
+            found = None if ir.convenience.get_const_tensor(value) is not None else _evaluate(value, _DEEPEST)
+            if found is not None and found.dtype == np.int64 and not np.ma.is_masked(found):
+                settled += 1
+                constant = ir.Value(name=f"{value.name}_{node.op_type}_{at}", const_value=ir.tensor(found.data))
+                while constant.name in graph.initializers:
+                    constant.name = f"{constant.name}_"
+                graph.register_initializer(constant)
+                node.replace_input_with(at, constant)
+    return settled
 
 
 def _fold(graph: ir.Graph) -> int:
@@ -154,6 +179,43 @@ def _unsqueeze(node: ir.Node, operands: Sequence[_Known]) -> _Known:
     return np.ma.asarray(np.ma.expand_dims(operands[0], _axes(node, operands) or ()))
 
 
+def _constant_of_shape(node: ir.Node, operands: Sequence[_Known]) -> _Known:
+    sizes = [int(size) for size in _whole(operands[0])]
+    if math.prod(sizes) > _LARGEST:
+        raise ValueError("not small")
+    value = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else np.zeros(1, np.float32)
+    return np.ma.asarray(np.full(sizes, value.item(), value.dtype))
+
+
+def _reshape(node: ir.Node, operands: Sequence[_Known]) -> _Known:
+    sizes, kept = [int(size) for size in _whole(operands[1])], not _integer(node, "allowzero", 0)
+    return operands[0].reshape([operands[0].shape[at] if kept and not size else size for at, size in enumerate(sizes)])
+
+
+def _slice(operands: Sequence[_Known]) -> _Known:
+    starts, ends, *rest = map(_whole, operands[1:])
+    axes = rest[0] if rest else np.arange(len(starts))
+    steps = rest[1] if len(rest) > 1 else np.ones_like(starts)
+    cut = [slice(None)] * operands[0].ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        size = operands[0].shape[int(axis)]
+        cut[int(axis)] = slice(int(start), None if step < 0 and end < -size else int(end), int(step))
+    return np.ma.asarray(operands[0][tuple(cut)])
+
+
+def _transpose(node: ir.Node, operands: Sequence[_Known]) -> _Known:
+    return np.ma.asarray(
+        operands[0].transpose(node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
+    )
+
+
+def _whole(operand: _Known) -> Array:
+    """The numbers, all of which are known. Raises ValueError where one is not."""
+    if np.ma.is_masked(operand):
+        raise ValueError("a number is not known")
+    return np.asarray(operand.data)
+
+
 def _concat(node: ir.Node, operands: Sequence[_Known]) -> _Known:
     joined = np.ma.concatenate(list(operands), _integer(node, "axis", 0))  # type: ignore[no-untyped-call]
     return np.ma.asarray(joined)
@@ -162,8 +224,12 @@ def _concat(node: ir.Node, operands: Sequence[_Known]) -> _Known:
 _MOVES: Mapping[str, Callable[[ir.Node, Sequence[_Known]], _Known]] = {
     "Cast": _cast,
     "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
     "Gather": _gather,
     "Identity": lambda _, operands: operands[0],
+    "Reshape": _reshape,
+    "Slice": lambda _, operands: _slice(operands),
     "Squeeze": _squeeze,
+    "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }

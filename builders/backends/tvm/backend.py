@@ -49,7 +49,7 @@ class Tvm:
     """
 
     name: ClassVar[str] = "tvm"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     install: ClassVar[str] = "pip install 'enginery[tvm]'"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="outputs", timing_cache=True, gpu_tools=("nvcc",), options=SharedOptions(cpu_level="cpu")

@@ -11,6 +11,7 @@ import numpy as np
 from builders.backends import shape_profiles
 from builders.onnx_graphs.bodies import walk_nodes
 from builders.onnx_graphs.plain_names import Names, plain
+from builders.onnx_graphs.settled_shapes import settle_shapes
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.hardware.cpu_kinds import level_of
 from enginery.core.types import BuildRequest, Untyped
@@ -68,6 +69,7 @@ def _compile_module(
     proto, names = plain(model)
     _fix_sizes(proto, request, names)
     check_heeded(proto, names)
+    settle_shapes(proto)
     rewrite_ranges(proto)
     with _own_words(proto, names):
         module = from_onnx(proto)

@@ -32,6 +32,7 @@ hardswish = jax.nn.hard_swish
 softsign = jax.nn.soft_sign
 layer_norm = None
 branch = lax.cond
+scan = lax.scan
 Sizes = Sequence[int]
 Widths = list[tuple[Any, Any]]
 Where = tuple[jax.Array, ...]

@@ -1,5 +1,7 @@
 """Normalizations, and softmax."""
 
+import math
+from collections.abc import Callable
 from functools import reduce
 
 from onnx.helper import tensor_dtype_to_np_dtype
@@ -8,18 +10,25 @@ from builders.onnx_ops.library import Array, ArrayLibrary
 from builders.onnx_ops.table import must, operator
 
 
+def along_axis(function: Callable[[Array, int], Array], x: Array, axis: int | None, opset: int) -> Array:
+    """function(x, axis), from opset 13 on; before it, of x with all axes from `axis` on as one."""
+    if opset >= 13:
+        return function(x, -1 if axis is None else axis)
+    axis = (1 if axis is None else axis) % x.ndim
+    flat = x.reshape((*x.shape[:axis], math.prod(x.shape[axis:])))
+    return function(flat, -1).reshape(tuple(x.shape))
+
+
 @operator("Softmax")
-def softmax(xp: ArrayLibrary, x: Array, *, axis: int = -1, opset: int) -> Array:
-    """Softmax along an axis, as defined from opset 13 on."""
-    must(opset >= 13, "its axis means another thing before opset 13; use onnx.version_converter")
-    return xp.softmax(x, axis)
+def softmax(xp: ArrayLibrary, x: Array, *, axis: int | None = None, opset: int) -> Array:
+    """Softmax along an axis."""
+    return along_axis(xp.softmax, x, axis, opset)
 
 
 @operator("LogSoftmax")
-def log_softmax(xp: ArrayLibrary, x: Array, *, axis: int = -1, opset: int) -> Array:
-    """The logarithm of softmax along an axis, as defined from opset 13 on."""
-    must(opset >= 13, "its axis means another thing before opset 13; use onnx.version_converter")
-    return xp.log_softmax(x, axis)
+def log_softmax(xp: ArrayLibrary, x: Array, *, axis: int | None = None, opset: int) -> Array:
+    """The logarithm of softmax along an axis."""
+    return along_axis(xp.log_softmax, x, axis, opset)
 
 
 @operator("BatchNormalization")

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from builders.onnx_ops.library import Array, ArrayLibrary
+from builders.onnx_ops.operators.normalization import along_axis
 from builders.onnx_ops.table import Numbers, must, operator
 
 # (library, array, axes to reduce, whether they stay with size 1) -> array.
@@ -131,9 +133,12 @@ def _accumulate(
 
 
 @operator("Hardmax")
-def hardmax(xp: ArrayLibrary, x: Array, *, axis: int = -1, opset: int) -> Array:
+def hardmax(xp: ArrayLibrary, x: Array, *, axis: int | None = None, opset: int) -> Array:
     """1 at the first greatest element along an axis, 0 elsewhere."""
-    must(opset >= 13, "its axis means another thing before opset 13; use onnx.version_converter")
+    return along_axis(partial(_hardmax, xp), x, axis, opset)
+
+
+def _hardmax(xp: ArrayLibrary, x: Array, axis: int) -> Array:
     axis %= x.ndim
     places = xp.arange(x.shape[axis]).reshape((-1, *[1] * (x.ndim - 1 - axis)))
     return xp.astype(places == xp.argmax(x, axis=axis, keepdims=True), x.dtype)

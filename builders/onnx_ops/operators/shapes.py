@@ -70,10 +70,11 @@ def squeeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: l
 
 
 @operator("Unsqueeze")
-def unsqueeze(xp: ArrayLibrary, x: Array, axes: Numbers) -> Array:
+def unsqueeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
     """x with new axes of size 1, at these places of the result."""
-    rank = x.ndim + len(axes)
-    for axis in sorted(axis % rank for axis in axes):
+    chosen = given if given is not None else axes or []
+    rank = x.ndim + len(chosen)
+    for axis in sorted(axis % rank for axis in chosen):
         x = xp.unsqueeze(x, axis)
     return x
 

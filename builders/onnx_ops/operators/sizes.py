@@ -64,6 +64,11 @@ def _round_sizes(function: Function, _xp: ArrayLibrary, x: Known) -> Known | Non
     return _of(_each(function, x), x.dtype) if x.symbolic else None
 
 
+def _axes(given: Known | None, axes: list[int] | None) -> Any:
+    """The axes of an input, or of the attribute that it was before opset 13; None: those of size 1."""
+    return tuple(given.each) if given is not None else axes and tuple(axes)
+
+
 ON_NUMBERS.update(
     Add=partial(_arithmetic, python.add),
     Sub=partial(_arithmetic, python.sub),
@@ -86,8 +91,8 @@ ON_NUMBERS.update(
     Where=lambda _xp, condition, a, b: _of(_each(lambda c, x, y: x if c else y, condition, a, b), a.dtype),
     Concat=lambda _xp, *xs, axis: _of(np.concatenate([x.numbers for x in xs], axis=axis), xs[0].dtype),
     Transpose=lambda _xp, x, perm=None: _of(np.transpose(x.numbers, perm), x.dtype),
-    Unsqueeze=lambda _xp, x, axes: _of(np.expand_dims(x.numbers, tuple(axes.each)), x.dtype),
-    Squeeze=lambda _xp, x, given=None, **_: _of(np.squeeze(x.numbers, given and tuple(given.each)), x.dtype),
+    Unsqueeze=lambda _xp, x, given=None, axes=None: _of(np.expand_dims(x.numbers, _axes(given, axes)), x.dtype),
+    Squeeze=lambda _xp, x, given=None, axes=None: _of(np.squeeze(x.numbers, _axes(given, axes)), x.dtype),
     Tile=lambda _xp, x, repeats: None if repeats.symbolic else _of(np.tile(x.numbers, tuple(repeats.each)), x.dtype),
 )
 
@@ -106,7 +111,10 @@ def cast(xp: ArrayLibrary, x: Known, *, to: int, **_: object) -> Known | None:  
 
 
 def _whole(number: Any) -> Any:
-    return math.trunc(number) if hasattr(number, "__trunc__") else number  # JAX's sizes are whole, and have none
+    """A number cut towards zero. Sizes are whole: torch would take trunc(size) for another number than the size."""
+    if hasattr(number, "__index__") or not hasattr(number, "__trunc__"):
+        return int(number) if isinstance(number, bool) else number
+    return math.trunc(number)
 
 
 def _fraction(number: Any) -> Any:

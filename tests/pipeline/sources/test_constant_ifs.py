@@ -107,3 +107,35 @@ def test_a_branch_that_gives_what_it_captures_or_a_constant_is_copied() -> None:
     del model.graph.node[1]
     found = canonical(model)
     assert count_ifs(found) == 0 and [item.name for item in found.graph.output] == ["m"]
+
+
+PADS = """
+    <ir_version: 8, opset_import: ["": 17]>
+    g (float[n, 3] x) => (float[n, 3] y)
+    <int64[2] last = {0, 1}, int64[1] axis = {0}, int64 two = {2}, int64[2] rows = {-1, 2}, int64[1] flat = {-1},
+     int64[1] back = {-1}, int64[1] least = {-9223372036854775807}, int64[1] ends = {-1}, int64[1] width = {7},
+     int64 one = {1}> {
+        s = Shape (x)  rank = Size (s)  twice = Mul (rank, two)  more = Sub (twice, two)
+        count = Unsqueeze (more, axis)  zeros = ConstantOfShape <value = int64[1] {0}> (count)
+        pads = Concat <axis = 0> (last, zeros)  pairs = Reshape (pads, rows)
+        turned = Slice (pairs, back, least, axis, ends)  columns = Transpose (turned)  given = Reshape (columns, flat)
+        wide = Pad (x, given)  ws = Shape (wide)  w = Gather (ws, one)  wanted = Squeeze (width)  c = Equal (w, wanted)
+        m = If (c) <then_branch = a () => (float[n, 3] a_y) { a_y = Relu (x) },
+                    else_branch = b () => (float[n, 3] b_y) { b_y = Neg (x) }>
+        y = Abs (m)
+    }
+"""
+
+
+@pytest.mark.parametrize(("width", "kept"), [("4", "Relu"), ("7", "Neg")])
+def test_pads_that_are_computed_of_a_rank_tell_the_size_behind_them(tmp_path, width: str, kept: str) -> None:  # type: ignore[no-untyped-def]
+    """As PyTorch's exporter writes a pad: of 2 axes [[0, 1], [0, 0]], its rows turned and read by columns."""
+    model = onnx.parser.parse_model(PADS.replace("width = {7}", f"width = {{{width}}}"))
+    found = canonical(model)
+    assert count_ifs(found) == 0 and [node.op_type for node in found.graph.node] == [kept, "Abs"]
+    x = {"x": np.arange(-3, 3, dtype="f").reshape(2, 3)}
+    results = []
+    for name, each in (("as it came", model), ("canonical", found)):
+        onnx.save(each, path := tmp_path / f"{name}.onnx")
+        results.append(OrtSession(path, optimized=False).run(x)["y"])
+    np.testing.assert_array_equal(*results)
