@@ -8,29 +8,27 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from enginery.arrays import Array
+from validation.metrics.chunk_sums import PIECE, ChunkSums, Part
 from validation.metrics.pairs import Block, blocks_of, pairs_of
 from validation.metrics.slices import FeatureSums, SliceSums
 
-# Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; that does not pay.
-PIECE = 1 << 13
-# Elements: float64 copies of a chunk stay in the cache, and threads seldom wait for the interpreter's lock.
-CHUNK = 6 * PIECE
+# Elements: a chunk of both arrays and its float64 copies take 0.6 MB, which a core's own cache holds.
+CHUNK = 3 * PIECE
 # Elements that one thread takes at a time.
-SPAN = 64 * CHUNK
+SPAN = 128 * CHUNK
 # Features that are summed up together where a sample is larger than a chunk: their sums stay in the cache too.
-BLOCK = CHUNK // 3
+BLOCK = PIECE // 2
 MOST_THREADS = 4
 # Elements of a thread, at least: with fewer it takes as long to start one as to sum them up.
 LEAST = SPAN // 8
 # Powers of two between which a float64 can be squared and added up without overflow or underflow.
 _SQUARABLE = 450
 
-Part = dict[str, Any]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -66,8 +64,7 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
 
     def measure(start: int) -> Part:
         tally = ChunkSums(exponent)
-        for at in range(start, min(start + SPAN, len(e)), CHUNK):
-            tally.take(e[at : min(at + CHUNK, start + SPAN)], a[at : min(at + CHUNK, start + SPAN)])
+        tally.take_span(e[start : start + SPAN], a[start : start + SPAN], CHUNK)
         return tally.part(lambda place: _unravel(start + place, shape))
 
     yield from _in_threads(measure, range(0, len(e), SPAN), threads, len(e))
@@ -88,10 +85,13 @@ def sampled_parts(
         block, start = task
         shift = _first(np.asarray(e[0][block]), exponent)
         features = FeatureSums(shift.reshape(-1), len(e))
-        tally, step = ChunkSums(exponent, features, shift.size), max(1, CHUNK // max(shift.size, 1))
+        tally = ChunkSums(exponent, features, shift.size)
+        step = max(
+            1, 2 * CHUNK // max(shift.size, 1)
+        )  # more calls a chunk than without features, which larger ones pay
         for at in range(start, min(start + rows, len(e)), step):
             index = (slice(at, min(at + step, start + rows)), *block)
-            tally.take(e[index].reshape(-1), a[index].reshape(-1))
+            tally.take(e[index], a[index])
         part = tally.part(lambda place: _place(place, start, block, shift.shape, into.batched))
         return block, part, features, np.concatenate(tally.energies)
 
@@ -137,94 +137,6 @@ def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elemen
         return
     with ThreadPoolExecutor(workers) as pool:
         yield from pool.map(work, tasks)
-
-
-class ChunkSums:
-    """Running sums over chunks, in units of 2^exponent; two buffers hold a chunk in float64.
-
-    features: takes the chunks too, in whole rows of `width` elements, whose squared errors are `energies`.
-    """
-
-    def __init__(self, exponent: int, features: FeatureSums | None = None, width: int = 1) -> None:
-        self._exponent, self._features, self._width = exponent, features, width
-        self.energies: list[Array] = []
-        self._buffers = np.empty((2, 0))
-        self.taken = self.count = self.nonfinite = self.infinite = 0
-        self.max_abs, self.peak, self.worst = -1.0, 0.0, None  # type: float, float, int | None
-        self.mismatches: int | None = None
-        self.sums = [0.0] * 4
-
-    def take(self, e: Array, a: Array) -> None:
-        """Add a flat chunk of both arrays."""
-        if e.dtype.kind in "biu":
-            self.mismatches = (self.mismatches or 0) + int(np.count_nonzero(e != a))
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            if not self._add(e, a):
-                self._add_masked(e, a)
-        self.taken += len(e)
-
-    def _add(self, e: Array, a: Array) -> bool:
-        """Add a chunk of finite elements; False, and nothing is added, when it holds NaN or infinities."""
-        if len(e) > self._buffers.shape[1]:
-            self._buffers = np.empty((2, len(e)))
-        wide, error = self._buffers[:, : len(e)]
-        wide[...], error[...] = e, a
-        if self._exponent:
-            np.ldexp(wide, -self._exponent, out=wide)
-            np.ldexp(error, -self._exponent, out=error)
-        np.subtract(error, wide, out=error)
-        expected_sq, cross, error_sq = _dot(wide, wide), _dot(wide, error), _dot(error, error)
-        actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
-        if not actual_sq > 1e-4 * expected_sq:  # too much cancels
-            narrow = np.ldexp(a.astype(np.float64), -self._exponent)
-            actual_sq, dot = _dot(narrow, narrow), _dot(wide, narrow)
-        if not math.isfinite(error_sq + expected_sq + actual_sq):
-            return False
-        if self._features is not None:
-            rows = error.reshape(-1, self._width)
-            self.energies.append(np.einsum("ij,ij->i", rows, rows))
-            self._features.add(wide, error)
-        np.absolute(error, out=error)
-        found = error_sq, expected_sq, actual_sq, dot
-        self.sums = [total + value for total, value in zip(self.sums, found, strict=True)]
-        self.peak = max(self.peak, float(np.maximum.reduce(e)), -float(np.minimum.reduce(e)))
-        self.count += len(e)
-        if (largest := float(np.maximum.reduce(error))) > self.max_abs:
-            self.max_abs = largest
-            if not self.nonfinite:
-                self.worst = self.taken + int(np.argmax(error))
-        return True
-
-    def _add_masked(self, e: Array, a: Array) -> None:
-        """Add any chunk: NaN and infinities are left out of the sums, and counted where they differ."""
-        finite = np.isfinite(e) & np.isfinite(a)
-        wrong = np.flatnonzero(~finite & (e != a))
-        if not self._add(np.where(finite, e, 0), np.where(finite, a, 0)):
-            self.sums = [math.inf] * 4  # finite, but their squares are not
-            self.energies.append(np.full(len(e) // self._width, math.inf))
-        masked = len(e) - int(finite.sum())
-        self.count -= masked
-        if len(wrong) and not self.nonfinite:
-            self.worst = self.taken + int(wrong[0])
-        self.nonfinite += len(wrong)
-        self.infinite += masked - len(wrong)
-
-    def part(self, place: Callable[[int], tuple[int, ...]]) -> Part:
-        """The sums. place: gives the index in the output of the element that was taken after so many others."""
-        names = ("error_sq", "expected_sq", "actual_sq", "dot")
-        with np.errstate(over="ignore"):
-            max_abs = float(np.ldexp(max(self.max_abs, 0.0), self._exponent))
-        counts = {name: getattr(self, name) for name in ("count", "nonfinite", "infinite", "peak", "mismatches")}
-        at = None if self.worst is None else place(self.worst)
-        sums = dict(zip(names, self.sums, strict=True))
-        return {**counts, **sums, "max_abs": max_abs, "exponent": self._exponent, "worst_index": at}
-
-
-def _dot(left: Array, right: Array) -> float:
-    if rest := len(left) % PIECE:
-        whole = len(left) - rest
-        return _dot(left[:whole], right[:whole]) + float(np.dot(left[whole:], right[whole:]))
-    return float(np.add.reduce(np.vecdot(left.reshape(-1, PIECE), right.reshape(-1, PIECE))))
 
 
 def _unravel(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:

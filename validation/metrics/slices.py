@@ -205,7 +205,7 @@ def fit_length(values: Array, size: int, filling: float) -> Array:
 
 class FeatureSums:
     """Running sums over the samples of a block, for each of its features: of d, d^2, (a - e)^2 and |e|, d = e - shift;
-    and the greatest -d and d.
+    and the greatest -e and e.
 
     shift: the first sample, flat.  rows: the number of all samples.
     """
@@ -215,32 +215,38 @@ class FeatureSums:
         fold = max(1, min(FOLD // max(shift.size, 1), rows))
         self._shift = np.tile(shift, fold) if fold > 1 else shift
         self._sums = np.zeros((4, len(self._shift)))
-        self._reach = np.zeros((2, len(self._shift)))  # that of the first sample
+        self._reach = np.stack([-self._shift, self._shift])
 
-    def add(self, wide: Array, error: Array) -> None:
-        """Take whole rows, flat and in float64; `wide` is overwritten."""
+    def add(self, wide: Array, error: Array, values: Array) -> tuple[float, float]:
+        """Take whole rows, flat and in float64, which are overwritten. Returns the least and the greatest of them.
+
+        values: those of `wide`, flat, of any type.
+        """
         whole = len(wide) // len(self._shift) * len(self._shift)
-        for part in (slice(0, whole), slice(whole, len(wide))):
-            if part.start < part.stop:
-                self._add(wide[part], error[part])
+        parts = [slice(0, whole), slice(whole, len(wide))]
+        ends = [self._add(wide[part], error[part], values[part]) for part in parts if part.start < part.stop]
+        return min(low for low, _ in ends), max(high for _, high in ends)
 
-    def _add(self, wide: Array, error: Array) -> None:
+    def _add(self, wide: Array, error: Array, values: Array) -> tuple[float, float]:
         length = min(len(wide), len(self._shift))
-        d, off, total = wide.reshape(-1, length), error.reshape(-1, length), self._sums[:, :length]
+        d, off, rows = (flat.reshape(-1, length) for flat in (wide, error, values))
+        total, (below, above) = self._sums[:, :length], self._reach[:, :length]
         total[2] += np.einsum("ij,ij->j", off, off)
-        total[3] += np.add.reduce(np.abs(d), axis=0)
+        np.absolute(d, out=off)
+        total[3] += np.add.reduce(off, axis=0)
+        low, high = np.minimum.reduce(rows, axis=0), np.maximum.reduce(rows, axis=0)
         if self._rows > 1:
+            np.maximum(below, -low, out=below)
+            np.maximum(above, high, out=above)
             np.subtract(d, self._shift[:length], out=d)
             total[0] += np.add.reduce(d, axis=0)
             total[1] += np.einsum("ij,ij->j", d, d)
-            below, above = self._reach[:, :length]
-            np.maximum(below, -np.minimum.reduce(d, axis=0), out=below)
-            np.maximum(above, np.maximum.reduce(d, axis=0), out=above)
+        return float(low.min()), float(high.max())
 
     def merge(self, other: "FeatureSums") -> None:
         """Add the sums of another with the same shift."""
         self._sums = self._fold_sums() + other._fold_sums()
-        self._reach = np.maximum(self._folded_reach(), other._folded_reach())
+        self._reach = np.maximum(self.reach(), other.reach())
         self._shift = self._shift[: self._width]
 
     def _fold_sums(self) -> Array:
@@ -249,13 +255,9 @@ class FeatureSums:
             found = found.reshape(4, -1, self._width).sum(axis=1)
         return np.asarray(found)
 
-    def _folded_reach(self) -> Array:
-        return np.asarray(self._reach.reshape(2, -1, self._width).max(axis=1))
-
     def reach(self) -> Array:
         """Per feature the greatest -e and the greatest e, as an array of (2, features)."""
-        shift = self._shift[: self._width]
-        return np.asarray(self._folded_reach() + np.stack([-shift, shift]))
+        return np.asarray(self._reach.reshape(2, -1, self._width).max(axis=1))
 
     def finish(self) -> tuple[Array, Array]:
         """Per feature the mean, and the sums of e^2, (e - m)^2, (a - e)^2 and |e| as an array of (4, features)."""

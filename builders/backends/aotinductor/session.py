@@ -5,7 +5,9 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
+from builders.onnx_ops.torch_arrays import to_array, to_tensor
 from enginery.arrays import InputCheck
 from enginery.core.errors import DataError, EngineryError
 from enginery.core.types import Engine, Session, Tensors, TensorSpec, Untyped
@@ -15,8 +17,6 @@ class PackageSession(Session):
     """A package opened on the CPU, or on the first GPU. Raises EngineryError when it cannot be loaded."""
 
     def __init__(self, engine: Engine, model_name: str, faults: str) -> None:
-        import torch
-
         self.inputs: Sequence[TensorSpec] = engine.request.inputs
         self.outputs: Sequence[TensorSpec] = engine.request.outputs
         self._name = engine.path.name
@@ -31,14 +31,11 @@ class PackageSession(Session):
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that the engine was not built for, EngineryError when it fails."""
-        from builders.onnx_ops.torch_arrays import to_array
-
         if self._model is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
         self._accepts(inputs)
-        given = [_share_as_tensor(inputs[spec.name]).to(self._device) for spec in self.inputs]
         try:
-            results = self._model.boxed_run(list(given))
+            results = self._model.boxed_run(self._place(inputs))
         except RuntimeError as error:
             raise EngineryError(f"{self._name} failed while running: {error}") from error
         fine: list[bool] = results.pop().tolist() if self._faults else []
@@ -50,12 +47,15 @@ class PackageSession(Session):
         shared = {name for name, array in made.items() if any(np.may_share_memory(array, x) for x in inputs.values())}
         return {name: array.copy() if name in shared else array for name, array in made.items()}
 
+    def _place(self, inputs: Tensors) -> list[torch.Tensor]:
+        """The inputs as tensors on the device, in the package's order."""
+        tensors = [_share_as_tensor(inputs[spec.name]) for spec in self.inputs]
+        return tensors if self._device.type == "cpu" else [tensor.to(self._device) for tensor in tensors]
+
     def prepare_call(self, inputs: Tensors) -> Callable[[], object]:
         """The package's own call on tensors of its device."""
-        import torch
-
         self.run(inputs)
-        given = [_share_as_tensor(inputs[spec.name]).to(self._device) for spec in self.inputs]
+        given = self._place(inputs)
 
         def call() -> object:
             found = self._model.boxed_run(list(given))
@@ -70,14 +70,12 @@ class PackageSession(Session):
         self._model = None
 
 
-def _share_as_tensor(array: np.ndarray) -> Untyped:
+def _share_as_tensor(array: np.ndarray) -> torch.Tensor:
     """The array as a tensor, without a copy where torch can read it as it lies."""
-    import torch
-
-    from builders.onnx_ops.torch_arrays import to_tensor
-
-    if array.dtype.kind in "biuf" and array.flags.c_contiguous:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that an array which must not be written could be: it is only read
-            return torch.from_numpy(array)
-    return to_tensor(array)
+    if array.dtype.kind not in "biuf" or not array.flags.c_contiguous:
+        return to_tensor(array)
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():  # takes longer than all else here
+        warnings.simplefilter("ignore")  # that an array which must not be written could be: it is only read
+        return torch.from_numpy(array)

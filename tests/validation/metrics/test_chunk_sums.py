@@ -1,0 +1,33 @@
+"""Sums over chunks: the same whether chunks are summed up together or one by one, whatever they hold."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from validation.metrics.chunk_sums import ChunkSums
+
+ODD = st.sampled_from([math.nan, math.inf, -math.inf, 3e38, 1e-45, 0.0])
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(0, 99),
+    st.sampled_from([0.0, 1e-3, -0.9999999, -1.0]),
+    st.dictionaries(st.integers(), ODD),
+)
+def test_chunks_that_are_summed_up_together_give_what_they_give_one_by_one(size, seed, noise, odd):
+    expected, errors = np.random.default_rng(seed).normal(size=(2, size)).astype(np.float32)
+    actual = expected + np.float32(noise) * (expected if noise < 0 else errors)
+    for place, value in odd.items():
+        (actual if place % 2 else expected)[place % size] = value
+    together, apart = ChunkSums(0), ChunkSums(0)
+    together.take_span(expected, actual, 16)
+    for at in range(0, size, 16):
+        apart.take(expected[at : at + 16], actual[at : at + 16])
+    for name in ("taken", "count", "max_abs", "peak", "nonfinite", "infinite", "worst"):
+        assert getattr(together, name) == getattr(apart, name), name
+    assert together.sums == pytest.approx(apart.sums, rel=1e-9, abs=1e-12 * apart.sums[1])
+    assert together.sums[2] == pytest.approx(apart.sums[2], rel=1e-6, abs=0)  # where most of it cancels
