@@ -8,7 +8,7 @@ and rows by halves. Memory is that of one inference and these.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -166,10 +166,14 @@ class StatisticsWork:
 
 
 def gather(
-    model: ModelProto, groups: Sequence[SmoothingGroup], runs: Iterable[tuple[int, Tensors]]
+    model: ModelProto,
+    groups: Sequence[SmoothingGroup],
+    runs: Iterable[tuple[int, Tensors]],
+    check: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Statistics], dict[str, StatisticsWork]]:
     """Statistics by activation, for the groups that mix, and work by node. runs: (samples in it, inputs).
 
+    check: called before each run; what it raises ends this.
     Raises ModelError where there are no runs, or the model does not run on them.
     """
     mixing = [group.activation for group in groups if group.mixes]
@@ -184,9 +188,11 @@ def gather(
         measured.graph.node.append(helper.make_node("Shape", [tensor], [name], name=name))
         measured.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))
     runner = SessionRunner(measured)
+    del measured
     found: dict[str, Statistics] = {name: Statistics() for name in mixing}
     sizes, samples = dict.fromkeys(shapes, 0.0), 0
     for count, inputs in runs:
+        check("gathering statistics")
         values = runner.run(inputs)
         for name in mixing:
             found[name].add(values[name])

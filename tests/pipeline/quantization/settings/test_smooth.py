@@ -22,7 +22,8 @@ def smoothed(model, activation="n"):
     graph = prepare_model(model)
     group = next(group for group in find_groups(graph, find_sites(graph)[0]) if group.activation == activation)
     weights = matrices(graph, [group])
-    factors = factors_of(np.linspace(1, 50, 32, dtype=np.float32), list(weights.values()), 0.7)
+    reach = np.max([np.abs(weight).max(axis=1) for weight in weights.values()], axis=0)
+    factors = factors_of(np.linspace(1, 50, 32, dtype=np.float32), reach, 0.7)
     scaled = {node: weight * factors[:, None] for node, weight in weights.items()}
     plan = SmoothingPlan(group, 0.7, 1.0, factors, scaled, -3.0, 3.0)
     return graph, group, apply_plans(graph, [plan], all_ranges(model, noise(16)))
