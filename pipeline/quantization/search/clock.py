@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from enginery.core.errors import EngineryError
 
@@ -22,6 +22,11 @@ class SearchClock:
     def start(cls, most_s: float) -> "SearchClock":
         """From now on."""
         return cls(most_s, time.monotonic() + most_s)
+
+    def part(self, parts: int) -> "SearchClock":
+        """A clock for one of so many parts of what is left, that all may take as much."""
+        now = time.monotonic()
+        return replace(self, end=now + (self.end - now) / parts)
 
     def check(self, during: str, done: int | None = None) -> None:
         """Raises OutOfTimeError when the time is over. during: what comes next.  done: how many of these there were."""

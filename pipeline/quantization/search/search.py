@@ -78,7 +78,11 @@ def choose_each(
         trials = open_trials(side, targets, smoothing)
     except OutOfTimeError as ended:
         return [leave_all(side, target, str(ended)) for target in targets]
-    return [_choose(trial, target, floor) for trial, target in zip(trials, targets, strict=True)]
+    found = []
+    for index, (trial, target) in enumerate(zip(trials, targets, strict=True)):
+        trial.side = replace(side, clock=clock.part(len(trials) - index))
+        found.append(_choose(trial, target, floor))
+    return found
 
 
 def _choose(trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None) -> MixedPrecisionChoice:

@@ -90,12 +90,8 @@ def open_trials(
 ) -> "list[SearchTrial]":
     """A trial for each target, with settings fitted and damages measured."""
     kinds = [_find_kind(side, target) for target in targets]
-    every = {group.activation: group for kind in kinds for group in kind.groups}
-    # Of groups that differ between kinds, the one with more nodes: what is gathered of it serves both.
-    for group in (group for kind in kinds for group in kind.groups):
-        if len(group.nodes) > len(every[group.activation].nodes):
-            every[group.activation] = group
-    statistics, work = gather(side.model, [*every.values()], side.fitted, side.clock.check)
+    groups = [group for kind in kinds for group in kind.groups]
+    statistics, work = gather(side.model, groups, side.fitted, side.clock.check)
     plans = _fit_mixing(side, kinds, statistics, STRENGTHS if smoothing == "auto" else (None,))
     statistics.clear()
     convolved = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)

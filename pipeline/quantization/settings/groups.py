@@ -173,11 +173,12 @@ def gather(
 ) -> tuple[dict[str, Statistics], dict[str, StatisticsWork]]:
     """Statistics by activation, for the groups that mix, and work by node. runs: (samples in it, inputs).
 
+    groups: those of several kinds of int8 may name a node more than once.
     check: called before each run; what it raises ends this.
     Raises ModelError where there are no runs, or the model does not run on them.
     """
-    mixing = [group.activation for group in groups if group.mixes]
-    sites = [site for group in groups for site in group.sites]
+    mixing = [*dict.fromkeys(group.activation for group in groups if group.mixes)]
+    sites = [*{site.node: site for group in groups for site in group.sites}.values()]
     if not sites:
         return {}, {}
     made = {node.name: node.output[0] for node in model.graph.node}
