@@ -115,8 +115,10 @@ MOST_BYTES = 128 << 20
 # Patches drawn for each value in one, and at least. On ResNet-50, `docs/concepts/choice.md` has what they give.
 PATCHES_PER_VALUE = 3
 LEAST_PATCHES = 8192
-# Values of patches that are held before they are multiplied; and drawn at once.
-HELD_VALUES = 1 << 21
+# Patches that are held before they are multiplied: one product of many is cheaper than many of few.
+HELD_PATCHES = 512
+# Values of patches that are drawn at once.
+DRAWN_VALUES = 1 << 21
 
 
 @dataclass
@@ -125,7 +127,7 @@ class Moments:
 
     origin: a point near the mean.  first, second: sums of the patches less `origin`, and of their outer products.
     lost: for each way to hold the activation, the sum of what that adds to a patch.  held: patches whose products are
-    not in `second` yet; one product of many is cheaper than many of few.
+    not in `second` yet.
     """
 
     count: int = 0
@@ -151,7 +153,7 @@ class Moments:
             self.lost[grid] = self.lost.get(grid, 0) + (rounded - rows).sum(axis=0, dtype=np.float64)
         self.count += len(rows)
         self.held.append(centred)
-        if sum(part.size for part in self.held) >= HELD_VALUES:
+        if sum(map(len, self.held)) >= HELD_PATCHES:
             self._multiply()
 
     def _multiply(self) -> None:
@@ -170,18 +172,24 @@ class Moments:
     def covariance(self) -> Floats:
         """Covariance of the values of a patch, [groups, values, values]."""
         self._multiply()
-        offset = (self.first / self.count).astype(np.float32)
-        return self.second / np.float32(self.count) - offset[:, :, None] * offset[:, None, :]
+        return _add_products(self.second / np.float32(self.count), (self.first / self.count).astype(np.float32), -1)
 
     @property
     def about_zero(self) -> Floats:
         """Mean of x x', [groups, values, values]."""
-        mean = self.mean.astype(np.float32)
-        return self.covariance + mean[:, :, None] * mean[:, None, :]
+        return _add_products(self.covariance, self.mean.astype(np.float32), 1)
 
     def mean_lost(self, grid: ActivationRange) -> NDArray[np.float64]:
         """What quantizing the activation adds to a patch on average, [groups, values]."""
         return self.lost[grid] / self.count
+
+
+def _add_products(matrices: Floats, vectors: Floats, sign: int) -> Floats:
+    """In place, row by row: each [values, values] matrix with the products of a vector [values] with itself added."""
+    for matrix, vector in zip(matrices, vectors, strict=True):
+        for row, value in zip(matrix, sign * vector, strict=True):
+            row += value * vector
+    return matrices
 
 
 @dataclass(frozen=True)
@@ -254,6 +262,6 @@ def _draw(values: Floats, layer: Layer, quota: int, seed: int) -> Iterator[Float
         places = np.arange(total)
     else:
         places = np.sort(np.random.default_rng(seed).choice(total, quota, replace=False))
-    at_once = max(1, HELD_VALUES // (layer.window.groups * layer.values))
+    at_once = max(1, DRAWN_VALUES // (layer.window.groups * layer.values))
     for start in range(0, len(places), at_once):
         yield patches(values, layer.window, places[start : start + at_once])
