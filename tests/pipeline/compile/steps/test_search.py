@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ class Searching:
         self.result = SearchResult(blob, blob, blob, blob, {}, 1.0, "found", ended)
         self.asked: list[tuple[Searched, ...]] = []
 
-    def run(self, job: Job, watch: Watch = ignore_event) -> SearchResults:
+    def run(self, job: Job[Any], watch: Watch = ignore_event) -> Any:
         assert isinstance(job.request, SearchQuantization) and job.request.most_s < job.limits.timeout_s
         self.asked.append(tuple(item.kind for item in job.request.kinds))
         return SearchResults((self.result,) * len(job.request.kinds))
