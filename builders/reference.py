@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import onnx
 from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]
@@ -85,14 +86,15 @@ def open_interpreter(
     model: Path | bytes,
     what: str,
     *,
-    optimized: bool = False,
+    optimized: bool | Literal["constants"] = False,
     threads: int = 0,
     entries: Mapping[str, str] = MappingProxyType({}),
     save: str = "",
 ) -> Untyped:
     """ONNX Runtime's own `InferenceSession` of a model, whose runs check nothing before.
 
-    what: what errors call the model.  optimized: whether it may fuse nodes and lay tensors out for this CPU.
+    what: what errors call the model.  optimized: whether it may fuse nodes and lay tensors out for this CPU;
+    'constants': whether what depends on constants alone is computed once.
     entries: of its configuration.  save: file that the graph is written to as it will be run; '' for none.
     Raises ModelError when the model does not load.
     """
@@ -102,7 +104,8 @@ def open_interpreter(
     options.log_severity_level = 4  # what it logs as an error it also raises
     options.intra_op_num_threads = threads
     level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
+    levels = {False: level.ORT_DISABLE_ALL, "constants": level.ORT_ENABLE_BASIC, True: level.ORT_ENABLE_ALL}
+    options.graph_optimization_level = levels[optimized]
     options.optimized_model_filepath = save
     for key, value in entries.items():
         options.add_session_config_entry(key, value)

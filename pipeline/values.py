@@ -88,6 +88,7 @@ class SearchResult:
     the choice with its reasons, and the statistics of smoothed activations.
 
     left: nodes left in float, with the reason.  share: of the weighted multiplications, in int8.  summary: for people.
+    ended: how far it got when its time was over; '' where it was done.
     """
 
     model: str
@@ -97,6 +98,7 @@ class SearchResult:
     left: Mapping[str, str]
     share: float
     summary: str
+    ended: str = ""
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def prepare_plainly(spec: ModelSpec, selection: Selection, context: RunContext, 
     ranges = calibrate(spec, exported, context, run)
     variants = buildable_variants(spec, selection, exported)
     kinds = find_searched_kinds(variants, spec, exported)
-    choices = dict(zip(kinds, run.map(choose, kinds, spec, exported, ranges, context), strict=True))
+    choices = run.call(choose, kinds, spec, exported, ranges, context) if kinds else {}
     graphs = run.map(quantize, variants, spec, exported, ranges, choices, context)
     plan = run.call(plan_builds, spec, exported, graphs, selection, context)
     return Prepared(exported, ranges, tuple(graphs), plan, find_missed(plan, spec, exported))
@@ -112,8 +112,8 @@ def search_int8(
     """The same with searched graphs in the place of those that missed their limits, and planned anew."""
     if not plain.missed:
         return plain
-    found = run.map(search_missed, plain.missed, spec, plain.exported, plain.ranges, context)
-    searched = {graph.variant: graph for graphs in found for graph in graphs}
+    found = run.call(search_missed, plain.missed, spec, plain.exported, plain.ranges, context)
+    searched = {graph.variant: graph for graph in found}
     graphs = tuple(searched.get(graph.variant, graph) for graph in plain.graphs)
     late = run.call(plan_builds, spec, plain.exported, [*searched.values()], selection, context)
     by_name = {unit.name: unit for unit in late.units}

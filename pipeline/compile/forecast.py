@@ -64,8 +64,8 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     ranges, choices = None, dict[Searched, SearchResult]()
     try:
         ranges = calibrate(spec, exported, context, InProcess())
-        for kind in find_searched_kinds(variants, spec, exported):
-            choices[kind] = choose(kind, spec, exported, ranges, context)
+        if kinds := find_searched_kinds(variants, spec, exported):
+            choices = choose(kinds, spec, exported, ranges, context)
     except NotOnRecord as step:
         missing.append(str(step))
         variants = [variant for variant in variants if variant.precision == "fp32"]
@@ -96,7 +96,7 @@ def _search_on_record(
     searched, waiting = list[Graph](), list[MissedGraphs]()
     for missed in find_missed(plan_builds(spec, exported, known.graphs, selection, context), spec, exported):
         try:
-            searched += search_missed(missed, spec, exported, ranges, context)
+            searched += search_missed([missed], spec, exported, ranges, context)
         except NotOnRecord:
             waiting.append(missed)
     others = [graph for kind in waiting for graph in kind.graphs]

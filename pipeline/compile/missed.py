@@ -4,6 +4,7 @@ The search is asked for the very limits that the graph was judged by, on calibra
 golden set like any other. A search that fails leaves the graph failed, and every other unit alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from enginery.core.errors import EngineryError
@@ -63,31 +64,46 @@ def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[M
 
 
 def search_missed(
-    missed: MissedGraphs, spec: ModelSpec, exported: Exported, ranges: Observed | None, context: RunContext
+    missed: Sequence[MissedGraphs], spec: ModelSpec, exported: Exported, ranges: Observed | None, context: RunContext
 ) -> tuple[Graph, ...]:
-    """Graphs in the place of those that missed their limits, searched and judged anew; where the search fails, the
-    same ones. Each says why it was searched and what came of it.
+    """Graphs in the place of those that missed their limits, searched together and judged anew; where the search fails,
+    the same ones. Each says why it was searched and what came of it.
 
     Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
     """
-    context.progress.emit(Finished(f"plain {missed.name}", words=f"{missed.why}; it is searched what int8 takes"))
+    for item in missed:
+        context.progress.emit(Finished(f"plain {item.name}", words=f"{item.why}; it is searched what int8 takes"))
     try:
-        choice = search_for_limits(missed.kind, spec, exported, ranges, context)
-        choices = {missed.kind: choice}
-        found = (quantize(graph.variant, spec, exported, ranges, choices, context) for graph in missed.graphs)
-        return tuple(_describe_search(graph, missed.why, choice) for graph in found)
+        choices = search_for_limits([item.kind for item in missed], spec, exported, ranges, context)
+        pairs = [(item, graph) for item in missed for graph in item.graphs]
+        made = [(item, quantize(graph.variant, spec, exported, ranges, choices, context)) for item, graph in pairs]
+        beside = describe_deciding(spec)
+        return tuple(_describe_search(graph, item.why, choices[item.kind], beside) for item, graph in made)
     except EngineryError as error:
         if stops_run(error):
             raise
-        context.progress.emit(Finished(f"search {missed.name}", "failed", str(error)))
-        return tuple(replace(graph, searched=f"the search that followed failed: {error}") for graph in missed.graphs)
+        names = " and ".join(item.name for item in missed)
+        context.progress.emit(Finished(f"search {names}", "failed", str(error)))
+        told = f"the search that followed failed: {error}"
+        return tuple(replace(graph, searched=told) for item in missed for graph in item.graphs)
 
 
-def _describe_search(graph: Graph, why: str, choice: SearchResult) -> Graph:
-    """The graph with what came of the search that made it; idle where hardly anything is in int8."""
+def describe_deciding(spec: ModelSpec) -> str:
+    """What a search does about a task metric that decides: nothing, which is said; '' where none does."""
+    metrics = spec.golden.metrics if spec.golden else ()
+    deciding = [item.name for item in metrics if item.decides_for("int8")]
+    if not deciding:
+        return ""
+    return f"; its trials were held to decibels, not to {' and '.join(deciding)}, by which the graph is judged"
+
+
+def _describe_search(graph: Graph, why: str, choice: SearchResult, beside: str = "") -> Graph:
+    """The graph with what came of the search that made it; idle where hardly anything is in int8. beside: what else is
+    to be said of it."""
     share = f"{choice.share:.1%} of the weighted multiplications"
     left = f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"
-    searched = f"searched, because {why}: {share} in int8, {left}"
+    ended = f"; it {choice.ended}: timeouts.quantization_s gives it longer" if choice.ended else ""
+    searched = f"searched, because {why}: {share} in int8, {left}{ended}{beside}"
     idle = graph.idle
     if idle is None and choice.share < LEAST_SHARE:
         idle = f"{share} can be in int8, and less than {LEAST_SHARE:.0%} saves next to nothing"

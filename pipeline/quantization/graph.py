@@ -151,6 +151,19 @@ def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
     return {name: tuple(dim.dim_value for dim in shape.dim) for name, shape in known}
 
 
+def shapes_for(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """`static_shapes` where the inputs have these shapes; what the model says of sizes itself is left aside."""
+    light = _without_weights(model)
+    del light.graph.value_info[:]
+    for value in light.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    for value in light.graph.input:
+        if value.name in inputs:
+            kind = value.type.tensor_type.elem_type
+            value.CopyFrom(helper.make_tensor_value_info(value.name, kind, inputs[value.name]))
+    return static_shapes(light)
+
+
 def _infer_values(model: ModelProto) -> list[onnx.ValueInfoProto]:
     """The tensors of the main graph, with types and shapes as far as they can be inferred."""
     inferred = onnx.shape_inference.infer_shapes(_without_weights(model)).graph

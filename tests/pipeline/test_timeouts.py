@@ -60,7 +60,7 @@ STEPS = {
     "export": lambda spec, context: exports.export(spec, context),
     "calibration": lambda spec, context: calibration.observe((0, 1), spec, EXPORTED, context),
     "merge": lambda spec, context: calibration.merge([RANGES, RANGES], spec, context),
-    "choose": lambda spec, context: search.choose(Searched("int8"), spec, EXPORTED, RANGES, context),
+    "choose": lambda spec, context: search.choose([Searched("int8")], spec, EXPORTED, RANGES, context),
     "quantization": lambda spec, context: graphs.quantize(INT8, spec, EXPORTED, RANGES, {}, context),
     "build": lambda spec, context: engines.build(an_engine().unit, spec, context),
     "proof": lambda spec, context: proofs.validate(an_engine(), spec, EXPORTED, context),

@@ -78,7 +78,7 @@ def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple
     whole = Searched("int8" if activation == "int8" else "uint8")
     kind = next((kind for kind in found if kind and kind.activation == activation), whole)
     exported = export(spec, context)
-    chosen = choose(kind, spec, exported, calibrate(spec, exported, context, InProcess()), context)
+    chosen = choose([kind], spec, exported, calibrate(spec, exported, context, InProcess()), context)[kind]
     return decode(json.loads(context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
 
 

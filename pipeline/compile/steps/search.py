@@ -1,19 +1,20 @@
 """The step that searches which nodes to quantize to int8, and how, on the calibration samples."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
 from builders.backends.shape_profiles import profiles
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
-from enginery.core.codec import encode
+from enginery.core.codec import encode, encode_fields
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
-from enginery.core.types import BuildRequest, QuantizationScheme
-from enginery.registry.store.base import open_store
+from enginery.core.types import BuildRequest, QuantizationScheme, Tensors
+from enginery.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_graph, text_of
@@ -27,14 +28,21 @@ from pipeline.compile.steps.calibration import (
     samples_key,
 )
 from pipeline.compile.steps.keys import code_key, limits_of, step_limits
+from pipeline.progress.events import Finished
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.search.quality import GraphLimits, SearchFloor
-from pipeline.values import Exported, GraphVariant, Observed, Searched, SearchResult
+from pipeline.values import Exported, GraphVariant, Json, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
     from enginery.arrays import Array
+    from pipeline.quantization.ranges import Ranges
+    from pipeline.quantization.search.choice import MixedPrecisionChoice
+    from pipeline.quantization.search.latency import EngineTiming
     from pipeline.spec.model import ModelSpec
     from validation.data.samples import Samples
+
+# Of a step's time, what a search takes before it ends by itself: the rest is for what it writes.
+OWN_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -58,66 +66,103 @@ class LatencyProbe:
 
 
 @dataclass(frozen=True)
-class SearchQuantization:
-    """Search what to quantize and how, for one kind of int8. model, observations: digests.
+class SearchedKind:
+    """A kind of int8 to search. probe: None where nothing is timed."""
 
-    probe: None where nothing is timed.  answer: the output that is judged by labels.
+    kind: Searched
+    probe: LatencyProbe | None = None
+
+
+@dataclass(frozen=True)
+class SearchResults:
+    """What a search chose, for each kind in the order of the request."""
+
+    found: tuple[SearchResult, ...]
+
+
+@dataclass(frozen=True)
+class SearchQuantization:
+    """Search what to quantize and how, for some kinds of int8, which share what does not depend on the kind. What comes
+    out for one kind is the same whichever others are searched beside it.
+
+    model, observations: digests.  answer: the output that is judged by labels.  most_s: after so many seconds each kind
+    gets what is known of it.
     """
 
     model: str
-    kind: Searched
+    kinds: tuple[SearchedKind, ...]
     observations: str
     calibration: CalibrationMethod
     search: SearchTerms
-    probe: LatencyProbe | None
     answer: str | None
     samples: CalibrationSamples
+    most_s: float
 
-    def run(self, context: WorkerContext) -> SearchResult:
+    def run(self, context: WorkerContext) -> SearchResults:
         """What was chosen. Raises DataError for labels that are no classes, InputError for rules that match no node."""
+        # For numpy, which is imported below: groups are fitted side by side, and threads of a product wait awake.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         import onnx
 
         from pipeline.quantization.insertion_points import prepare_model
         from pipeline.quantization.schemes.overrides import resolve
-        from pipeline.quantization.search.latency import EngineTiming
-        from pipeline.quantization.search.search import choose as search_nodes
+        from pipeline.quantization.search.clock import SearchClock
+        from pipeline.quantization.search.search import choose_each
+        from pipeline.quantization.search.trial import SearchTarget
         from pipeline.quantization.settings.runs import RunLabels, group_runs
-        from pipeline.quantization.statistics.observations import Observations
-        from pipeline.sources.onnx_model import save_onnx
         from validation.data.samples import Samples
 
-        place, workdir, search = open_store(context.store), context.workdir, self.search
-        model = onnx.load(fetch_graph(place, self.model, workdir / "model.onnx"))
-        activation = self.kind.activation
-        scheme = QuantizationScheme(activation, activation == "uint8", "fp32", self.kind.weight_levels)
-        measured = chosen_ranges(place, GraphVariant("int8", scheme), self.observations, self.calibration)
-        if measured is None:
-            raise IntegrityError("int8 was to be searched without observations; calibrate first")
+        clock, place, search = SearchClock.start(self.most_s), open_store(context.store), self.search
+        model = onnx.load(fetch_graph(place, self.model, context.workdir / "model.onnx"))
         overrides = resolve(prepare_model(model), search.overrides) if search.overrides else {}
-        shapes = self.samples.shapes.inputs, self.samples.shapes.dims
+        shapes, labels = (self.samples.shapes.inputs, self.samples.shapes.dims), None
         with open_samples(self.samples) as source, ExitStack() as opened:
-            labels = timer = None
             if self.answer and isinstance(source, Samples):
                 labels = RunLabels(self.answer, _read_labels(source, self.samples))
-            if self.probe and self.probe.request:
-                request, first = self.probe.request, next(group_runs(source.runs(), *shapes))[1]
-                backend = discovery.configure(request.backend, dict(request.options))
-                timer = opened.enter_context(EngineTiming(backend, request, first, workdir))
+            targets = []
+            for item in self.kinds:
+                ranges, timer = self._find_ranges(item, place), None
+                if item.probe and item.probe.request:
+                    first = next(group_runs(source.runs(), *shapes))[1]
+                    timer = opened.enter_context(_make_timer(item.probe.request, first, context.workdir))
+                targets.append(SearchTarget(ranges, _scheme_of(item.kind), timer))
             runs = group_runs(source.runs(), *shapes)
-            found = search_nodes(
-                model, measured, scheme, runs, search.floor, search.smoothing, overrides, timer, labels
-            )
+            found = choose_each(model, targets, runs, search.floor, search.smoothing, overrides, labels, clock)
+        pairs = zip(self.kinds, found, strict=True)
+        return SearchResults(tuple(self._store(item, choice, place, context.workdir) for item, choice in pairs))
+
+    def _find_ranges(self, item: SearchedKind, place: Store) -> "Ranges":
+        variant = GraphVariant("int8", _scheme_of(item.kind))
+        if (found := chosen_ranges(place, variant, self.observations, self.calibration)) is None:
+            raise IntegrityError("int8 was to be searched without observations; calibrate first")
+        return found
+
+    def _store(self, item: SearchedKind, found: "MixedPrecisionChoice", place: Store, workdir: Path) -> SearchResult:
+        from pipeline.quantization.statistics.observations import Observations
+        from pipeline.sources.onnx_model import save_onnx
+
         save_onnx(found.model, workdir / "chosen.onnx")
-        cannot = self.probe.cannot if self.probe else ""
+        cannot = item.probe.cannot if item.probe else ""
         return SearchResult(
             place.put_file(workdir / "chosen.onnx"),
             place.put_bytes(text_of(found.ranges.to_json())),
-            place.put_bytes(text_of(encode(found.document(search.floor)))),
+            place.put_bytes(text_of(encode(found.document(self.search.floor)))),
             place.put_bytes(Observations(self.model, self.samples.digest, (), found.smoothed).to_bytes()),
             dict(found.left),
             found.point.share,
             "; ".join(filter(None, [found.summary, f"latency was not measured: {cannot}" if cannot else ""])),
+            found.ended,
         )
+
+
+def _scheme_of(kind: Searched) -> QuantizationScheme:
+    return QuantizationScheme(kind.activation, kind.activation == "uint8", "fp32", kind.weight_levels)
+
+
+def _make_timer(request: BuildRequest, inputs: Tensors, workdir: Path) -> "EngineTiming":
+    from pipeline.quantization.search.latency import EngineTiming
+
+    return EngineTiming(discovery.configure(request.backend, dict(request.options)), request, inputs, workdir)
 
 
 def _read_labels(source: "Samples", samples: CalibrationSamples) -> "Array":
@@ -156,22 +201,23 @@ def find_latency_probe(kind: Searched, spec: "ModelSpec", exported: Exported) ->
 
 
 def choose(
-    kind: Searched, spec: "ModelSpec", exported: Exported, ranges: Observed | None, context: RunContext
-) -> SearchResult:
-    """Search what to quantize and how, for one kind of int8, as the spec asks. ranges: what calibration observed.
+    kinds: Sequence[Searched], spec: "ModelSpec", exported: Exported, ranges: Observed | None, context: RunContext
+) -> dict[Searched, SearchResult]:
+    """Search what to quantize and how, for some kinds of int8, as the spec asks. ranges: what calibration observed.
 
     Raises DataError without calibration samples, and for a model that carries Q/DQ of its own.
     """
-    wanted, probe = spec.quantization, find_latency_probe(kind, spec, exported)
+    wanted = spec.quantization
     floor = SearchFloor(**wanted.floor.model_dump()) if wanted.floor else None
     terms = SearchTerms(wanted.smoothing, floor, node_overrides(spec))
-    return _search(kind, terms, probe, step_limits(spec, "quantization"), spec, exported, ranges, context)
+    items = [SearchedKind(kind, find_latency_probe(kind, spec, exported)) for kind in kinds]
+    return _search(items, terms, step_limits(spec, "quantization"), spec, exported, ranges, context)
 
 
 def search_for_limits(
-    kind: Searched, spec: "ModelSpec", exported: Exported, ranges: Observed | None, context: RunContext
-) -> SearchResult:
-    """Search the most of one kind of int8 that keeps the limits of its graph, with smoothing. Raises as `choose`.
+    kinds: Sequence[Searched], spec: "ModelSpec", exported: Exported, ranges: Observed | None, context: RunContext
+) -> dict[Searched, SearchResult]:
+    """Search the most of some kinds of int8 that keeps the limits of their graphs, with smoothing. Raises as `choose`.
 
     It may use half of this machine's memory, because engines are built beside it.
     """
@@ -185,43 +231,72 @@ def search_for_limits(
         memory_mib=limits.memory_mib // 2,
         raise_timeout=f"{limits.raise_timeout}, or say quantization.search: never",
     )
-    return _search(kind, terms, None, limits, spec, exported, ranges, context)
+    return _search([SearchedKind(kind) for kind in kinds], terms, limits, spec, exported, ranges, context)
 
 
 def _search(
-    kind: Searched,
+    items: Sequence[SearchedKind],
     terms: SearchTerms,
-    probe: LatencyProbe | None,
     limits: ProcessLimits,
     spec: "ModelSpec",
     exported: Exported,
     ranges: Observed | None,
     context: RunContext,
-) -> SearchResult:
+) -> dict[Searched, SearchResult]:
+    """What is on record by kind, and in one job what is not. A search that ran out of its time is on record too, under
+    that time: it is made again when it may take longer."""
     if exported.model.carries_qdq:
         raise DataError("there is nothing to choose: the model carries Q/DQ of its own, and they stay")
     method = calibration_method(spec)
     if ranges is None or method is None:
         raise DataError("what to quantize is chosen on real samples; add calibration.data")
-    timed = [backend_root(probe.request.backend)] if probe and probe.request else []
     request = SearchQuantization(
         exported.model.digest,
-        kind,
+        tuple(items),
         ranges.observations,
         method,
         terms,
-        probe,
         _find_judged_output(spec, exported),
         calibration_samples(spec),
+        OWN_SHARE * limits.timeout_s,
     )
-    key = {
+    keys = {item: _key(replace(request, kinds=(item,)), ranges) for item in items}
+    found = {item: known for item in items if (known := _recall(keys[item], context))}
+    for item in found:
+        context.progress.emit(Finished(f"choose {item.kind.name}", "cached"))
+    missing = tuple(item for item in items if item not in found)
+    if missing:
+        name = f"choose {' and '.join(item.kind.name for item in missing)}"
+        job = Job("choose", replace(request, kinds=missing), context.store.uri, limits)
+        results = context.run_job(context.local, name, job).found
+        for item, result in zip(missing, results, strict=True):
+            _remember(keys[item], result, context)
+            found[item] = result
+        context.progress.emit(Finished(name))
+    return {item.kind: found[item] for item in items}
+
+
+def _key(request: SearchQuantization, ranges: Observed) -> Json:
+    """Of a request for one kind."""
+    probe = request.kinds[0].probe
+    timed = [backend_root(probe.request.backend)] if probe and probe.request else []
+    return {
         **encode(request),
         "observations": ranges.seen,
         "samples": samples_key(request.samples),
         **code_key(SearchQuantization, *timed),
     }
-    job = Job("choose", request, context.store.uri, limits)
-    return context.once("choose", f"choose {kind.name}", key, job, lambda v: [v.model, v.ranges, v.choice, v.smoothed])
+
+
+def _recall(key: Json, context: RunContext) -> SearchResult | None:
+    done = {name: value for name, value in key.items() if name != "most_s"}
+    return context.recall("choose", done, SearchResult) or context.recall("choose", key, SearchResult)
+
+
+def _remember(key: Json, found: SearchResult, context: RunContext) -> None:
+    """Put a result on record: one that was done for every limit on the time, one that was not for this one."""
+    kept = {name: value for name, value in key.items() if found.ended or name != "most_s"}
+    context.remember("choose", kept, encode_fields(found), [found.model, found.ranges, found.choice, found.smoothed])
 
 
 def node_overrides(spec: "ModelSpec") -> tuple[Override, ...]:

@@ -60,7 +60,8 @@ class MixedPrecisionChoice:
     model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
     float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 down.
     point: what was chosen.  cost: of the sweep.  smoothed: what the smoothed activations hold, by the names that they
-    have in `model`.  weight_db: node -> SQNR of its rounded weight.
+    have in `model`.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search got when its time was
+    over; '' where it was done.
     """
 
     model: ModelProto
@@ -72,6 +73,7 @@ class MixedPrecisionChoice:
     cost: SweepCost
     smoothed: Mapping[str, TensorStatistics] = field(default_factory=dict)
     weight_db: Mapping[str, float] = field(default_factory=dict)
+    ended: str = ""
 
     @property
     def summary(self) -> str:
@@ -81,7 +83,8 @@ class MixedPrecisionChoice:
         if point.sqnr_db is not None:
             quality = f"{decibels_text(in_json(point.sqnr_db))}, cosine {point.cosine:.4f}"
         quality += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
-        return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples"
+        ended = f"; the search {self.ended}" if self.ended else ""
+        return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples{ended}"
 
     def document(self, floor: SearchFloor | None) -> "SearchDocument":
         """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""

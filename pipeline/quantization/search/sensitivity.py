@@ -6,7 +6,7 @@ G tails, half of one on average, on a few samples: far less than one inference p
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,15 +27,15 @@ from pipeline.quantization.settings.runs import SessionRunner, downstream, set_r
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans
 from validation.metrics.drift import Drift, is_exact, measure
 
-# Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups;
-# what is chosen is run on all of them.
-MOST_KEPT = 256 << 20
+# Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups,
+# which are only ranked; what is chosen is run on all of them.
+MOST_KEPT = 64 << 20
 _FLOAT: OverridePrecision = "fp32"
 
 
 @dataclass(frozen=True)
 class SweepCost:
-    """CPU seconds of a sweep. inference_s: of one pass of the float model over the same samples.
+    """CPU seconds of a sweep. inference_s: of one pass of the float model over the same samples, which keeps tensors.
 
     inferences_per_group: the cost of one group, in such passes.
     """
@@ -57,10 +57,12 @@ def sweep(
     ranges: Ranges,
     scheme: QuantizationScheme,
     runs: Sequence[Tensors],
+    check: Callable[[str, int], None] = lambda *_: None,
 ) -> tuple[dict[str, Quality], SweepCost]:
     """Quality of each group quantized alone, by its activation. model: prepared.  plans: by activation, if it has one.
 
     As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, but at least one.
+    check: called before each group; what it raises ends this.
     """
     types = element_types(model)
     # Tails hold copies of the weights, so one at a time; which inputs they have must be known first.
@@ -69,22 +71,21 @@ def sweep(
     given = {value.name for value in model.graph.input}
     everything = {name: kind for name, kind in known.items() if name not in given}
     everything |= {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
-    plain, inner = SessionRunner(model), SessionRunner(with_outputs(model, everything))
     start = time.process_time()
-    kept = _within(({**inputs, **inner.run(inputs)} for inputs in runs), MOST_KEPT)
+    inner = SessionRunner(with_outputs(model, everything))
     before = time.process_time()
-    for inputs in runs[: len(kept)]:
-        plain.run(inputs)
+    kept = _within(({**inputs, **inner.run(inputs)} for inputs in runs), MOST_KEPT)
     inference_s = time.process_time() - before
-    start += inference_s
-    found = {}
+    del inner
+    found = dict[str, Quality]()
     for group in groups:
+        check("judging single groups", len(found))
         part = _tail_of(model, group, types)
         if not part.graph.output:  # a dead end: nothing depends on it
             found[group.activation] = Quality(0.0, 1.0)
             continue
         set_ranks(part, kept[0])
-        runner = SessionRunner(_quantize_alone(part, group, plans, ranges, scheme), optimized=False)
+        runner = SessionRunner(_quantize_alone(part, group, plans, ranges, scheme))
         # What lies before the group, an output of the model among it, stays as it is.
         expected = [{name: values[name] for name in runner.outputs} for values in kept]
         found[group.activation] = quality(expected, (runner.run(values) for values in kept))

@@ -9,9 +9,9 @@ of a patch are drawn, evenly over samples and positions. Layers are taken togeth
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,17 @@ from onnx import ModelProto, NodeProto, TensorProto
 from enginery.arrays import Array
 from pipeline.quantization.graph import attribute_of, constants
 from pipeline.quantization.insertion_points import Site
-from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.settings.groups import Floats
 from pipeline.quantization.settings.rounding import rounded_activation
 from pipeline.quantization.settings.runs import Run, SessionRunner, tail, with_outputs
+
+
+class ActivationRange(NamedTuple):
+    """How int8 holds an activation: symmetric (int8) or asymmetric (uint8) in [low, high]."""
+
+    activation: Literal["int8", "uint8"]
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -108,8 +115,10 @@ MOST_BYTES = 128 << 20
 # Patches drawn for each value in one, and at least. On ResNet-50, `docs/concepts/choice.md` has what they give.
 PATCHES_PER_VALUE = 3
 LEAST_PATCHES = 8192
-# Values of patches that are held before they are multiplied; and drawn at once.
-HELD_VALUES = 1 << 21
+# Patches that are held before they are multiplied: one product of many is cheaper than many of few.
+HELD_PATCHES = 512
+# Values of patches that are drawn at once.
+DRAWN_VALUES = 1 << 21
 
 
 @dataclass
@@ -117,32 +126,34 @@ class Moments:
     """Moments of the patches of one convolution, each [groups, values].
 
     origin: a point near the mean.  first, second: sums of the patches less `origin`, and of their outer products.
-    lost: sum of what quantizing the activation adds to a patch.  held: patches whose products are not in `second` yet;
-    one product of many is cheaper than many of few.
+    lost: for each way to hold the activation, the sum of what that adds to a patch.  held: patches whose products are
+    not in `second` yet.
     """
 
     count: int = 0
     origin: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     first: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     second: Floats = field(default_factory=lambda: np.empty(0, np.float32))
-    lost: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    lost: dict[ActivationRange, NDArray[np.float64]] = field(default_factory=dict)
     held: list[Floats] = field(default_factory=list)
 
-    def add(self, rows: Floats, rounded: Floats) -> None:
-        """Count patches [rows, groups, values], as they are and as int8 holds them."""
+    def add(self, rows: Floats, ranges: Iterable[ActivationRange] = ()) -> None:
+        """Count patches [rows, groups, values], and what int8 adds to them."""
         if not len(rows):
             return
         if not self.count:
             # Sums about a point near the mean keep their digits in float32.
             self.origin = rows.mean(axis=0)
-            self.first, self.lost = np.zeros(self.origin.shape), np.zeros(self.origin.shape)
+            self.first = np.zeros(self.origin.shape)
             self.second = np.zeros((*self.origin.shape, self.origin.shape[-1]), np.float32)
         centred = rows - self.origin
         self.first += centred.sum(axis=0, dtype=np.float64)
-        self.lost += (rounded - rows).sum(axis=0, dtype=np.float64)
+        for grid in ranges:
+            rounded = rounded_activation(rows, grid.low, grid.high, grid.activation)
+            self.lost[grid] = self.lost.get(grid, 0) + (rounded - rows).sum(axis=0, dtype=np.float64)
         self.count += len(rows)
         self.held.append(centred)
-        if sum(part.size for part in self.held) >= HELD_VALUES:
+        if sum(map(len, self.held)) >= HELD_PATCHES:
             self._multiply()
 
     def _multiply(self) -> None:
@@ -161,30 +172,34 @@ class Moments:
     def covariance(self) -> Floats:
         """Covariance of the values of a patch, [groups, values, values]."""
         self._multiply()
-        offset = (self.first / self.count).astype(np.float32)
-        return self.second / np.float32(self.count) - offset[:, :, None] * offset[:, None, :]
+        return _add_products(self.second / np.float32(self.count), (self.first / self.count).astype(np.float32), -1)
 
     @property
     def about_zero(self) -> Floats:
         """Mean of x x', [groups, values, values]."""
-        mean = self.mean.astype(np.float32)
-        return self.covariance + mean[:, :, None] * mean[:, None, :]
+        return _add_products(self.covariance, self.mean.astype(np.float32), 1)
 
-    @property
-    def mean_lost(self) -> NDArray[np.float64]:
+    def mean_lost(self, grid: ActivationRange) -> NDArray[np.float64]:
         """What quantizing the activation adds to a patch on average, [groups, values]."""
-        return self.lost / self.count
+        return self.lost[grid] / self.count
+
+
+def _add_products(matrices: Floats, vectors: Floats, sign: int) -> Floats:
+    """In place, row by row: each [values, values] matrix with the products of a vector [values] with itself added."""
+    for matrix, vector in zip(matrices, vectors, strict=True):
+        for row, value in zip(matrix, sign * vector, strict=True):
+            row += value * vector
+    return matrices
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution whose moments are wanted. values: of a patch in one group.  low, high: range of its activation."""
+    """A convolution whose moments are wanted. values: of a patch in one group.  ranges: of its activation."""
 
     site: Site
     window: Window
     values: int
-    low: float
-    high: float
+    ranges: Collection[ActivationRange] = ()
 
     @property
     def wanted(self) -> int:
@@ -197,14 +212,16 @@ class Layer:
         return 4 * self.window.groups * self.values**2
 
 
-def layers(model: ModelProto, sites: Iterable[Site], ranges: Ranges) -> list[Layer]:
-    """The convolutions among the sites of a prepared model."""
+def find_layers(
+    model: ModelProto, sites: Iterable[Site], ranges: Mapping[str, Collection[ActivationRange]]
+) -> list[Layer]:
+    """The convolutions among the sites of a prepared model. ranges: by activation."""
     given, nodes, found = constants(model.graph), {node.name: node for node in model.graph.node}, []
     for site in sites:
         if site.op_type == "Conv":
             shape = given[site.weight].dims
             window = Window.of(nodes[site.node], shape)
-            found.append(Layer(site, window, math.prod(shape[1:]), *ranges.tensors[site.activation]))
+            found.append(Layer(site, window, math.prod(shape[1:]), ranges.get(site.activation, ())))
     return found
 
 
@@ -220,9 +237,7 @@ def batches(layers: Sequence[Layer], most: int = MOST_BYTES) -> Iterator[tuple[L
         yield tuple(held)
 
 
-def moments_of(
-    model: ModelProto, batch: Sequence[Layer], runs: Sequence[Run], activation: Literal["int8", "uint8"]
-) -> dict[str, Moments]:
+def moments_of(model: ModelProto, batch: Sequence[Layer], runs: Sequence[Run]) -> dict[str, Moments]:
     """Moments by node, from one pass over the runs that computes no more of the model than these layers read."""
     given = {value.name for value in model.graph.input}
     inner = dict.fromkeys((name for layer in batch if (name := layer.site.activation) not in given), TensorProto.FLOAT)
@@ -235,8 +250,7 @@ def moments_of(
             # The difference of two cumulative counts, so that no rounding adds up.
             quota = layer.wanted * (seen + count) // samples - layer.wanted * seen // samples
             for rows in _draw(values[layer.site.activation], layer, quota, index):
-                rounded = rounded_activation(rows, layer.low, layer.high, activation)
-                found[layer.site.node].add(rows, rounded)
+                found[layer.site.node].add(rows, layer.ranges)
         seen += count
     return found
 
@@ -248,6 +262,6 @@ def _draw(values: Floats, layer: Layer, quota: int, seed: int) -> Iterator[Float
         places = np.arange(total)
     else:
         places = np.sort(np.random.default_rng(seed).choice(total, quota, replace=False))
-    at_once = max(1, HELD_VALUES // (layer.window.groups * layer.values))
+    at_once = max(1, DRAWN_VALUES // (layer.window.groups * layer.values))
     for start in range(0, len(places), at_once):
         yield patches(values, layer.window, places[start : start + at_once])

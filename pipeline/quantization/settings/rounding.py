@@ -57,7 +57,9 @@ def compensate(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
     kind = np.float64 if rows.shape[1] <= WIDEST_IN_DOUBLE else np.float32
     # Feedback runs upwards: the input channel with the largest second moment is the last row, and is rounded first.
     order = np.argsort(-np.diagonal(moments, axis1=1, axis2=2), axis=1, kind="stable")[:, ::-1]
-    factor = _factor(np.stack([part[np.ix_(at, at)] for part, at in zip(moments, order, strict=True)]).astype(kind))
+    turned = np.stack([part[np.ix_(at, at)] for part, at in zip(moments, order, strict=True)])
+    factor = _factor(turned.astype(kind, copy=False))
+    del turned
     if factor is None:
         return nearest(matrix, levels)
     sorted_rows: Real = np.take_along_axis(rows, order[..., None], 1).astype(kind)

@@ -93,13 +93,20 @@ def _join(held: Sequence[Tensors]) -> Tensors:
     return {name: np.concatenate([tensors[name] for tensors in held]) for name in held[0]} if held[1:] else held[0]
 
 
-class SessionRunner:
-    """A graph in the reference interpreter. optimized: whether it may fuse nodes (off for exact Q/DQ)."""
+# Threads that wait sleep, and Q/DQ is computed as it is written, without integer kernels.
+_ENTRIES = {"session.intra_op.allow_spinning": "0", "session.disable_quant_qdq": "1"}
 
-    def __init__(self, model: ModelProto, optimized: bool = True) -> None:
-        self._session = open_interpreter(
-            model.SerializeToString(), "the model that is being tried", optimized=optimized
-        )
+
+class SessionRunner:
+    """A graph in the reference interpreter, with Q/DQ as it is written.
+
+    exact: whether nothing else may be fused either, so that no rounding falls otherwise than in the graph's own checks;
+    weights are dequantized once all the same, and not in each run.
+    """
+
+    def __init__(self, model: ModelProto, exact: bool = False) -> None:
+        content, what = model.SerializeToString(), "the model that is being tried"
+        self._session = open_interpreter(content, what, optimized="constants" if exact else True, entries=_ENTRIES)
         self._inputs = [value.name for value in self._session.get_inputs()]
         self.outputs = [value.name for value in model.graph.output]
 

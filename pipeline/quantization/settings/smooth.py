@@ -167,13 +167,12 @@ class SmoothingPlan:
     weight_db: Mapping[str, float] = field(default_factory=dict)
 
 
-def factors_of(reach: Floats, weights: Sequence[Floats], strength: float) -> Floats:
+def factors_of(reach: Floats, weights: Floats, strength: float) -> Floats:
     """Factors [channels] for an activation, their geometric mean being 1.
 
-    reach: largest magnitudes, [channels].  weights: [channels, out] of each node that reads it.
+    reach, weights: largest magnitudes, [channels]: of the activation, and of the weights that it is multiplied by.
     """
-    rows = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
-    powers = strength * np.log(np.maximum(reach, _LEAST)) - (1 - strength) * np.log(np.maximum(rows, _LEAST))
+    powers = strength * np.log(np.maximum(reach, _LEAST)) - (1 - strength) * np.log(np.maximum(weights, _LEAST))
     return np.asarray(np.exp(powers - powers.mean()), np.float32)
 
 

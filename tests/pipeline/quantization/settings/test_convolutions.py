@@ -10,7 +10,7 @@ from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import _within
-from pipeline.quantization.settings.fit import fit_convolutions
+from pipeline.quantization.settings.convolutions import FittedKind, fit_convolutions
 from pipeline.quantization.settings.groups import find_groups
 from pipeline.quantization.settings.moments import (
     Moments,
@@ -18,7 +18,7 @@ from pipeline.quantization.settings.moments import (
     as_matrices,
     as_weight,
     batches,
-    layers,
+    find_layers,
     moments_of,
     patches,
 )
@@ -85,8 +85,8 @@ def test_moments_are_those_of_all_patches(kind):
     model, given = net(kind), data(kind, 12)
     window, _ = window_of(model)
     graph = prepare_model(model)
-    batch = layers(graph, find_sites(graph)[0], all_ranges(model, given))
-    found = moments_of(graph, batch, runs(given, 4), "int8")[batch[0].site.node]
+    batch = find_layers(graph, find_sites(graph)[0], {})
+    found = moments_of(graph, batch, runs(given, 4))[batch[0].site.node]
     rows = patches(given["x"], window, np.arange(np.prod(window.places(given["x"].shape)))).astype(np.float64)
     assert found.count == len(rows)
     assert np.allclose(found.mean, rows.mean(axis=0), atol=1e-5)
@@ -99,8 +99,8 @@ def test_no_more_patches_are_drawn_than_wanted_and_from_every_run(monkeypatch):
     monkeypatch.setattr("pipeline.quantization.settings.moments.LEAST_PATCHES", 130)
     model, given = net("padded"), data("padded", 24)
     graph = prepare_model(model)
-    batch = layers(graph, find_sites(graph)[0], all_ranges(model, given))
-    found = moments_of(graph, batch, runs(given, 4), "int8")[batch[0].site.node]
+    batch = find_layers(graph, find_sites(graph)[0], {})
+    found = moments_of(graph, batch, runs(given, 4))[batch[0].site.node]
     assert found.count == 130
 
 
@@ -108,7 +108,7 @@ def test_sums_keep_their_digits_far_from_zero():
     rows = (1000 + np.random.default_rng(0).normal(size=(4096, 1, 3))).astype(np.float32)
     found = Moments()
     for part in np.split(rows, 8):
-        found.add(part, part)
+        found.add(part)
     assert np.allclose(found.covariance[0], np.cov(rows[:, 0].T.astype(np.float64), bias=True), atol=1e-3)
 
 
@@ -119,7 +119,7 @@ def test_layers_are_taken_together_as_far_as_memory_goes():
         {"w": np.ones((4, 4, 1, 1))},
     )  # fmt: skip
     graph = prepare_model(model)
-    found = layers(graph, find_sites(graph)[0], all_ranges(model, data("padded", 4)))
+    found = find_layers(graph, find_sites(graph)[0], {})
     assert [len(batch) for batch in batches(found, most=3 * found[0].bytes)] == [3, 1]
     assert [len(batch) for batch in batches(found, most=1)] == [1, 1, 1, 1]
 
@@ -171,7 +171,8 @@ def test_bias_correction_takes_back_a_shift_of_the_mean(bias):
     graph, reach = prepare_model(model), float(given["x"].max())
     # Clipping at a tenth of the reach takes away from everything that is large.
     ranges = replace(all_ranges(model, given), tensors={"x": (0.0, reach / 10), "y": (-reach, reach)})
-    plans = fit_convolutions(graph, find_groups(graph, find_sites(graph)[0]), ranges, "int8", runs(given))
+    kind = FittedKind(find_groups(graph, find_sites(graph)[0]), ranges, "int8")
+    (plans,) = fit_convolutions(graph, [kind], runs(given))
     changed, narrowed = apply_plans(graph, list(plans.values()), ranges)
 
     def shift(model: ModelProto) -> float:
@@ -213,9 +214,9 @@ def test_errors_in_the_direction_of_the_mean_are_left_to_the_bias():
     model, given = net("padded"), {"x": data("padded", 64)["x"] + 30}
     graph = prepare_model(model)
     ranges, groups = all_ranges(model, given), find_groups(graph, find_sites(graph)[0])
-    plan = fit_convolutions(graph, groups, ranges, "int8", runs(given))["x"]
+    plan = fit_convolutions(graph, [FittedKind(groups, ranges, "int8")], runs(given))[0]["x"]
     window, weight = window_of(model)
-    moments = moments_of(graph, layers(graph, groups[0].sites, ranges), runs(given), "int8")[groups[0].nodes[0]]
+    moments = moments_of(graph, find_layers(graph, groups[0].sites, {}), runs(given))[groups[0].nodes[0]]
     matrix = as_matrices(weight, window.groups)
     found, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensate(matrix, moments.about_zero)
     error, of_other = (float(np.sum(d * (moments.covariance @ d))) for d in (found - matrix, other - matrix))

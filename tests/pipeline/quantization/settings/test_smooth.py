@@ -22,7 +22,8 @@ def smoothed(model, activation="n"):
     graph = prepare_model(model)
     group = next(group for group in find_groups(graph, find_sites(graph)[0]) if group.activation == activation)
     weights = matrices(graph, [group])
-    factors = factors_of(np.linspace(1, 50, 32, dtype=np.float32), list(weights.values()), 0.7)
+    reach = np.max([np.abs(weight).max(axis=1) for weight in weights.values()], axis=0)
+    factors = factors_of(np.linspace(1, 50, 32, dtype=np.float32), reach, 0.7)
     scaled = {node: weight * factors[:, None] for node, weight in weights.items()}
     plan = SmoothingPlan(group, 0.7, 1.0, factors, scaled, -3.0, 3.0)
     return graph, group, apply_plans(graph, [plan], all_ranges(model, noise(16)))
@@ -133,3 +134,17 @@ def test_a_channel_that_compensation_took_the_last_level_from_gets_it_back():
         matrix = rng.normal(size=(12, 30)).astype(np.float32)
         moments = (x.T @ x / 400).astype(np.float32)
         assert np.allclose(steps_of(compensate(matrix, moments)), steps_of(matrix), rtol=1e-4)
+
+
+def test_nodes_that_share_an_activation_are_rounded_each_for_itself():
+    rng = np.random.default_rng(0)
+    statistics, weights = Statistics(), [rng.normal(size=(24, width)).astype(np.float32) for width in (5, 40)]
+    for _ in range(8):
+        statistics.add(rng.normal(size=(32, 24)).astype(np.float32) @ rng.normal(size=(24, 24)).astype(np.float32))
+    graph = prepare_model(outlier_net())
+    site = find_sites(graph)[0][0]
+    sites = tuple(replace(site, node=name) for name in ("q", "k"))
+    group = replace(find_groups(graph, [site])[0], sites=sites)
+    plan = fit(group, statistics, dict(zip(("q", "k"), weights, strict=True)), "int8", (None,))
+    for name, weight in zip(("q", "k"), weights, strict=True):
+        np.testing.assert_allclose(plan.weights[name], compensate(weight, statistics.moments), atol=1e-6)

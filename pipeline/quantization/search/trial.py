@@ -1,0 +1,265 @@
+"""What is known of a model while a search tries points: of its float side once, and of each kind of int8.
+
+Statistics, the float model's outputs and the runs to judge on say nothing about a scheme: the kinds share them, and a
+convolution's weight that two kinds round to the same levels is rounded once.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from onnx import ModelProto
+
+from enginery.core.types import QuantizationScheme, Tensors
+from pipeline.quantization.insertion_points import prepare_model
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
+from pipeline.quantization.search.choice import FrontierPoint, GroupDamage, MixedPrecisionChoice, in_json
+from pipeline.quantization.search.clock import SearchClock
+from pipeline.quantization.search.graph_limits import GraphJudge
+from pipeline.quantization.search.latency import PairedRounds, Timing
+from pipeline.quantization.search.quality import GraphLimits, Quality
+from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
+from pipeline.quantization.settings.convolutions import FittedKind, fit_convolutions
+from pipeline.quantization.settings.fit import STRENGTHS, fit
+from pipeline.quantization.settings.groups import (
+    SmoothingGroup,
+    Statistics,
+    StatisticsWork,
+    find_groups,
+    gather,
+    matrices,
+)
+from pipeline.quantization.settings.runs import Run, RunLabels, SessionRunner, divide_runs
+from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, folds
+from validation.reporting.quantization import decibels_text
+
+_MOST_THREADS = 4
+
+
+@dataclass(frozen=True)
+class SearchTarget:
+    """A kind of int8 that is searched. ranges: for its activations.  race: what its engines take, where that counts."""
+
+    ranges: Ranges
+    scheme: QuantizationScheme
+    race: PairedRounds | None = None
+
+
+@dataclass(frozen=True)
+class FloatSide:
+    """What all kinds of int8 are fitted on and compared with. model: prepared.  fitted: runs that settings see.
+
+    runs, expected: inputs and the float model's outputs to judge on.  answers: the right ones, where there are labels.
+    """
+
+    model: ModelProto
+    fitted: Sequence[Run]
+    runs: Sequence[Tensors]
+    expected: Sequence[Tensors]
+    answers: Answers | None
+    overrides: Mapping[str, OverridePrecision]
+    limits: GraphLimits | None
+    clock: SearchClock
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelProto,
+        runs: Iterable[Run],
+        overrides: Mapping[str, OverridePrecision],
+        labels: RunLabels | None,
+        limits: GraphLimits | None,
+        clock: SearchClock,
+    ) -> "FloatSide":
+        """From a model as it was exported and calibration runs; raises ModelError when it does not run on them."""
+        fitted, judging = divide_runs(runs, filled=limits is not None)
+        graph, judged = prepare_model(model), [run.inputs for run in judging]
+        answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
+        plain = SessionRunner(graph)
+        expected = [plain.run(inputs) for inputs in judged]
+        return cls(graph, fitted, judged, expected, answers, overrides, limits, clock)
+
+
+def open_trials(
+    side: FloatSide, targets: Sequence[SearchTarget], smoothing: Literal["none", "auto"]
+) -> "list[SearchTrial]":
+    """A trial for each target, with settings fitted and damages measured."""
+    kinds = [_find_kind(side, target) for target in targets]
+    groups = [group for kind in kinds for group in kind.groups]
+    statistics, work = gather(side.model, groups, side.fitted, side.clock.check)
+    plans = _fit_mixing(side, kinds, statistics, STRENGTHS if smoothing == "auto" else (None,))
+    statistics.clear()
+    convolved = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
+    return [
+        SearchTrial.of(side, target, kind, own | others, work)
+        for target, kind, own, others in zip(targets, kinds, plans, convolved, strict=True)
+    ]
+
+
+def leave_all(side: FloatSide, target: SearchTarget, ended: str) -> MixedPrecisionChoice:
+    """The choice of a search that ended before any point was tried: everything in float."""
+    kind = _find_kind(side, target)
+    left = dict.fromkeys((node for group in kind.groups for node in group.nodes), f"the search {ended}")
+    point = FrontierPoint(0.0, tuple(group.activation for group in kind.groups), None)
+    return MixedPrecisionChoice(side.model, target.ranges, left, (), (), point, SweepCost(0, 0.0, 0.0), ended=ended)
+
+
+def _find_kind(side: FloatSide, target: SearchTarget) -> FittedKind:
+    scheme, graph = target.scheme, side.model
+    sites = () if carries_qdq(graph) else usable_sites(graph, target.ranges, scheme.activation, side.overrides)[0]
+    return FittedKind(find_groups(graph, sites), target.ranges, scheme.activation, scheme.weight_levels)
+
+
+def _fit_mixing(
+    side: FloatSide,
+    kinds: Sequence[FittedKind],
+    statistics: Mapping[str, Statistics],
+    strengths: Sequence[float | None],
+) -> list[dict[str, SmoothingPlan]]:
+    """For each kind, the plans of the groups that multiply matrices, by activation; groups are fitted side by side."""
+    weights = matrices(side.model, [group for kind in kinds for group in kind.groups])
+
+    def fit_one(item: tuple[FittedKind, SmoothingGroup]) -> SmoothingPlan:
+        kind, group = item
+        side.clock.check("fitting settings")
+        return fit(group, statistics[group.activation], weights, kind.activation, strengths, kind.levels)
+
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
+        mixing = [[(kind, group) for group in kind.groups if group.mixes] for kind in kinds]
+        futures = [[(group, pool.submit(fit_one, (kind, group))) for kind, group in items] for items in mixing]
+        return [{group.activation: future.result() for group, future in items} for items in futures]
+
+
+@dataclass
+class SearchTrial:
+    """What is known of a kind of int8 while points are tried.
+
+    plans: by group, how its nodes are quantized.  work: by node.  alone: by group, the quality with only it quantized.
+    """
+
+    side: FloatSide
+    ranges: Ranges
+    scheme: QuantizationScheme
+    groups: Mapping[str, SmoothingGroup]
+    plans: Mapping[str, SmoothingPlan]
+    work: Mapping[str, StatisticsWork]
+    alone: Mapping[str, Quality]
+    cost: SweepCost
+    qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
+    timings: dict[str, Timing] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        side: FloatSide,
+        target: SearchTarget,
+        kind: FittedKind,
+        plans: Mapping[str, SmoothingPlan],
+        work: Mapping[str, StatisticsWork],
+    ) -> "SearchTrial":
+        """With each group's damage measured."""
+        scheme = replace(target.scheme, float_precision="fp32")
+        check = side.clock.check
+        alone, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check)
+        return cls(
+            side, target.ranges, scheme, {group.activation: group for group in kind.groups}, plans, work, alone, cost
+        )
+
+    @property
+    def macs(self) -> dict[str, float]:
+        """Multiplications by group."""
+        return {name: sum(self.work[node].macs for node in group.nodes) for name, group in self.groups.items()}
+
+    @property
+    def ranked(self) -> tuple[str, ...]:
+        """Groups by damage per multiplication, worst first."""
+        macs = self.macs
+        return tuple(sorted(self.groups, key=lambda name: (-_noise(self.alone[name]) / max(macs[name], 1e-9), name)))
+
+    def predicted_db(self, left: Sequence[str]) -> float:
+        """The SQNR in decibels to which the damages of single groups add up."""
+        return Quality(sum(_noise(self.alone[name]) for name in self.groups if name not in left), 1.0).sqnr_db
+
+    def predict(self, left: Sequence[str]) -> FrontierPoint:
+        """The point, with the quality to which the damages of single groups add up."""
+        macs = self.macs
+        total = sum(macs.values())
+        share = 1 - sum(macs[name] for name in left) / total if total else 0.0
+        return FrontierPoint(share, tuple(left), self.predicted_db(left))
+
+    def point(self, left: Sequence[str]) -> FrontierPoint:
+        """The point, with the quality of the whole model, quantized so and run."""
+        left = tuple(left)
+        if left not in self.qualities:
+            side = self.side
+            side.clock.check("trials of the whole model", len(self.qualities))
+            runner = SessionRunner(self.write(left, self.scheme), exact=True)
+            answered = (runner.run(inputs) for inputs in side.runs)
+            judge = GraphJudge(side.limits, side.runs) if side.limits else None
+            self.qualities[left] = quality(side.expected, answered, side.answers, judge)
+        found = self.qualities[left]
+        return replace(
+            self.predict(left),
+            sqnr_db=found.sqnr_db,
+            cosine=found.cosine,
+            argmax_agreement=found.argmax_agreement,
+            accuracy=found.accuracy,
+        )
+
+    def apply_other_plans(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
+        """The model with the plans of all other groups carried out."""
+        return apply_plans(
+            self.side.model, [plan for name, plan in self.plans.items() if name not in left], self.ranges
+        )
+
+    def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
+        """The graph with these groups in float and all others in int8."""
+        changed, ranges = self.apply_other_plans(left)
+        in_float: dict[str, OverridePrecision] = {node: "fp16" for name in left for node in self.groups[name].nodes}
+        return quantize_int8(changed, ranges, scheme, {**self.side.overrides, **in_float})[0]
+
+    def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
+        """The result for a point of the frontier."""
+        model, ranges = self.apply_other_plans(point.left)
+        rows = tuple(self._row(name, point) for name in self.ranked)
+        reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
+        plans = [plan for name, plan in self.plans.items() if name not in point.left]
+        reads = {node.name: node.input[0] for node in model.graph.node if node.input}
+        smoothed = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
+        rounded = {node: value for plan in plans for node, value in plan.weight_db.items()}
+        return MixedPrecisionChoice(model, ranges, reasons, rows, frontier, point, self.cost, smoothed, rounded)
+
+    def _reason(self, name: str) -> str:
+        if name in self.timings:
+            return self.timings[name].reason
+        what = "floor" if self.side.limits is None else "graph's limits"
+        return f"the {what}: quantized alone it leaves {decibels_text(in_json(self.alone[name].sqnr_db))}"
+
+    def _row(self, name: str, point: FrontierPoint) -> GroupDamage:
+        group, plan, timing = self.groups[name], self.plans.get(name), self.timings.get(name)
+        works = [self.work[node] for node in group.nodes]
+        macs, total = sum(work.macs for work in works), sum(self.macs.values())
+        return GroupDamage(
+            name,
+            group.nodes,
+            group.sites[0].op_type,
+            macs,
+            macs / total if total else 0.0,
+            sum(work.weight_bytes for work in works),
+            self.alone[name].sqnr_db,
+            plan.strength if plan else None,
+            plan.clip if plan else 1.0,
+            bool(plan and plan.factors is not None and folds(self.side.model, group)),
+            name not in point.left,
+            timing.int8_ms if timing else None,
+            timing.float_ms if timing else None,
+        )
+
+
+def _noise(found: Quality) -> float:
+    return found.noise if found.finite else math.inf

@@ -1,0 +1,72 @@
+"""A search's record: by kind, whichever were searched beside it; what ran out of its time is not made again in it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.execution.jobs import Job, Watch, ignore_event
+from enginery.registry.store.base import open_store
+from pipeline.compile.missed import describe_deciding
+from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.search import SearchQuantization, SearchResults, choose
+from pipeline.spec.model import load_spec
+from pipeline.values import Observed, Searched, SearchResult
+from tests.pipeline.compile.test_steps import EXPORTED
+from tests.pipeline.projects import Project
+
+RANGES = Observed("d" * 64, "f" * 64, "e" * 64, 3)
+GPU, CPU = Searched("int8"), Searched("uint8")
+
+
+class Searching:
+    """An executor that notes the kinds that a job searches, and finds the same for each."""
+
+    def __init__(self, blob: str, ended: str = "") -> None:
+        self.result = SearchResult(blob, blob, blob, blob, {}, 1.0, "found", ended)
+        self.asked: list[tuple[Searched, ...]] = []
+
+    def run(self, job: Job[Any], watch: Watch = ignore_event) -> Any:
+        assert isinstance(job.request, SearchQuantization) and job.request.most_s < job.limits.timeout_s
+        self.asked.append(tuple(item.kind for item in job.request.kinds))
+        return SearchResults((self.result,) * len(job.request.kinds))
+
+    def cancel(self) -> None: ...
+
+
+def searching(folder: Path, ended: str = "") -> tuple[Searching, RunContext]:
+    store = open_store(folder / "registry", create=True)
+    executor = Searching(store.put_bytes(b"blob"), ended)
+    return executor, RunContext(store, executor, executor)
+
+
+def test_kinds_are_searched_in_one_job_and_each_is_on_record(project: Project, tmp_path: Path) -> None:
+    executor, context = searching(tmp_path)
+    spec = load_spec(project.spec)
+    choose([CPU], spec, EXPORTED, RANGES, context)
+    assert choose([GPU, CPU], spec, EXPORTED, RANGES, context) == {GPU: executor.result, CPU: executor.result}
+    choose([CPU, GPU], spec, EXPORTED, RANGES, context)
+    assert executor.asked == [(CPU,), (GPU,)]
+
+
+@pytest.mark.parametrize("ended", ["", "ended after its 9 s"])
+def test_a_search_is_made_again_only_where_it_may_take_longer(project: Project, tmp_path: Path, ended: str) -> None:
+    executor, context = searching(tmp_path, ended)
+    for limit in (10, 10, 20, 10):
+        project.change_spec(timeouts={"quantization_s": limit})
+        found = choose([CPU], load_spec(project.spec), EXPORTED, RANGES, context)[CPU]
+        assert found == executor.result
+    assert len(executor.asked) == (2 if ended else 1)
+    executor.result = replace(executor.result, ended="")
+    project.change_spec(timeouts={"quantization_s": 30})
+    choose([CPU], load_spec(project.spec), EXPORTED, RANGES, context)
+    project.change_spec(timeouts={"quantization_s": 10})
+    assert choose([CPU], load_spec(project.spec), EXPORTED, RANGES, context)[CPU].ended == ""
+
+
+def test_it_is_said_that_trials_are_held_to_decibels_where_a_metric_decides(project: Project) -> None:
+    assert describe_deciding(load_spec(project.spec)) == ""
+    metric = {"name": "embeddings", "output": "logits", "decides": ["int8"], "floor": 0.9}
+    project.change_spec(golden={"data": "golden.npz", "metric": metric})
+    assert "held to decibels, not to embeddings" in describe_deciding(load_spec(project.spec))

@@ -1,0 +1,105 @@
+"""Kinds of int8 searched together: each as if alone, with what they share made once; and a time that is over."""
+
+import numpy as np
+import pytest
+
+from pipeline.quantization.search import search, trial
+from pipeline.quantization.search.clock import OutOfTimeError, SearchClock
+from pipeline.quantization.search.quality import SearchFloor
+from pipeline.quantization.search.search import choose, choose_each
+from pipeline.quantization.search.trial import SearchTarget
+from pipeline.quantization.settings import convolutions
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
+from tests.pipeline.quantization.search.test_search import Additive
+from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, conv_net, images
+
+NETS = {"outliers": (outlier_net, noise), "convolutions": (conv_net, images)}
+FLOOR = SearchFloor(sqnr_db=30)
+
+
+def targets(name: str, *schemes):
+    net, data = NETS[name]
+    model, samples = net(), data(64, 1)
+    return model, [SearchTarget(all_ranges(model, samples), scheme) for scheme in schemes], runs(samples)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_kind_gets_the_same_beside_another_as_alone(name):
+    model, wanted, samples = targets(name, CPU, TENSORRT_FP32)
+    together = choose_each(model, wanted, samples, FLOOR)
+    for target, found in zip(wanted, together, strict=True):
+        alone = choose(model, target.ranges, target.scheme, samples, FLOOR)
+        assert found.model.SerializeToString() == alone.model.SerializeToString()
+        assert (found.ranges, found.point, dict(found.left)) == (alone.ranges, alone.point, dict(alone.left))
+
+
+def test_what_no_scheme_changes_is_made_once(monkeypatch):
+    calls = []
+
+    def count(module, name):
+        inner = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, **more: calls.append(name) or inner(*given, **more))
+
+    count(trial, "gather")
+    count(convolutions, "moments_of")
+    count(convolutions, "compensate")
+    model, wanted, samples = targets("convolutions", CPU, TENSORRT_FP32)
+    choose_each(model, wanted, samples)
+    layers = sum(node.op_type == "Conv" for node in model.graph.node)
+    assert (calls.count("gather"), calls.count("moments_of"), calls.count("compensate")) == (1, 1, layers)
+
+
+class Counting(SearchClock):
+    """Is over at a question."""
+
+    questions = 0
+    last = 0
+
+    def check(self, during: str, done: int | None = None) -> None:
+        Counting.questions += 1
+        if Counting.questions > Counting.last:
+            raise OutOfTimeError(f"ended during {during}")
+
+
+def test_a_search_that_is_over_before_its_first_trial_leaves_all_in_float_and_says_so():
+    model, wanted, samples = targets("outliers", CPU)
+    (found,) = choose_each(model, wanted, samples, FLOOR, clock=SearchClock(1.0, 0.0))
+    assert found.point.share == 0 and len(found.left) == 3
+    assert "ended after its 1 s, during gathering statistics" in found.ended
+    assert found.ended in found.summary and all(found.ended in reason for reason in found.left.values())
+
+
+def test_a_search_that_is_over_gives_the_best_that_held(monkeypatch):
+    model, wanted, samples = targets("outliers", CPU)
+    floor = SearchFloor(sqnr_db=36)
+    done = choose_each(model, wanted, samples, floor)[0]
+    seen = set()
+    monkeypatch.setattr(SearchClock, "part", lambda self, parts: self)
+    for last in range(60):
+        monkeypatch.setattr(Counting, "questions", 0)
+        monkeypatch.setattr(Counting, "last", last)
+        found = choose_each(model, wanted, samples, floor, clock=Counting())[0]
+        assert found.point.share == 0 or found.point.sqnr_db >= 36
+        seen.add((bool(found.ended), found.point.share == 0))
+        if not found.ended:
+            break
+    assert found.point == done.point and {(True, True), (False, False)} <= seen
+
+
+def test_parts_of_a_time_are_equal():
+    clock = SearchClock.start(1000)
+    assert clock.part(2).end == pytest.approx(clock.end - 500, abs=5) and clock.part(1).end == clock.end
+    assert SearchClock().part(3).end == np.inf
+
+
+def test_the_depth_is_found_where_damages_predict_it():
+    names = [f"g{index:02}" for index in range(40)]
+    additive = Additive(dict.fromkeys(names, 1.0), {name: 1e-4 * (40 - at) for at, name in enumerate(names)})
+    tried = {}
+    depth = search._find_shallowest(additive, SearchFloor(sqnr_db=15), tried)
+    assert additive.predicted_db(additive.ranked[:depth]) >= 15 > additive.predicted_db(additive.ranked[: depth - 1])
+    assert len(additive.qualities) == 3, "all in int8, the depth, and the one before"
+    additive.qualities.clear()
+    additive.worse.update({additive.ranked[:at]: 0.05 for at in range(30)})
+    assert search._find_shallowest(additive, SearchFloor(sqnr_db=15), {}) == 30
+    assert len(additive.qualities) < 12
