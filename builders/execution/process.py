@@ -1,8 +1,9 @@
 """Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
 
-The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR (`starting`); the child runs
-it and leaves WORKDIR/result.json, by atomic rename; its output goes to WORKDIR/job.log. The child leads a session and process
-group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is killed.
+The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR (`starting`); the child runs it
+and leaves WORKDIR/result.json, by atomic rename; its output goes to WORKDIR/job.log. The child leads a session and
+process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
+killed.
 It runs with WORKDIR as its current and its temporary folder, so that arguments name absolute paths and files left
 behind vanish with WORKDIR. A job that has promised to end when asked (`heed_stop`) is asked before it is killed for its
 time or because it was cancelled, and has `GRACE_S` to save what it measured.
