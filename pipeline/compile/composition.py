@@ -31,7 +31,7 @@ from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.compile.suspects import find_suspects
 from pipeline.outcome import JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, RunConcluded
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Attributed, BuildPlan, Built, Exported, Graph, GraphVariant, Observed, Unit
 
 Item = TypeVar("Item")
@@ -177,7 +177,7 @@ def judge_all(
     When a step raises, they are finished and on record before that is raised.
     """
     variants = buildable_variants(spec, selection, exported)
-    plain = [variant for variant in variants if is_exported(variant, exported)]
+    plain = find_plain(variants, spec, exported, selection)
     first = plan_plain(plain, spec, exported, selection, context, run)
     with ThreadPoolExecutor(1) as aside:
         # In this context: what a runner knows of its run is kept in variables of it.
@@ -195,6 +195,17 @@ def judge_all(
     names = [item.unit for item in candidates(spec, selection) if item.unit in known]
     plan = BuildPlan(spec.model, tuple(known[name] for name in names))
     return plan, [verdicts[unit.name] for unit in plan.wanted]
+
+
+def find_plain(
+    variants: Sequence[GraphVariant], spec: ModelSpec, exported: Exported, selection: Selection
+) -> list[GraphVariant]:
+    """The variants that are the exported model itself; none where the spec requires a unit of another one, which may
+    turn out to be refused: then nothing is to be built."""
+    plain = [variant for variant in variants if is_exported(variant, exported)]
+    others = [item.unit for item in candidates(spec, selection) if item.variant not in plain]
+    waits = any(matches_unit(pattern, unit) for pattern in spec.build.required for unit in others)
+    return [] if waits else plain
 
 
 def plan_plain(

@@ -59,12 +59,30 @@ def test_what_is_under_way_when_calibration_fails_is_kept(
     assert "cpu fp32 onnxruntime: cached" in project.build().err
 
 
+def refuse(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """Have a precision be refused when its units are planned."""
+    monkeypatch.setattr(
+        "pipeline.compile.plan._refusal", lambda _, item, *__: "no" if item.precision == refused else None
+    )
+
+
 def test_a_required_unit_that_is_refused_stops_the_run_before_calibration(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(composition, "observe", lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr("pipeline.compile.plan._refusal", lambda *_: "this backend takes no such dims")
+    refuse(monkeypatch, "fp32")
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": ["cpu fp32"]})
     done = project.build()
-    assert done.code == 1 and "this backend takes no such dims" in done.err and not calls
+    assert done.code == 1 and "units that the spec requires are refused" in done.err and not calls
+
+
+def test_nothing_is_built_before_it_is_known_that_a_required_unit_can_be(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(composition, "build", lambda *arguments: calls.append(arguments))
+    refuse(monkeypatch, "int8")
+    project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": ["cpu int8"]})
+    done = project.build()
+    assert done.code == 1 and "units that the spec requires are refused" in done.err and not calls
