@@ -5,7 +5,6 @@ which the export alone needs, would take memory in every other step.
 """
 
 PRELOADED = (
-    "builders.backends.onnxruntime.cpu",
     "builders.onnx_graphs.constant_part",
     "builders.onnx_graphs.weights",
     "builders.reference",
