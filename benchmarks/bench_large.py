@@ -73,11 +73,10 @@ def watch(words: Sequence[str], folders: Sequence[Path], environment: dict[str, 
 
 def _step_of(child: psutil.Process) -> str:
     """The name of the request that a job's process runs; '' of another process."""
-    words = child.cmdline()
-    if "builders.execution.child" not in words:
+    if not {"builders.execution.child", "builders.execution.fork_server"} & {*child.cmdline()}:
         return ""
     with suppress(OSError, ValueError, KeyError):
-        job = json.loads((Path(words[-1]) / "job.json").read_text())
+        job = json.loads((Path(child.cwd()) / "job.json").read_text())
         return f"{job['request']['type'].rpartition(':')[2]} {child.pid}"
     return ""
 

@@ -5,8 +5,9 @@
 MODEL takes arrays of [batch, sequence], as MiniLM does. Both sides make fp32 and int8 for the CPU: check and shape the
 model, run it on golden data and at the ends of its dims, calibrate by extremes, quantize products with constant
 weights, compare both graphs as they are written, build and compare the fp32 engine, time it. The script keeps nothing,
-isolates nothing, and measures no noise floor, no slices, no repeated calls and no breakdown of time. Attribution, which
-starts only where a check failed, has no counterpart there and is left out; `--attribution` says what it adds.
+isolates nothing, and measures no noise floor, no slices, no repeated calls and no breakdown of time. The search of int8
+and attribution, which start only where a check failed, have no counterpart there and are left out; `--attribution` says
+what the latter adds.
 """
 
 import argparse
@@ -149,6 +150,7 @@ def write_spec(folder: Path, model: Path, calibration: Path, golden: Path, attri
         "precisions": ["fp32", "int8"],
         "targets": ["cpu"],
         "calibration": {"data": calibration.name},
+        "quantization": {"search": "never"},
         "golden": {"data": golden.name},
         **({} if attribution else {"validation": {"attribution": "off"}}),
     }

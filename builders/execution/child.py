@@ -1,4 +1,4 @@
-"""The child's side of `process`: `python -m builders.execution.child WORKDIR` runs WORKDIR/job.json."""
+"""The child's side of `process`: `python -m builders.execution.child WORKDIR LIFELINE PARENT` runs WORKDIR/job.json."""
 
 import ctypes
 import json
@@ -19,14 +19,15 @@ _PR_SET_PDEATHSIG = 1
 _GUARD = "read _; kill -KILL 0"
 
 
-def main(workdir: Path) -> None:
+def main(workdir: Path, lifeline: int, parent: int) -> None:
     """Run WORKDIR/job.json, leave WORKDIR/result.json, and end at once.
 
-    It ends by `os._exit`: the result is on disk, and no compiler's own teardown may hang or crash on top of it.
+    lifeline: file descriptor of a pipe that closes when the caller ends.  parent: pid. It ends by `os._exit`: the
+    result is on disk, and no compiler's own teardown may hang or crash on top of it.
     """
     task = decode(json.loads((workdir / "job.json").read_text()), ChildTask)
-    die_with_parent(task.parent)
-    guard = _start_guard(task.lifeline)
+    die_with_parent(parent)
+    guard = _start_guard(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     unfinished = workdir / "result.json.part"
     unfinished.write_text(_outcome(task, workdir))
@@ -80,4 +81,4 @@ def _outcome(task: ChildTask, workdir: Path) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -185,13 +185,10 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class ChildTask:
-    """The content of job.json. request: as `encode_request` writes it.  parent: pid.  lifeline: file descriptor of a
-    pipe that closes when the parent ends."""
+    """The content of job.json. request: as `encode_request` writes it."""
 
     request: object
     store: str
-    parent: int
-    lifeline: int
 
 
 def encode_request(request: Request[object]) -> dict[str, object]:

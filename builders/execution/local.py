@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from builders.execution.jobs import Job, Result, Started, Waiting, Watch, ignore_event
 from builders.execution.process import run_job
 from builders.execution.retries import run_with_retries
+from builders.execution.starting import Start, spawn
 from builders.execution.workdir import workdir
 from enginery.core.errors import StepError
 
@@ -17,13 +18,14 @@ ALONE = "the jobs that run here, to be timed alone"
 
 
 class LocalExecutor:
-    """An `Executor` of local processes. `jobs` is how many run at once; by default as many as there are CPUs.
+    """An `Executor` of local processes. jobs: how many run at once, by default as many as there are CPUs.  start: how
+    they come to be.
 
     Of `Job.needs` GPUs count, of which there is one here: jobs that hold it run one after the other; and `alone`.
     """
 
-    def __init__(self, jobs: int | None = None) -> None:
-        self._jobs = jobs or os.cpu_count() or 1
+    def __init__(self, jobs: int | None = None, start: Start = spawn) -> None:
+        self._jobs, self._start = jobs or os.cpu_count() or 1, start
         self._slots = threading.Semaphore(self._jobs)
         self._gpu, self._alone = threading.Semaphore(1), threading.Semaphore(1)
         # A plain flag, not an Event: setting it takes no lock, which is what a signal handler needs.
@@ -40,7 +42,7 @@ class LocalExecutor:
             with gpu, slot:
                 watch(Started(job.name))
                 with workdir() as folder:
-                    return run_job(job, folder, lambda: self._cancelled, watch)
+                    return run_job(job, folder, lambda: self._cancelled, watch, self._start)
 
         return run_with_retries(job, watch, attempt, clustered=False)
 

@@ -1,8 +1,9 @@
 """Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
 
-The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR; the child runs it and
-leaves WORKDIR/result.json, by atomic rename; its output goes to WORKDIR/job.log. The child leads a session and process
-group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is killed.
+The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR (`starting`); the child runs it
+and leaves WORKDIR/result.json, by atomic rename; its output goes to WORKDIR/job.log. The child leads a session and
+process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
+killed.
 It runs with WORKDIR as its current and its temporary folder, so that arguments name absolute paths and files left
 behind vanish with WORKDIR. A job that has promised to end when asked (`heed_stop`) is asked before it is killed for its
 time or because it was cancelled, and has `GRACE_S` to save what it measured.
@@ -16,11 +17,10 @@ import codecs
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 
 from builders.execution.jobs import (
@@ -38,58 +38,59 @@ from builders.execution.jobs import (
     result_type,
 )
 from builders.execution.memory import held_mib, oom_kills
+from builders.execution.starting import FOLDER_VARIABLE, Child, Start, spawn
 from enginery.core.codec import decode, encode
 from enginery.core.errors import StepError, error_from_json
 
 TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384
-# How a child is started; -P keeps its current folder out of what it imports.
-PYTHON = (sys.executable, "-P", "-X", "faulthandler")
 # How long a job that promised to end when asked (`heed_stop`) may take for it.
 GRACE_S = 10.0
-_WORKDIR = "ENGINERY_JOB_FOLDER"
 _HEEDS, _STOP = "job.heeds", "job.stop"
 # A watch is told of a peak that is higher by a tenth and by this much.
 _NOTABLE_MIB = 16.0
 
 
 def run_job(
-    job: Job[Result], workdir: Path, cancelled: Callable[[], bool] = lambda: False, watch: Watch = ignore_event
+    job: Job[Result],
+    workdir: Path,
+    cancelled: Callable[[], bool] = lambda: False,
+    watch: Watch = ignore_event,
+    start: Start = spawn,
 ) -> Result:
     """Run `job` in a fresh process under `workdir` (which must exist) and return the result of its request.
 
     `cancelled` is called every `TICK_S`. `watch` gets the events of phases, output, memory and usage; the executor
-    tells it the rest.
+    tells it the rest. start: how the process comes to be.
     Raises the EngineryError that the request raised (class and message), or StepError: kind 'error' (any other
     exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory', 'node-memory' (the kernel killed
     it for that) or 'cancelled', with the end of the log.
     """
     workdir = workdir.resolve()
     killed_before = oom_kills()
-    process, lifeline = _start(job, workdir)
+    child, lifeline = _start(job, workdir, start)
     observer = _Observer(job.name, workdir, watch)
     ended = None
     try:
-        ended = _watch(process.pid, job, cancelled, observer)
+        ended = _watch(child, job, cancelled, observer)
         if ended is not None and ended[0] in ("timeout", "cancelled"):
-            _ask_to_end(process.pid, workdir)
+            _ask_to_end(child, workdir)
     finally:  # also on Ctrl-C
-        os.killpg(process.pid, signal.SIGKILL)
-        cpu_s = _take_status(process)
+        status, cpu_s = astuple(child.end())
         os.close(lifeline)
         observer.end(cpu_s)
     if ended is not None:
         kind, reason = ended
         raise StepError(f"{job.name}: {reason}", kind, log_tail(workdir), observer.peak_mib)
-    if process.returncode == -signal.SIGKILL and oom_kills() > killed_before:
+    if status == -signal.SIGKILL and oom_kills() > killed_before:
         reason = f"killed by the kernel, which ran out of memory; it held {observer.peak_mib:.0f} MiB"
         raise StepError(f"{job.name}: {reason}", "node-memory", log_tail(workdir), observer.peak_mib)
-    return _result(job, process.returncode, workdir)
+    return _result(job, status, workdir)
 
 
 def enter_phase(name: str) -> None:
     """Say what the job does now, in the job's own process. Elsewhere, and on a full disk, nothing happens."""
-    if folder := os.environ.get(_WORKDIR):
+    if folder := os.environ.get(FOLDER_VARIABLE):
         with suppress(OSError):
             fresh = Path(folder) / "job.phase.part"
             fresh.write_text(name)
@@ -101,7 +102,7 @@ def heed_stop() -> Callable[[], bool]:
 
     For the job's own process; elsewhere that function always gives False.
     """
-    folder = os.environ.get(_WORKDIR)
+    folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
         return lambda: False
     with suppress(OSError):
@@ -119,30 +120,17 @@ def log_tail(workdir: Path) -> str:
         return stream.read().decode(errors="replace")
 
 
-def _start(job: Job[object], workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _start(job: Job[object], workdir: Path, start: Start) -> tuple[Child, int]:
     """The child, and the end of a pipe that no other process holds: when it closes, the child's group dies."""
+    (workdir / "job.json").write_text(json.dumps(encode(ChildTask(encode_request(job.request), job.store))))
     theirs, ours = os.pipe()
-    task = ChildTask(encode_request(job.request), job.store, os.getpid(), theirs)
-    (workdir / "job.json").write_text(json.dumps(encode(task)))
-    environment = {**os.environ, "PYTHONPATH": module_path(), "TMPDIR": str(workdir), _WORKDIR: str(workdir)}
-    command = [*PYTHON, "-m", "enginery.rooms", "builders.execution.child", str(workdir)]
     try:
-        with (workdir / "job.log").open("wb") as log:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=workdir, env=environment,
-                pass_fds=(theirs,), start_new_session=True,
-            )  # fmt: skip
+        return start(workdir, theirs), ours
     except BaseException:
         os.close(ours)
         raise
     finally:
         os.close(theirs)
-    return child, ours
-
-
-def module_path() -> str:
-    """What PYTHONPATH must be for a child that is to find the modules that this process finds."""
-    return os.pathsep.join(place or os.getcwd() for place in sys.path)  # noqa: PTH109 - joined as text
 
 
 class _Observer:
@@ -190,17 +178,19 @@ class _Observer:
         self._watch(ProcessEnded(self._name, Usage(time.monotonic() - self._begun, self.peak_mib, cpu_s)))
 
 
-def _watch(pid: int, job: Job[object], cancelled: Callable[[], bool], observer: _Observer) -> tuple[str, str] | None:
+def _watch(
+    child: Child, job: Job[object], cancelled: Callable[[], bool], observer: _Observer
+) -> tuple[str, str] | None:
     """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
     limits = job.limits
     deadline = time.monotonic() + limits.timeout_s
-    while not _has_ended(pid):
+    while not child.has_ended():
         observer.look()
         if cancelled():
             return "cancelled", "cancelled"
         if time.monotonic() > deadline:
             return "timeout", f"still running after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
-        used_mib = held_mib(pid)
+        used_mib = held_mib(child.pid)
         observer.weigh(used_mib)
         if used_mib > limits.memory_mib:
             return "memory", f"held {used_mib:.0f} MiB, its limit is {limits.memory_mib} MiB; {limits.raise_memory}"
@@ -208,27 +198,15 @@ def _watch(pid: int, job: Job[object], cancelled: Callable[[], bool], observer: 
     return None
 
 
-def _ask_to_end(pid: int, workdir: Path) -> None:
+def _ask_to_end(child: Child, workdir: Path) -> None:
     """Ask a job that heeds it to end, and wait up to `GRACE_S` for that."""
     if not (workdir / _HEEDS).exists():
         return
     with suppress(OSError):
         (workdir / _STOP).touch()
     deadline = time.monotonic() + GRACE_S
-    while not _has_ended(pid) and time.monotonic() < deadline:
+    while not child.has_ended() and time.monotonic() < deadline:
         time.sleep(TICK_S)
-
-
-def _has_ended(pid: int) -> bool:
-    # WNOWAIT leaves a zombie, which keeps the group's number from being given to strangers until it is killed.
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _take_status(process: subprocess.Popen[bytes]) -> float:
-    """Wait for the process, and set its exit status; its CPU time in seconds, with that of processes it waited for."""
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return used.ru_utime + used.ru_stime
 
 
 def _result(job: Job[Result], status: int, workdir: Path) -> Result:

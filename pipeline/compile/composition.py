@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from pipeline.compile.missed import MissedGraphs, find_missed, search_missed
-from pipeline.compile.plan import Selection, buildable_variants, check_required, find_unserved, plan_builds
+from pipeline.compile.plan import (
+    Selection,
+    buildable_variants,
+    candidates,
+    check_required,
+    find_unserved,
+    plan_builds,
+)
 from pipeline.compile.publication.attributed import publish_attributions
 from pipeline.compile.publication.draft import draft_version
 from pipeline.compile.publication.pages import draw_page
@@ -17,15 +24,15 @@ from pipeline.compile.steps.attributions import attribute
 from pipeline.compile.steps.calibration import merge, observe, parts_of
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import export
-from pipeline.compile.steps.graphs import quantize
+from pipeline.compile.steps.graphs import is_exported, quantize
 from pipeline.compile.steps.latency import measure
 from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.compile.suspects import find_suspects
 from pipeline.outcome import JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, RunConcluded
-from pipeline.spec.model import ModelSpec
-from pipeline.values import Attributed, BuildPlan, Built, Exported, Graph, Observed
+from pipeline.spec.model import ModelSpec, matches_unit
+from pipeline.values import Attributed, BuildPlan, Built, Exported, Graph, GraphVariant, Observed, Unit
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -93,12 +100,28 @@ def prepare(spec: ModelSpec, selection: Selection, context: RunContext, run: Ste
 
 def prepare_plainly(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Prepared:
     """The first three steps: export, quantize, plan."""
+    exported = export_served(spec, selection, context, run)
+    return quantize_all(buildable_variants(spec, selection, exported), spec, exported, selection, context, run)
+
+
+def export_served(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Exported:
+    """The first step, after what the run leaves out was told."""
     for name in find_unserved(spec, selection):
         reason = f"no backend of the spec ({', '.join(spec.backends)}) builds for it"
         context.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
-    exported = run.call(export, spec, context)
+    return run.call(export, spec, context)
+
+
+def quantize_all(
+    variants: Sequence[GraphVariant],
+    spec: ModelSpec,
+    exported: Exported,
+    selection: Selection,
+    context: RunContext,
+    run: StepRunner,
+) -> Prepared:
+    """The model in these variants, and the plan of the units that are built from them."""
     ranges = calibrate(spec, exported, context, run)
-    variants = buildable_variants(spec, selection, exported)
     kinds = find_searched_kinds(variants, spec, exported)
     choices = run.call(choose, kinds, spec, exported, ranges, context) if kinds else {}
     graphs = run.map(quantize, variants, spec, exported, ranges, choices, context)
@@ -132,25 +155,91 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
 
     Raises what a step raises.
     """
-    ready, built = build_all(prepare_plainly(spec, selection, context, run), spec, selection, context, run)
-    judged: Sequence[JudgedUnit] = run.map(validate, built, spec, ready.exported, context)
+    exported = export_served(spec, selection, context, run)
+    plan, judged = judge_all(spec, exported, selection, context, run)
     # One by one: two engines at once would time each other.
-    judged = [run.call(measure, item, spec, ready.exported, context) for item in judged]
-    draft = draft_version(spec, ready.exported, ready.plan, judged, context)
+    judged = [run.call(measure, item, spec, exported, context) for item in judged]
+    draft = draft_version(spec, exported, plan, judged, context)
     outcome = run.call(publish_version, draft, draw_page, context)
     # What is proven is published by now: it does not wait for what failed.
-    if attributed := attribute_failures(judged, spec, ready.exported, context, run):
+    if attributed := attribute_failures(judged, spec, exported, context, run):
         outcome = run.call(publish_attributions, outcome, draft, attributed, draw_page, context)
     context.progress.emit(RunConcluded(outcome))
     return outcome
+
+
+def judge_all(
+    spec: ModelSpec, exported: Exported, selection: Selection, context: RunContext, run: StepRunner
+) -> tuple[BuildPlan, list[JudgedUnit]]:
+    """Every unit, planned, built and judged, in the order of the spec.
+
+    Those of the model as it was exported wait for no calibration, so that the first proof comes as early as it can.
+    When a step raises, they are finished and on record before that is raised.
+    """
+    variants = buildable_variants(spec, selection, exported)
+    plain = find_plain(variants, spec, exported, selection)
+    first = plan_plain(plain, spec, exported, selection, context, run)
+    with ThreadPoolExecutor(1) as aside:
+        # In this context: what a runner knows of its run is kept in variables of it.
+        early = aside.submit(copy_context().run, judge_units, first.wanted, spec, exported, context, run)
+        others = [variant for variant in variants if variant not in plain]
+        prepared = quantize_all(others, spec, exported, selection, context, run)
+        told = {unit.name for unit in first.units}
+        fresh = tuple(unit for unit in prepared.plan.units if unit.name not in told)
+        ready, built = build_all(
+            replace(prepared, plan=replace(prepared.plan, units=fresh)), spec, selection, context, run
+        )
+        judged = run.map(validate, built, spec, exported, context)
+    known = {unit.name: unit for unit in (*first.units, *ready.plan.units)}
+    verdicts = {item.built.unit.name: item for item in (*early.result(), *judged)}
+    names = [item.unit for item in candidates(spec, selection) if item.unit in known]
+    plan = BuildPlan(spec.model, tuple(known[name] for name in names))
+    return plan, [verdicts[unit.name] for unit in plan.wanted]
+
+
+def find_plain(
+    variants: Sequence[GraphVariant], spec: ModelSpec, exported: Exported, selection: Selection
+) -> list[GraphVariant]:
+    """The variants that are the exported model itself; none where the spec requires a unit of another one, which may
+    turn out to be refused: then nothing is to be built."""
+    plain = [variant for variant in variants if is_exported(variant, exported)]
+    others = [item.unit for item in candidates(spec, selection) if item.variant not in plain]
+    waits = any(matches_unit(pattern, unit) for pattern in spec.build.required for unit in others)
+    return [] if waits else plain
+
+
+def plan_plain(
+    variants: Sequence[GraphVariant],
+    spec: ModelSpec,
+    exported: Exported,
+    selection: Selection,
+    context: RunContext,
+    run: StepRunner,
+) -> BuildPlan:
+    """The plan of the units of the exported model itself. Raises EngineryError where one that must be is refused."""
+    if not variants:
+        return BuildPlan(spec.model, ())
+    graphs = run.map(quantize, variants, spec, exported, None, {}, context)
+    plan = run.call(plan_builds, spec, exported, graphs, selection, context)
+    context.progress.emit(Planned(plan))
+    check_required(plan)
+    return plan
+
+
+def judge_units(
+    units: Sequence[Unit], spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner
+) -> list[JudgedUnit]:
+    """Some units, built and then judged."""
+    return run.map(validate, run.map(build, units, spec, context), spec, exported, context)
 
 
 def build_all(
     plain: Prepared, spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner
 ) -> tuple[Prepared, list[Built]]:
     """Every unit of the plan, built; what waits for a search of int8 is built after it, and the others beside it."""
-    context.progress.emit(Planned(plain.ready))
-    check_required(plain.ready)
+    if plain.ready.units:
+        context.progress.emit(Planned(plain.ready))
+        check_required(plain.ready)
     with ThreadPoolExecutor(1) as aside:
         # In this context: what a runner knows of its run is kept in variables of it.
         searching = aside.submit(copy_context().run, search_int8, plain, spec, selection, context, run)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from builders.backends import discovery as backends
+from builders.execution.forking import fork_server
 from builders.execution.jobs import Executor
 from builders.execution.local import LocalExecutor
 from enginery.core.digest import digest_of
@@ -22,6 +23,7 @@ from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.composition import InProcess, StepRunner, compile_model
 from pipeline.compile.plan import Selection
+from pipeline.compile.preloaded import PRELOADED
 from pipeline.compile.publication.draft import resolved_spec
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, shown_turn
 from pipeline.intake.places import Found, spec_at
@@ -180,8 +182,8 @@ def start_executors(options: RunOptions, *, signals: bool = True) -> Iterator[Ex
     signals: whether to handle the two here. They belong to the main thread; a flow leaves them to Prefect, which can
     tell a cancelled run from one that crashed only as long as it receives them itself.
     """
-    local = LocalExecutor(options.jobs)
     with ExitStack() as stack:
+        local = LocalExecutor(options.jobs, stack.enter_context(fork_server(PRELOADED)))
         builder: Executor = local
         if options.executor != "local":
             from builders.execution.ray import RayExecutor

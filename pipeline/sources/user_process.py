@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from builders.execution.memory import oom_kills
-from builders.execution.process import PYTHON, ended_error, module_path
+from builders.execution.process import ended_error
+from builders.execution.starting import PYTHON, module_path
 from enginery.arrays import Array
 from enginery.core.errors import StepError
 from enginery.user_code.channel import Arrays, MessageChannel

@@ -30,6 +30,11 @@ def where(workdir: Path) -> dict[str, object]:
     }
 
 
+def imported(names: list[str]) -> list[str]:
+    """Those of some modules that were imported when this process was forked, or by its own request."""
+    return [name for name in names if name in sys.modules]
+
+
 def mark(path: str) -> None:
     """Leave a file, so that a test sees that the job ran."""
     Path(path).write_text(str(os.getpid()))

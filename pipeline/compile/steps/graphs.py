@@ -215,6 +215,11 @@ def quantize(
     return replace(graph, proof=_check_graph(spec, exported, graph, ranges, context))
 
 
+def is_exported(variant: GraphVariant, exported: Exported) -> bool:
+    """Whether the graph of this variant is the exported model as it is, for which nothing is observed or written."""
+    return variant.precision == "fp32" or exported.model.carries_qdq
+
+
 def write_graph(
     variant: GraphVariant,
     spec: "ModelSpec",
@@ -234,7 +239,7 @@ def write_graph(
             f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
             "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
         )
-    if variant.precision == "fp32" or model.carries_qdq:
+    if is_exported(variant, exported):
         proof, own = Proof(metrics=exported.proof.metrics), model.own_int8
         return Graph(variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own, shards=model.shards)
     if variant.precision in CALIBRATED and ranges is None:

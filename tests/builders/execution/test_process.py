@@ -3,11 +3,14 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
+from builders.execution import process
+from builders.execution.forking import fork_server
 from builders.execution.jobs import (
     Job,
     JobEvent,
@@ -18,12 +21,29 @@ from builders.execution.jobs import (
     ProcessLimits,
     encode_request,
 )
-from builders.execution.process import LOG_TAIL_BYTES, run_job
+from builders.execution.process import LOG_TAIL_BYTES
+from builders.execution.starting import Start, spawn
 from enginery.core import errors
 from enginery.core.errors import ModelError, StepError
 from tests.calls import Call, call_job
 
 JOBS = "tests.builders.jobs"
+
+
+STARTS: list[Start] = []
+
+
+@pytest.fixture(params=["spawned", "forked"], autouse=True)
+def how(request):
+    """Every test here runs with a new interpreter for each job, and with processes forked from a warm one."""
+    with fork_server(["json", "no_such_module"]) if request.param == "forked" else nullcontext(spawn) as start:
+        STARTS.append(start)
+        yield request.param
+        STARTS.clear()
+
+
+def run_job(*arguments, **named):
+    return process.run_job(*arguments, **named, start=STARTS[0])
 
 
 def job(function: str, arguments: dict | None = None, **limits: float) -> Job:
@@ -187,28 +207,35 @@ def test_the_log_is_a_tail(tmp_path):
     assert "line 9999" in log and "line 0\n" not in log
 
 
-def test_a_killed_parent_takes_its_child_along(tmp_path):
-    noted = tmp_path / "pid"
-    code = (
-        "from pathlib import Path; from builders.execution.process import run_job; from tests.calls import call_job; "
-        f"run_job(call_job('unit', '{JOBS}:hang', {{'path': {str(noted)!r}}}), Path({str(tmp_path)!r}))"
-    )
+def parent_of(how: str, workdir: Path, function: str, arguments: dict) -> subprocess.Popen[bytes]:
+    """A process that runs a job, started either way."""
+    start = "fork_server([])" if how == "forked" else "nullcontext(spawn)"
+    code = f"""
+from contextlib import nullcontext
+from pathlib import Path
+from builders.execution.forking import fork_server
+from builders.execution.process import run_job
+from builders.execution.starting import spawn
+from tests.calls import call_job
+with {start} as start:
+    run_job(call_job("unit", "{JOBS}:{function}", {arguments}), Path({str(workdir)!r}), start=start)
+"""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    return subprocess.Popen([sys.executable, "-c", code], env=environment)
+
+
+def test_a_killed_parent_takes_its_child_along(how, tmp_path):
+    noted = tmp_path / "pid"
+    parent = parent_of(how, tmp_path, "hang", {"path": str(noted)})
     child = int(read_when_there(noted))
     parent.kill()
     parent.wait()
     assert gone(child)
 
 
-def test_a_killed_parent_takes_along_what_its_child_has_started(tmp_path):
+def test_a_killed_parent_takes_along_what_its_child_has_started(how, tmp_path):
     noted = tmp_path / "pid"
-    code = (
-        "from pathlib import Path; from builders.execution.process import run_job; from tests.calls import call_job; "
-        f"run_job(call_job('unit', '{JOBS}:spawn', {{'path': {str(noted)!r}, 'wait': True}}), Path({str(tmp_path)!r}))"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    parent = parent_of(how, tmp_path, "spawn", {"path": str(noted), "wait": True})
     grandchild = int(read_when_there(noted))
     parent.kill()
     parent.wait()
@@ -222,15 +249,16 @@ def test_no_guard_is_left_behind(tmp_path):
 
 
 def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path):
-    """The parent's pid in job.json is not the real parent: the child must leave without running the request."""
+    """The parent's pid that it is told is not the real parent's: the child must leave without running the request."""
     import json
 
     marked = tmp_path / "marked"
     request = encode_request(Call(f"{JOBS}:mark", {"path": str(marked)}))
-    task = {"request": request, "store": "", "parent": 1, "lifeline": 0}
+    task = {"request": request, "store": ""}
     (tmp_path / "job.json").write_text(json.dumps(task))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
-    ended = subprocess.run([sys.executable, "-m", "builders.execution.child", str(tmp_path)], env=environment)
+    words = [sys.executable, "-m", "builders.execution.child", str(tmp_path), "0", "1"]
+    ended = subprocess.run(words, env=environment)
     assert ended.returncode == 1
     assert not marked.exists()
 

@@ -1,0 +1,110 @@
+"""Forks the processes of jobs from a server that has imported what they need, so that each does not import it again.
+
+The server (`fork_server`) runs one thread of Python and no job; it is started with the first job and ends with the
+context, or when this process is gone. A forked job is a process, session and group of its own within the same limits as
+a spawned one: the server only forks it, keeps its number from being given to others while it is watched, and takes its
+status. When the server dies, its jobs are killed by the kernel (`child.die_with_parent`), and later ones are spawned.
+Why what was imported is safe to fork: docs/decisions/0002-one-process-per-step.md.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from builders.execution.starting import PYTHON, Child, Ended, Start, environment, spawn
+
+# Of one message between the two, in bytes: a path, or a status.
+MOST_BYTES = 1 << 16
+
+
+@contextmanager
+def fork_server(modules: Sequence[str]) -> Iterator[Start]:
+    """A `Start` that forks from a process that has imported `modules`; it spawns where that cannot be (not on Linux,
+    other environment variables or another path of modules than the server has)."""
+    if not hasattr(os, "pidfd_open"):
+        yield spawn
+        return
+    server = _ForkServer(tuple(modules))
+    try:
+        yield server.start
+    finally:
+        server.stop()
+
+
+class _ForkServer:
+    """The server's process, if there is one, and the socket to it."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self._modules, self._lock = modules, Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._environment: Mapping[str, str] = {}
+
+    def start(self, workdir: Path, lifeline: int) -> Child:
+        """Fork a process for the job in `workdir`, or spawn one. Raises OSError."""
+        if self._is_ready():
+            with (workdir / "job.log").open("wb") as log:
+                pid = self.ask({"start": str(workdir)}, (lifeline, log.fileno()))
+            if pid:
+                with suppress(ProcessLookupError):  # the server is gone, and it with that
+                    return _Forked(int(pid[0]), os.pidfd_open(int(pid[0])), self)
+        return spawn(workdir, lifeline)
+
+    def ask(self, message: Mapping[str, object], files: Sequence[int] = ()) -> list[float]:
+        """The server's answer; [] where it has none, because it cannot or is gone."""
+        with self._lock, suppress(OSError, ValueError):
+            if self._socket is not None:
+                socket.send_fds(self._socket, [json.dumps(message).encode()], files)
+                return [float(number) for number in json.loads(self._socket.recv(MOST_BYTES))]
+        return []
+
+    def stop(self) -> None:
+        """End the server; jobs that still run are killed with it."""
+        with self._lock:
+            if self._process and self._socket:
+                self._socket.close()
+                self._process.wait()
+            self._socket = None
+
+    def _is_ready(self) -> bool:
+        """Whether there is a server whose jobs find what spawned ones would; starts it with the first job."""
+        with self._lock:
+            if self._process is None:
+                self._environment = environment()
+                self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with theirs:
+                    words = ("builders.execution.fork_server", str(theirs.fileno()), *self._modules)
+                    quiet = subprocess.DEVNULL
+                    self._process = subprocess.Popen(
+                        [*PYTHON, "-m", "enginery.rooms", *words], stdin=quiet, stdout=quiet, stderr=quiet,
+                        env=self._environment, pass_fds=(theirs.fileno(),), start_new_session=True,
+                    )  # fmt: skip
+        return self._environment == environment()
+
+
+@dataclass(frozen=True)
+class _Forked:
+    """A child of the server. descriptor: can be read when it has ended."""
+
+    pid: int
+    descriptor: int
+    server: _ForkServer
+
+    def has_ended(self) -> bool:
+        return bool(select.select([self.descriptor], [], [], 0)[0])
+
+    def end(self) -> Ended:
+        self.server.ask({"kill": self.pid})
+        select.select([self.descriptor], [], [])  # here, so that one that the kernel cannot end holds up no other
+        os.close(self.descriptor)
+        # Without a server the kernel has killed it, and closing its lifeline kills its group.
+        status, cpu_s = self.server.ask({"take": self.pid}) or (-signal.SIGKILL, 0.0)
+        return Ended(int(status), cpu_s)

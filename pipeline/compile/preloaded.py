@@ -1,0 +1,40 @@
+"""What the workers of several steps import, for the server that they are forked from (`builders.execution.forking`).
+
+Our own modules, and libraries that start no thread of their own; ONNX Runtime, PyTorch and compilers do, and sympy,
+which the export alone needs, would take memory in every other step.
+"""
+
+PRELOADED = (
+    "builders.onnx_graphs.constant_part",
+    "builders.onnx_graphs.weights",
+    "builders.reference",
+    "numpy",
+    "onnx.numpy_helper",
+    "onnx.shape_inference",
+    "pipeline.compile.steps.attributions",
+    "pipeline.compile.steps.calibration",
+    "pipeline.compile.steps.engines",
+    "pipeline.compile.steps.exports",
+    "pipeline.compile.steps.graphs",
+    "pipeline.compile.steps.latency",
+    "pipeline.compile.steps.proofs",
+    "pipeline.quantization.insertion_points",
+    "pipeline.quantization.record",
+    "pipeline.quantization.schemes.write",
+    "pipeline.quantization.statistics.observe",
+    "pipeline.sources.onnx_model",
+    "safetensors.numpy",
+    "validation.attribution.attribute",
+    "validation.calls.checks",
+    "validation.comparison.sessions",
+    "validation.comparison.tasks",
+    "validation.data.overlap",
+    "validation.fuzz.run",
+    "validation.golden.golden_set",
+    "validation.latency.measurement.measure",
+    "validation.latency.roofline.breakdown",
+    "validation.latency.roofline.graph_costs",
+    "validation.limits.budget",
+    "validation.metrics.tally",
+    "validation.perturbation.honest",
+)

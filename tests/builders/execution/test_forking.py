@@ -1,0 +1,86 @@
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from builders.execution.forking import fork_server
+from builders.execution.local import LocalExecutor
+from builders.execution.process import run_job
+from enginery.core.errors import StepError
+from tests.calls import call_job
+
+JOBS = "tests.builders.jobs"
+WARM = ["tests.builders.jobs", "wave"]
+
+
+def where(executor: LocalExecutor, **arguments: object) -> dict:
+    return executor.run(call_job("where", f"{JOBS}:where", arguments))
+
+
+def test_jobs_are_children_of_one_server_that_has_imported_the_modules():
+    with fork_server(WARM) as start:
+        executor = LocalExecutor(2, start)
+        places = [where(executor) for _ in range(3)]
+        (server,) = {place["parent"] for place in places}
+        assert len({place["pid"] for place in places}) == 3 and server != os.getpid()
+        assert executor.run(call_job("unit", f"{JOBS}:imported", {"names": [*WARM, "colorsys"]})) == WARM
+    assert not psutil.pid_exists(server)
+
+
+def test_jobs_run_side_by_side(tmp_path):
+    naps = [call_job("nap", f"{JOBS}:nap", {"seconds": 0.5, "path": str(tmp_path / str(i))}) for i in range(3)]
+    with fork_server(WARM) as start, ThreadPoolExecutor(3) as pool:
+        list(pool.map(LocalExecutor(3, start).run, naps))
+    times = [tuple(map(float, path.read_text().split())) for path in tmp_path.iterdir()]
+    assert max(begin for begin, _ in times) < min(end for _, end in times)
+
+
+def test_no_process_is_started_where_there_is_no_job():
+    before = psutil.Process().children()
+    with fork_server(WARM):
+        assert psutil.Process().children() == before
+
+
+def test_other_environment_variables_or_modules_make_a_process_of_its_own(monkeypatch, tmp_path):
+    with fork_server(WARM) as start:
+        executor = LocalExecutor(1, start)
+        assert where(executor)["parent"] != os.getpid()
+        with monkeypatch.context() as patched:
+            patched.setenv("ENGINERY_CACHE", str(tmp_path))
+            assert where(executor)["parent"] == os.getpid()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "path", [*sys.path, str(tmp_path)])
+            assert where(executor)["parent"] == os.getpid()
+        assert where(executor)["parent"] != os.getpid()
+
+
+def test_a_killed_server_takes_its_job_along_and_later_jobs_are_spawned(tmp_path):
+    noted = tmp_path / "pid"
+    with fork_server(WARM) as start, ThreadPoolExecutor(1) as pool:
+        server = where(LocalExecutor(1, start))["parent"]
+        hangs = pool.submit(run_job, call_job("hang", f"{JOBS}:hang", {"path": str(noted)}), tmp_path, start=start)
+        while not noted.exists():
+            time.sleep(0.02)
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(StepError, match="killed by SIGKILL") as caught:
+            hangs.result(timeout=20)
+        assert caught.value.kind == "crash"
+        assert where(LocalExecutor(1, start))["parent"] == os.getpid()
+
+
+def test_a_server_that_cannot_be_started_costs_nothing_but_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("builders.execution.forking.PYTHON", ("/bin/false",))
+    with fork_server(WARM) as start:
+        assert where(LocalExecutor(1, start))["parent"] == os.getpid()
+
+
+def test_no_file_is_left_open():
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with fork_server(WARM) as start:
+        LocalExecutor(1, start).run(call_job("add", f"{JOBS}:add", {"a": 1, "b": 2}))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

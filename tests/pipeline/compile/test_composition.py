@@ -1,0 +1,88 @@
+"""Units of the exported model itself wait for nothing that the others need; order and results are those of the plan."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from enginery.core.errors import DataError
+from pipeline.compile import composition
+from tests.pipeline.projects import Project
+
+
+@pytest.fixture
+def proven(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a unit was judged."""
+    judged, validate = threading.Event(), composition.validate
+
+    def note(*arguments: Any) -> Any:
+        found = validate(*arguments)
+        judged.set()
+        return found
+
+    monkeypatch.setattr(composition, "validate", note)
+    return judged
+
+
+def test_fp32_is_proven_before_calibration_ends(
+    project: Project, proven: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe = composition.observe
+
+    def wait(*arguments: Any) -> Any:
+        assert proven.wait(120), "no engine was proven before calibration"
+        return observe(*arguments)
+
+    monkeypatch.setattr(composition, "observe", wait)
+    project.change_spec(targets=["cpu"], precisions=["int8", "fp32"])
+    done = project.build()
+    assert done.code == 0, done.err
+    planned = project.run("plan", project.spec, "--json").json["units"]
+    assert [row["precision"] for row in done.json["engines"]] == [unit["precision"] for unit in planned]
+    assert {row["status"] for row in done.json["engines"]} == {"proven"}
+    again = project.build()
+    assert again.json["cached"] and again.json["version"] == done.json["version"]
+
+
+def test_what_is_under_way_when_calibration_fails_is_kept(
+    project: Project, proven: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise DataError("calibration.data is gone")
+
+    monkeypatch.setattr(composition, "observe", fail)
+    project.change_spec(targets=["cpu"], precisions=["fp32", "int8"])
+    done = project.build()
+    assert done.code == 2 and "calibration.data is gone" in done.err
+    assert proven.is_set()
+    monkeypatch.undo()
+    assert "cpu fp32 onnxruntime: cached" in project.build().err
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """Have a precision be refused when its units are planned."""
+    monkeypatch.setattr(
+        "pipeline.compile.plan._refusal", lambda _, item, *__: "no" if item.precision == refused else None
+    )
+
+
+def test_a_required_unit_that_is_refused_stops_the_run_before_calibration(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(composition, "observe", lambda *arguments: calls.append(arguments))
+    refuse(monkeypatch, "fp32")
+    project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": ["cpu fp32"]})
+    done = project.build()
+    assert done.code == 1 and "units that the spec requires are refused" in done.err and not calls
+
+
+def test_nothing_is_built_before_it_is_known_that_a_required_unit_can_be(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(composition, "build", lambda *arguments: calls.append(arguments))
+    refuse(monkeypatch, "int8")
+    project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": ["cpu int8"]})
+    done = project.build()
+    assert done.code == 1 and "units that the spec requires are refused" in done.err and not calls
