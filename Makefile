@@ -15,34 +15,56 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 # What pip does is shown on one line; all that it prints is in the log.
+# Python compiles a module when it is first imported, and most of what is installed never is.
 INSTALL = $(BIN)/python examples/logged.py $(VENV)/pip.log $(BIN)/pip install --progress-bar off --disable-pip-version-check \
-  --constraint constraints.txt --editable
+  --no-compile --constraint constraints.txt --editable
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts docs
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
-.PHONY: demo demo-cluster test check format bench proof docs site chart hunt house zoo conformance node-tests gpu-check cluster-test clean
+.PHONY: demo demo-cluster test check format bench proof docs site chart hunt house zoo conformance node-tests gpu-check cluster-test clean \
+  check-style check-types check-imports check-links
 .DEFAULT_GOAL := test
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Enginery needs Python 3.11 or newer: make PYTHON=...")'
+# $(1): the extras of the package.
+define set_up
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Enginery needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	@$(INSTALL) '.[test,examples]'
+	@$(INSTALL) '.[$(1)]'
+endef
+
+# All that runs, without what tests it.
+$(VENV)/.runs: pyproject.toml constraints.txt
+	$(call set_up,full)
 	@touch $@
 
-demo: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call set_up,test)
+	@touch $(VENV)/.runs $@
+
+demo: $(VENV)/.runs
 	@$(BIN)/python examples/demo.py
 
-demo-cluster: $(VENV)/.installed
+demo-cluster: $(VENV)/.runs
 	$(BIN)/python examples/demo_cluster.py
 
 test: check
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -n auto
 
+# Two at a time; where make can, what each prints in one piece.
 check: $(VENV)/.installed
+	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),-O) check-types check-imports check-links check-style
+
+check-style:
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
+
+check-types:
 	$(BIN)/mypy
+
+check-imports:
 	$(BIN)/lint-imports
+
+check-links:
 	$(SPHINX) --tag links --conf-dir docs --builder dummy . build/links
 
 format: $(VENV)/.installed
@@ -65,13 +87,13 @@ house: $(VENV)/.installed
 	$(BIN)/python -m tests.house --write
 
 hunt: $(VENV)/.installed
-	ENGINERY_HOSTILE_EXAMPLES=$${ENGINERY_HOSTILE_EXAMPLES:-1000} $(BIN)/python -m pytest -n auto --maxprocesses 4 \
+	ENGINERY_HOSTILE_EXAMPLES=$${ENGINERY_HOSTILE_EXAMPLES:-1000} $(BIN)/python -m pytest -n auto \
 	  --hypothesis-profile hunt $$(grep -rl --include='test_*.py' hypothesis tests)
 
 conformance: $(VENV)/.installed
-	@$(INSTALL) '.[test,examples,tvm,iree,xla]'
+	@$(INSTALL) '.[test,tvm,iree,xla]'
 	rm -rf build/conformance
-	ENGINERY_CONFORMANCE=all ENGINERY_CONFORMANCE_FOUND=build/conformance $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist worksteal --timeout 3600 tests/conformance \
+	ENGINERY_CONFORMANCE=all ENGINERY_CONFORMANCE_FOUND=build/conformance $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 3600 tests/conformance \
 	  tests/builders/backends/test_iree.py tests/builders/backends/test_tvm.py tests/builders/backends/test_xla.py
 	$(BIN)/python -m tests.conformance.page --found build/conformance
 

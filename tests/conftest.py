@@ -3,15 +3,19 @@
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.s3 import requests, writing
 from enginery.registry.store.s3.store import S3Store
+from tests import scheduling
 from tests.enginery.faulty_proxy import FaultyProxy, proxying
 from tests.enginery.s3_server import BUCKET, ENVIRONMENT, FOREIGN, serving
 from tests.pipeline.projects import Project, write_project
@@ -31,6 +35,23 @@ settings.register_profile("hunt", CALM, print_blob=True)
 settings.load_profile("enginery")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    scheduling.put_slow_files_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return scheduling.count_workers()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> scheduling.WholeFiles | None:
+    if config.option.dist != "load":  # another was asked for
+        return None
+    config.option.loadscopereorder = False
+    return scheduling.WholeFiles(config, log)
+
+
 @pytest.fixture
 def project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
     """A fresh project; nothing is built."""
@@ -41,14 +62,13 @@ def project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
 @pytest.fixture(scope="session")
 def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Project and registry after one build, to be copied."""
-    import subprocess
-    import sys
+    return scheduling.once_for_all_workers(tmp_path_factory.getbasetemp(), "built", _build)
 
-    place = tmp_path_factory.mktemp("built")
+
+def _build(place: Path) -> None:
     write_project(place / "project")
     command = [sys.executable, "-m", "pipeline.cli", "build", str(place / "project" / "tiny.yaml")]
     subprocess.run([*command, "--registry", str(place / "registry")], check=True, capture_output=True)
-    return place
 
 
 @pytest.fixture

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).parents[2] / "docs/getting-started/first-engine.md"
 BLOCK = re.compile(r"(?:A file `([\w.]+)`.*?)?```(python|yaml|sh)\n(.*?)```", re.DOTALL)
 
 
+@pytest.mark.slow
 def test_its_files_and_commands_give_an_engine_that_runs(tmp_path: Path) -> None:
     home = str(PAGE.parents[2])
     environment = {**os.environ, "PYTHONPATH": home, "ENGINERY_CACHE": str(tmp_path / "cache")}

@@ -58,6 +58,7 @@ def test_it_is_searched_proven_and_told_everywhere(loud: Project) -> None:
     assert WHY in loud.run("plan", loud.spec, "--json").out
 
 
+@pytest.mark.slow
 def test_another_run_and_another_golden_set_search_nothing(loud: Project) -> None:
     assert rows(loud)["int8"]["status"] == "proven"
     kept = searches(loud)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.pipeline.projects import Project, arrays, rebuilt, units
 
@@ -34,6 +35,7 @@ def test_another_method_changes_the_scales_without_running_inference_again(built
 
 GENERATOR = """
 import numpy as np
+import pytest
 
 def samples():
     rng = np.random.default_rng(2)
@@ -83,6 +85,7 @@ def test_int8_without_calibration_data_is_an_error_with_the_remedy(project: Proj
     assert "add calibration.data" in done.err
 
 
+@pytest.mark.slow
 def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
     project.change_spec(precisions=["fp8", "int8-dynamic", "int4"], targets=["cpu", "sm_80", "sm_89"])
     done = project.build()

@@ -232,6 +232,7 @@ def test_a_request_survives_json(tmp_path):
     assert decode(json.loads(json.dumps(encode(request))), ExportRequest) == request
 
 
+@pytest.mark.slow
 def test_processes_with_other_hash_seeds_export_the_same_bytes(tmp_path):
     body = "a = x.relu(); b = x.exp(); return {'s': a @ torch.arange(12.).reshape(3, 4), 't': (a * b).flatten()}"
     request = torch_request(tmp_path, net(body))

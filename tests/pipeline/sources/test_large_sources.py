@@ -41,6 +41,7 @@ def test_an_onnx_file_is_exported_with_its_weights_in_shards(tmp_path):
     assert any("lie in shards" in note for note in exported.notes)
 
 
+@pytest.mark.slow
 def test_a_torch_model_is_the_same_in_shards(tmp_path):
     code = LINEAR.replace("width=4", "width=400")
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()

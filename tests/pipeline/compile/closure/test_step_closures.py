@@ -123,6 +123,7 @@ def redone(changed: dict[str, bytes], steps: Iterable[str] = STEPS) -> set[str]:
     return {step for step in steps if digest(step, changed) != closure(step).digest}
 
 
+@pytest.mark.slow
 def test_every_module_of_a_closure_redoes_its_steps_and_no_others() -> None:
     """One module at a time, all that it defines is changed."""
     inside = sorted({module for step in STEPS for module in closure(step).modules})

@@ -110,7 +110,14 @@ class Prefect:
             return until(f"{count} ended runs of {flow}", look)
         except AssertionError as error:
             states = [run["state_type"] for run in self.runs(flow)]
-            raise AssertionError(f"{error}; there are {states}\n{self._tell_errors()}") from None
+            told = "\n".join([f"{error}; there are {states}", *self.failed_actions(), self._tell_errors()])
+            raise AssertionError(told) from None
+
+    def failed_actions(self) -> list[str]:
+        """What automations could not do, with the reason: Prefect does not try it again, and no run comes of it."""
+        asked = {"filter": {"event": {"name": ["prefect.automation.action.failed"]}}}
+        found = self.post("/events/filter", asked)["events"]
+        return [f"{event['payload']['action_type']}: {event['payload']['reason']}" for event in found]
 
     def _tell_errors(self) -> str:
         """The last lines of the server's and the worker's logs that tell of errors."""

@@ -1,0 +1,66 @@
+"""Slow files come first, and whole files and one Ray fleet go to one worker; `make` installs what each target needs."""
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.scheduling import WholeFiles, once_for_all_workers, put_slow_files_first
+
+ROOT = Path(__file__).parents[1]
+
+
+def item(file: str, *markers: str) -> SimpleNamespace:
+    return SimpleNamespace(path=file, get_closest_marker=lambda name: name in markers)
+
+
+def test_files_with_a_slow_test_come_first_and_stay_whole() -> None:
+    quick, slow, beside, server = item("a"), item("b", "slow"), item("b"), item("c", "server")
+    items = [quick, beside, slow, server]
+    put_slow_files_first(items)
+    assert items == [beside, slow, server, quick]
+
+
+@pytest.mark.parametrize(
+    ("test", "scope"),
+    [
+        ("tests/a/test_b.py::test_c[x::y/z]", "tests/a/test_b.py"),
+        ("tests/builders/execution/ray/test_fleet.py::test_c", "tests/builders/execution/ray"),
+    ],
+)
+def test_a_worker_gets_a_whole_file_and_all_that_shares_a_fleet(test: str, scope: str) -> None:
+    assert WholeFiles._split_scope(None, test) == scope
+
+
+def test_what_all_workers_need_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    made: list[Path] = []
+
+    def fill(folder: Path) -> None:
+        made.append(folder)
+        folder.mkdir()
+        if len(made) == 1:
+            raise OSError("the first worker dies")
+
+    with pytest.raises(OSError, match="dies"):
+        once_for_all_workers(tmp_path / "gw0", "thing", fill)
+    found = {once_for_all_workers(tmp_path / worker, "thing", fill) for worker in ("gw0", "gw1")}
+    assert found == {tmp_path / "thing"} and (tmp_path / "thing").is_dir() and len(made) == 2
+
+
+def make(target: str) -> str:
+    """What make would run, on a machine where nothing was installed."""
+    command = ["make", "--dry-run", "--always-make", target]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_demo_installs_no_test_tools_and_what_it_installs_serves_the_tests_too() -> None:
+    assert "'.[full]'" in make("demo") and "[test" not in make("demo")
+    assert "'.[test]'" in make("check") and "touch .venv/.runs .venv/.installed" in make("check")
+
+
+def test_checking_leaves_nothing_out() -> None:
+    checks = make("check")
+    for tool in ("ruff format --check", "ruff check", "mypy", "lint-imports", "--tag links"):
+        assert f"/{tool}" in checks or f" {tool}" in checks, tool
