@@ -145,7 +145,7 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
 
 
 def load_pt2(path: Path) -> "torch.export.ExportedProgram":
-    """A saved program. Raises ModelError for a file that cannot be loaded."""
+    """A saved program. Raises ModelError for a file that cannot be loaded, and for arguments that are no tensors."""
     import torch
 
     if not path.is_file() or not zipfile.is_zipfile(path):
@@ -157,11 +157,17 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
     try:
         # Here and below: torch warns about its own internals, which under `-W error` would end the export.
         with warnings.catch_warnings(action="ignore"):
-            return torch.export.load(path)
+            exported = torch.export.load(path)
     except Exception as error:
         raise ModelError(
             f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
         ) from error
+    if fixed := [given for given in exported.graph_signature.user_inputs if not isinstance(given, str)]:
+        raise ModelError(
+            f"{path.name} was exported with arguments that are no tensors ({', '.join(map(repr, fixed))}), which no "
+            "engine takes; leave them to their defaults in the call of torch.export.export, or fix them in the module"
+        )
+    return exported
 
 
 def load_weights(module: "torch.nn.Module", path: Path) -> None:

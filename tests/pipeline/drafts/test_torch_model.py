@@ -240,3 +240,13 @@ def test_a_program_says_names_types_and_ranges(tmp_path: Path) -> None:
     (tmp_path / "q.pt2").write_bytes(np.zeros(8).tobytes())
     with pytest.raises(ModelError, match=r"not a \.pt2 archive"):
         look_at_pt2(tmp_path, "q.pt2")
+
+
+def test_a_program_with_an_argument_that_is_no_tensor_says_how_to_export_it(tmp_path: Path) -> None:
+    class Gain(torch.nn.Module):
+        def forward(self, x: torch.Tensor, gain: float = 2.0) -> torch.Tensor:
+            return x * gain
+
+    torch.export.save(torch.export.export(Gain(), (torch.zeros(3), 2.0)), tmp_path / "p.pt2")
+    with pytest.raises(ModelError, match=r"no tensors \(2\.0\).*leave them to their defaults"):
+        look_at_pt2(tmp_path, "p.pt2")
