@@ -83,3 +83,22 @@ def test_what_is_no_model_is_refused(tmp_path, content):
     (tmp_path / "m.onnx").write_bytes(content)
     with pytest.raises(ModelError, match=r"m\.onnx is no valid ONNX model"):
         plain(tmp_path / "m.onnx")
+
+
+OLD = """
+    <ir_version: 7, opset_import: ["": 11]>
+    g (float[n, 3] x, bool c) => (float[n, 1, 3] y) {
+        u = Unsqueeze <axes = [1]> (x)
+        y = If (c) <then_branch = a () => (float[n, 1, 3] p) { p = Neg (u) },
+                    else_branch = b () => (float[n, 1, 3] q) { q = Abs (u) }>
+    }
+"""
+
+
+@pytest.mark.parametrize(("text", "opset"), [(OLD.partition("y = If")[0] + "y = Neg (u) }", 17), (OLD, 11)])
+def test_an_old_opset_is_lifted_unless_a_node_has_a_graph_inside(tmp_path, text, opset):
+    text = text if opset == 11 else text.replace(", bool c", "")
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    copy, _ = plain(tmp_path / "model.onnx")
+    assert copy.opset_import[0].version == opset
+    onnx.checker.check_model(copy, full_check=True)
