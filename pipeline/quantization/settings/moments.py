@@ -112,6 +112,8 @@ def as_weight(matrices: Floats, shape: Sequence[int]) -> Floats:
 
 
 MOST_BYTES = 128 << 20
+# Layers of one pass, whose activations a run gives all at once. The first layers have large ones and small matrices.
+MOST_LAYERS = 8
 # Patches drawn for each value in one, and at least. On ResNet-50, `docs/concepts/choice.md` has what they give.
 PATCHES_PER_VALUE = 3
 LEAST_PATCHES = 8192
@@ -226,10 +228,11 @@ def find_layers(
 
 
 def batches(layers: Sequence[Layer], most: int = MOST_BYTES) -> Iterator[tuple[Layer, ...]]:
-    """Consecutive layers whose matrices take at most so many bytes together."""
+    """Consecutive layers, `MOST_LAYERS` at most, whose matrices take at most so many bytes together."""
     held: list[Layer] = []
     for layer in layers:
-        if held and sum(other.bytes for other in held) + layer.bytes > most:
+        full = len(held) == MOST_LAYERS or sum(other.bytes for other in held) + layer.bytes > most
+        if held and full:
             yield tuple(held)
             held = []
         held.append(layer)
