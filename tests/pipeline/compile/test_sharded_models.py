@@ -114,8 +114,8 @@ def test_images_and_bundles_hold_the_shards(sharded: Project, tmp_path) -> None:
         names = tar.getnames()
     store = open_store(str(sharded.registry))
     manifest = locate(store, parse_reference("tiny")).manifest
-    (shard,) = manifest.shards[str(manifest.engines[0].digest)]
-    assert shard in names
+    shard, *others = manifest.shards[str(manifest.engines[0].digest)]
+    assert {shard, *others} <= set(names)
     bundle = write_offline_bundle(store, manifest, tmp_path / "bundle")
     OfflineBundle.load(bundle.folder)
     (carried := bundle.engines[0].path.with_name(shard)).unlink()
