@@ -145,7 +145,8 @@ class MeasuredDrift:
         if self.drift.slices is None:
             return None
         usual, honest = (part.slices if part else None for part in (self.usual, self.honest))
-        return worst_slice(self.drift.slices, limit, usual, honest, self.still, self.rounded)
+        peak = math.ldexp(self._sized.peak, -self.drift.exponent)
+        return worst_slice(self.drift.slices, limit, usual, honest, self.still, self.rounded, peak)
 
 
 def still_share(expected: np.dtype) -> float:

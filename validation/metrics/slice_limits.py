@@ -18,7 +18,8 @@ nothing in these cases, which are judged otherwise:
   edge it is the golden set's.
 - the variation is not judged of such slices, nor of one to which a single element contributes more than half (a column
   that is clamped to the same number but once): that element off is half of the variation.
-- nor is it of a slice that varies by no more than its rounding; nor of any under a limit below `FINE_DB` without
+- nor is it of a slice that varies by no more than its rounding or that of the output's peak (a Sigmoid near 0 is off by
+  units of 1); nor of any under a limit below `FINE_DB` without
   measured rounding: the logit of a class that no sample shows varies by less than a step of 8 bits.
 
 At an index that honest rounding was not measured at, as of an image larger than the golden ones, it counts as the
@@ -90,6 +91,7 @@ def worst_slice(
     honest: Slices | None = None,
     still: float = DEAD,
     rounded: bool = True,
+    peak: float = 0.0,
 ) -> WorstSlice | None:
     """The slice with the least SQNR beyond its limit; None where no slice can be judged.
 
@@ -97,7 +99,7 @@ def worst_slice(
     case of few samples: a slice has at least its energy there, and its error may be EDGE_MARGIN times as large.
     honest: slices of an honest kernel's errors.  still: share of a slice's energy up to which its variation is
     rounding.  rounded: whether the expected output was rounded to the same precision, so that all of its variation may
-    be honest rounding.
+    be honest rounding.  peak: the output's greatest magnitude; up to `still` of its square a variation is rounding too.
     """
     found = []
     for axis, sums in slices.axes.items():
@@ -106,7 +108,7 @@ def worst_slice(
             continue
         shared = _is_spread(slices if usual is None else usual, axis, len(sums.count))
         known, made = (part.axes.get(axis) if part else None for part in (usual, honest))
-        sqnr_db, limits, lost = _values(sums, limit, known, made, still, rounded, shared)
+        sqnr_db, limits, lost = _values(sums, limit, known, made, (still, still * peak * peak), rounded, shared)
         with np.errstate(invalid="ignore"):
             margins = np.where(sums.error_sq == 0, math.inf, sqnr_db - limits)
         worst = int(judged[np.argmin(margins[judged])])
@@ -120,13 +122,14 @@ def _values(
     limit: float | None,
     usual: AxisSums | None,
     honest: AxisSums | None,
-    still: float,
+    still: tuple[float, float],
     rounded: bool,
     shared: tuple[Array, Array],
 ) -> tuple[Array, Array, Array]:
     """For each slice (size,): its SQNR and its limit in decibels, and whether its variation sets the limit and is lost.
 
-    shared: as `_is_spread` gives it.
+    still: the share of its energy, and the energy per element, up to which a slice's variation is rounding.  shared: as
+    `_is_spread` gives it.
     """
     energy = _at_least("expected_sq", sums, usual)
     mean = float(energy.sum() / sums.count.sum())
@@ -144,7 +147,8 @@ def _values(
         allowed[chance] = np.maximum(allowed, CHANCE_MARGIN * made)[chance]
     allowed *= 1.0 if usual is None else EDGE_MARGIN
     variation = _at_least("centered_sq", sums, usual)
-    varies = ~dead & shared[1] & (variation > still * energy) & (honest is not None or limit >= FINE_DB)
+    rounds = variation <= np.maximum(still[0] * energy, still[1] * sums.count)
+    varies = ~dead & shared[1] & ~rounds & (honest is not None or limit >= FINE_DB)
     faint = variation <= FAINT * float(variation.sum() / sums.count.sum()) * sums.count
     lossy = rounded | (faint & (len(signal) >= MANY))
     half = np.where(varies, np.maximum(VARIATION * variation, np.where(lossy, rounding, 0.0)), math.inf)

@@ -242,3 +242,12 @@ def test_a_hundredth_of_many_slices_may_exceed_honest_rounding_by_chance(size, o
     actual = expected + np.where(np.arange(size) < off, factor, 1.0) * error
     found = worst_slice(measure(expected, actual, samples=64).slices, 60.0, honest=honest, rounded=False)
     assert (found.margin_db >= 0) is allowed
+
+
+@pytest.mark.parametrize(("peak", "judged"), [(0.0, True), (10.0, False)])
+def test_a_variation_within_the_rounding_of_the_peak_is_not_judged(peak, judged):
+    expected = noisy((64, 6), 0)[0] * np.where(np.arange(6) == 3, 1e-6, 1.0) + np.where(np.arange(6) == 3, 1e-5, 0.0)
+    actual = expected + np.where(np.arange(6) == 3, 0.9 * (expected - expected.mean(axis=0)), 0.0)
+    slices = measure(expected, actual, samples=64).slices
+    found = worst_slice(slices, 20.0, honest=slices, still=(8 * 2.0**-23) ** 2, rounded=False, peak=peak)
+    assert found.of_variation is judged

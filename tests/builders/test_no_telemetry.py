@@ -1,0 +1,20 @@
+"""onnxruntime reports nothing and keeps nothing of its own in the home directory, unless it is asked to."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("variables", [{}, {"ORT_DISABLE_TELEMETRY": "1"}])
+def test_opening_a_graph_leaves_nothing_at_home(tmp_path: Path, variables: dict[str, str]) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))}
+    program = "import builders.reference, onnxruntime, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    found = subprocess.run(
+        [sys.executable, "-c", program], env={**kept, "HOME": str(tmp_path), **variables}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.strip() == "1"
+    assert not list(tmp_path.rglob("*"))
