@@ -99,12 +99,18 @@ class _Forked:
     server: _ForkServer
 
     def has_ended(self) -> bool:
-        return bool(select.select([self.descriptor], [], [], 0)[0])
+        return self._wait(timeout_ms=0)
 
     def end(self) -> Ended:
         self.server.ask({"kill": self.pid})
-        select.select([self.descriptor], [], [])  # here, so that one that the kernel cannot end holds up no other
+        self._wait()  # here, so that one that the kernel cannot end holds up no other
         os.close(self.descriptor)
         # Without a server the kernel has killed it, and closing its lifeline kills its group.
         status, cpu_s = self.server.ask({"take": self.pid}) or (-signal.SIGKILL, 0.0)
         return Ended(int(status), cpu_s)
+
+    def _wait(self, timeout_ms: int | None = None) -> bool:
+        """Whether it has ended, or does within a time. poll: `select` takes no descriptor above 1023."""
+        waiting = select.poll()
+        waiting.register(self.descriptor, select.POLLIN)
+        return bool(waiting.poll(timeout_ms))
