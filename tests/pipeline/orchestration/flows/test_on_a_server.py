@@ -164,6 +164,6 @@ def in_the_middle(prefect: Prefect, place: Path) -> tuple[str, psutil.Process, p
     run = prefect.run("compile-model/enginery", spec="registered:tiny")
     text = until("it calibrates", lambda: (place / "pid").exists() and (place / "pid").read_text())
     step = psutil.Process(int(text))  # it started the process of the samples' code, which wrote this
-    flow = step.parent()
-    assert flow is not None
+    server = step.parent()  # the step was forked from it
+    assert server is not None and (flow := server.parent()) is not None
     return run, step, flow
