@@ -165,5 +165,6 @@ def in_the_middle(prefect: Prefect, place: Path) -> tuple[str, psutil.Process, p
     text = until("it calibrates", lambda: (place / "pid").exists() and (place / "pid").read_text())
     step = psutil.Process(int(text))  # it started the process of the samples' code, which wrote this
     server = step.parent()  # the step was forked from it
-    assert server is not None and (flow := server.parent()) is not None
+    flow = server.parent() if server else None
+    assert flow is not None
     return run, step, flow
