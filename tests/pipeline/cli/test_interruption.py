@@ -48,7 +48,7 @@ def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def test_killed_in_every_step_a_run_is_finished_by_the_same_command(project: Project) -> None:
     project.change_spec(targets=["cpu"])
     finished: set[str] = set()
-    for at in ("export ...", "calibrate ...", "write int8", "check int8", "cpu int8", "prove cpu"):
+    for at in ("export ...", "calibrate ...", "write int8", "check int8", "cpu int8", "prove cpu int8"):
         process = start(project)
         seen = interrupt(process, at, signal.SIGKILL)
         assert process.wait(30) == -signal.SIGKILL
