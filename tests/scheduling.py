@@ -24,7 +24,7 @@ class WholeFiles(LoadScopeScheduling):
 
 
 def count_workers() -> int:
-    """Workers for `-n auto`: one a core. One more made no run faster on two cores, and tests that compare times fail."""
+    """Workers for `-n auto`: one a core. With one more the whole took no less time, and tests that compare times fail."""
     return min(os.cpu_count() or 1, MOST_WORKERS)
 
 
