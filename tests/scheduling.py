@@ -24,7 +24,7 @@ class WholeFiles(LoadScopeScheduling):
 
 
 def count_workers() -> int:
-    """Workers for `-n auto`: one a core. With one more the whole took no less time, and tests that compare times fail."""
+    """Workers for `-n auto`: one a core. One more saves no time, and tests that compare times fail beside it."""
     return min(os.cpu_count() or 1, MOST_WORKERS)
 
 
