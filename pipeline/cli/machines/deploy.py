@@ -13,6 +13,7 @@ import click
 
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware.gpu_generations import GENERATIONS
+from enginery.core.names import check_channel
 from pipeline.cli.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.cli.tables import echo, print_table
 from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
@@ -152,8 +153,6 @@ def deploy(
     Uses the server of PREFECT_API_URL. Safe to run again after an upgrade or with other options: only differences are
     applied.
     """
-    from enginery.core.names import check_channel
-
     _check_together(keep, owner, on, only, executor, canary_duration)
     plan = DeploymentPlan(
         registry=_registry_of(registry, print_yaml),
@@ -179,21 +178,26 @@ def deploy(
         keep=keep,
     )
     if print_yaml:
-        from pipeline.orchestration.deployments.plan import text
-
-        echo(text(plan), nl=False)
+        _print_yaml(plan)
     else:
         _apply(plan, dry_run, as_json)
 
 
 def _registry_of(given: str | None, optional: bool) -> str:
-    """The registry's URI, or a placeholder where none is needed. Raises InputError without a registry."""
+    """The registry's URI; where none is needed, a variable of that name. Raises InputError without a registry."""
     from enginery.registry.store.base import absolute_uri
     from pipeline.orchestration.deployments.plan import REGISTRY
 
     if given is None and not optional:
         raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
     return REGISTRY if given is None else absolute_uri(given)
+
+
+def _print_yaml(plan: DeploymentPlan) -> None:
+    """Print the deployments as a prefect.yaml."""
+    from pipeline.orchestration.deployments.plan import text
+
+    echo(text(plan), nl=False)
 
 
 def _apply(plan: DeploymentPlan, dry_run: bool, as_json: bool) -> None:

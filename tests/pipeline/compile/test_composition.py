@@ -66,23 +66,17 @@ def refuse(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
     )
 
 
-def test_a_required_unit_that_is_refused_stops_the_run_before_calibration(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("refused", "step"),
+    [("fp32", "observe"), ("int8", "build")],
+    ids=["a-plain-unit-before-calibration", "another-before-anything-is-built"],
+)
+def test_a_required_unit_that_is_refused_stops_the_run_early(
+    project: Project, monkeypatch: pytest.MonkeyPatch, refused: str, step: str
 ) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(composition, "observe", lambda *arguments: calls.append(arguments))
-    refuse(monkeypatch, "fp32")
-    project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": ["cpu fp32"]})
-    done = project.build()
-    assert done.code == 1 and "units that the spec requires are refused" in done.err and not calls
-
-
-def test_nothing_is_built_before_it_is_known_that_a_required_unit_can_be(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(composition, "build", lambda *arguments: calls.append(arguments))
-    refuse(monkeypatch, "int8")
-    project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": ["cpu int8"]})
+    monkeypatch.setattr(composition, step, lambda *arguments: calls.append(arguments))
+    refuse(monkeypatch, refused)
+    project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": [f"cpu {refused}"]})
     done = project.build()
     assert done.code == 1 and "units that the spec requires are refused" in done.err and not calls
