@@ -12,6 +12,8 @@ from pathlib import Path
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import target_named
 from enginery.core.names import Reference, check_channel, check_model, check_version
+from enginery.core.types import Target
+from enginery.registry.evidence.canaries import canaries, canary_target, verdict_on
 from enginery.registry.store.base import Store
 from enginery.registry.versions import lookup
 from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
@@ -76,6 +78,27 @@ def sides_of(store: Store, wanted: CanaryRequest) -> tuple[Reference, Reference]
         if not any(place.has(f"{model}{suffix}") for suffix in SUFFIXES):
             return f"{wanted.traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)"
     return sides
+
+
+def missed_version(store: Store, model: str, channel: str, target: Target, before: str) -> str | None:
+    """The newest version of a model if a canary of it on this target was lost; None where none is due.
+
+    One is due for a version that was published before `before` (ISO 8601, UTC) and that the channel never served, where
+    there is no verdict of it against what the channel serves now. Raises IntegrityError for a damaged registry.
+    """
+    serving, found = (
+        lookup.read_channel(store, check_model(model), check_channel(channel)),
+        lookup.versions(store, model),
+    )
+    if serving is None or not found:
+        return None
+    newest = lookup.load(store, model, found[-1])
+    if any(move.manifest == newest.digest for move in serving.history):
+        return None
+    if newest.created_at >= before:
+        return None
+    judged = verdict_on(canary_target(target), serving.manifest, canaries(store, newest))
+    return None if judged else newest.version
 
 
 def canary(store: Store, wanted: CanaryRequest, say: Callable[[str], None]) -> CanaryOutcome:

@@ -47,7 +47,7 @@ class Iree:
     """
 
     name: ClassVar[str] = "iree"
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     install: ClassVar[str] = "pip install 'enginery[iree]'"
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", options=SharedOptions(cpu_level="cpu"))
 

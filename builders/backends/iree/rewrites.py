@@ -24,11 +24,26 @@ def rewrite(graph: "onnx.GraphProto", opset: int, outer: Scope | None = None) ->
     for node in graph.node:
         for inner in list_bodies(node):
             rewrite(inner, opset, scope)
+        if node.op_type == "Loop":
+            _state_carried(node)
         rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         new = rule(_Writer(node, opset), scope) if rule else None
         written.extend([node] if new is None else new)
     del graph.node[:]
     graph.node.extend(written)
+
+
+def _state_carried(loop: "onnx.NodeProto") -> None:
+    """Give the values that a Loop's body hands to its next turn the shapes that it takes them in.
+
+    Shape inference finds none for them, as a turn may change them, and IREE, which can do that in no loop, takes a
+    tensor without a shape for a scalar.
+    """
+    for body in list_bodies(loop):
+        # The body takes the turn's number and the condition first, and gives the condition.
+        for taken, given in zip(body.input[2:], body.output[1:], strict=False):
+            if not given.type.tensor_type.HasField("shape") and taken.type.tensor_type.HasField("shape"):
+                given.type.tensor_type.shape.CopyFrom(taken.type.tensor_type.shape)
 
 
 class _Writer:

@@ -147,6 +147,7 @@ class DeploymentPlan:
                 f"Sets a published version against what the channel serves, on {hardware}.",
                 {**replays, **canaries},
                 Trigger(PUBLISHED, _from_event("model", "version", "registry")),
+                cron="30 * * * *",
             ),
             WantedDeployment(
                 "settle_canary",

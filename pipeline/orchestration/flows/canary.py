@@ -1,15 +1,22 @@
 """The flow that compares a published version with what a channel serves, and sends the event of the verdict."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 
-from enginery.registry.store.base import open_store
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.machine import target_named
+from enginery.core.text import join_first
+from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import DEFAULT_REGISTRY
-from pipeline.canary.automatic import CanaryRequest
+from enginery.registry.versions import lookup
+from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, missed_version
 from pipeline.canary.automatic import canary as run_canary
 from pipeline.compile.run_context import RunContext
 from pipeline.orchestration import events
@@ -18,17 +25,21 @@ from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.gpu_workers import canary_on_worker
 from pipeline.orchestration.run import RunOptions, start_executors
 
+# A version that is younger may have its canary running, or waiting for a worker.
+GRACE_S = 3600.0
+Run = Callable[[CanaryRequest], CanaryOutcome]
+
 
 def _run_name() -> str:
-    """'canary digits@4'."""
+    """'canary digits@4', 'canary of what was missed'."""
     given = runtime.flow_run.parameters
-    return f"canary {given.get('model')}@{given.get('version')}"
+    return f"canary {given['model']}@{given['version']}" if given.get("version") else "canary of what was missed"
 
 
 @flow(name="canary", flow_run_name=_run_name, persist_result=False)
 def canary(
-    model: str,
-    version: str,
+    model: str | None = None,
+    version: str | None = None,
     registry: str = DEFAULT_REGISTRY,
     channel: str = "stable",
     traffic: str | None = None,
@@ -41,23 +52,64 @@ def canary(
 ) -> State[object]:
     """Replay recorded traffic against a version and the one that a channel serves; send the event of the verdict.
 
+    Without a version: of each model, or of `model`, the newest version if its canary was lost with its event
+    (`missed_version`). One that cannot be run does not stop the others; the run then fails at the end.
+
     traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz. Without it, or without anything to compare with,
     the run ends as Skipped with the reason.  target: with the executor ray, the GPU (`l4`, `sm_89`) of the worker that
     runs both versions; a worker is asked for once there is something to compare.
     """
     logger, store = get_run_logger(), open_store(registry)
-    wanted = CanaryRequest(model, version, channel, traffic, target, scale, duration)
+    wanted = CanaryRequest(model or "", version or "", channel, traffic, target, scale, duration)
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
     with start_executors(options, signals=False) as executors:
-        if executor == "ray":
-            context = RunContext(store, executors.local, executors.builder, FlowProgress(logger))
-            done = PrefectRunner().call(canary_on_worker, wanted, context, logger.info)
-        else:
-            done = PrefectRunner().call(run_canary, store, wanted, logger.info)
-    report = done.report
-    if report is None or done.blob is None:
+        context = RunContext(store, executors.local, executors.builder, FlowProgress(logger))
+
+        def run(request: CanaryRequest) -> CanaryOutcome:
+            if executor == "ray":
+                done = PrefectRunner().call(canary_on_worker, request, context, logger.info)
+            else:
+                done = PrefectRunner().call(run_canary, store, request, logger.info)
+            _tell(store, request, done)
+            return done
+
+        if version:
+            return _state(run(wanted))
+        return _run_missed(store, [model] if model else lookup.models(store), wanted, run)
+
+
+def _state(done: CanaryOutcome) -> State[object]:
+    if done.report is None:
         return Completed(name="Skipped", message=done.reason)
+    message = f"{done.report.verdict} on {done.report.target}: {done.report.reason}"
+    return Completed(message=message, data=done.report.verdict)
+
+
+def _tell(store: Store, wanted: CanaryRequest, done: CanaryOutcome) -> None:
+    """Show the report as an artifact and send the event of its verdict."""
+    if (report := done.report) is None or done.blob is None:
+        return
     show_document(report, None)
     if PREFECT_API_URL.value():
-        events.send_judged(store, model, version, channel, str(report.target), report.verdict, done.blob)
-    return Completed(message=f"{report.verdict} on {report.target}: {report.reason}", data=report.verdict)
+        target = str(report.target)
+        events.send_judged(store, wanted.model, wanted.version, wanted.channel, target, report.verdict, done.blob)
+
+
+def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: Run) -> State[object]:
+    """Run the canaries that were lost, one after the other: what is timed must not be two at once."""
+    logger, target = get_run_logger(), target_named(like.target)
+    grace = timedelta(seconds=max(GRACE_S, 2 * (like.duration or 0.0)))
+    before = (datetime.now(UTC) - grace).isoformat(timespec="seconds")
+    told, failed = [], 0
+    for model in models:
+        try:
+            if version := missed_version(store, model, like.channel, target, before):
+                done = run(replace(like, model=model, version=version))
+                told.append(f"{model}@{version}: {done.report.verdict if done.report else done.reason}")
+                logger.info("%s", told[-1])
+        except EngineryError as error:
+            failed += 1
+            told.append(f"{model}: {error}")
+            logger.error("%s", told[-1])
+    message = f"looked at {len(models)} models: {join_first(told, 5) or 'none was missed'}"
+    return Failed(message=message, data=told) if failed else Completed(message=message, data=told)

@@ -284,6 +284,14 @@ def test_what_needs_no_rewriting_stays(text):
     assert list(graph.node) == before
 
 
+def test_what_a_loop_hands_on_has_the_shape_that_it_is_taken_in():
+    graph = loop("yes", "Identity(go)").graph
+    body = graph.node[-1].attribute[0].g
+    body.output[1].type.tensor_type.ClearField("shape")
+    rewrite(graph, 20)
+    assert body.output[1].type == body.input[2].type and body.output[0].type.tensor_type.elem_type == 9
+
+
 def test_unsigned_numbers_come_back_unsigned(backend, tmp_path):
     made = attempt(
         backend,

@@ -10,18 +10,21 @@ import pytest
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware import cpu_kinds
 from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.machine import target_named
+from enginery.core.text import now
 from enginery.recording.recorder import ObservationLog
-from enginery.registry.evidence.canaries import canaries
+from enginery.registry.evidence.canaries import CanaryVerdict, attach_canary, canaries
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.layout import channel_key
 from enginery.registry.versions import channels, lookup
 from pipeline.canary import engines, run
-from pipeline.canary.automatic import CanaryRequest, canary
+from pipeline.canary.automatic import CanaryRequest, canary, missed_version
 from pipeline.canary.settle import settle
 from pipeline.compile.composition import InProcess
 from pipeline.orchestration.flows import canary as flows
 from pipeline.progress import Progress
-from tests.enginery.registries import engine, publish_engines
+from tests.enginery.registries import engine, overwrite, publish_engines
 from tests.pipeline.projects import Project
 from validation.canary.report import read_report
 
@@ -73,7 +76,12 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
     (tmp_path / "digits.jsonl").touch()
 
     def run(target: str) -> Any:
-        place = {"registry": store.uri, "traffic": str(tmp_path), "executor": "ray", "ray_address": "ray://nowhere:1"}
+        place: dict[str, Any] = {
+            "registry": store.uri,
+            "traffic": str(tmp_path),
+            "executor": "ray",
+            "ray_address": "ray://nowhere:1",
+        }
         return flows.canary.fn("digits", "2", target=target, **place)
 
     skipped = run("l4")
@@ -84,6 +92,58 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
     channels.promote(store, lookup.load(store, "digits", "3"), "stable")
     with pytest.raises(UnavailableError, match="it looks for Ray"):
         flows.canary.fn("digits", "4", store.uri, traffic=str(tmp_path), target="l4", executor="ray")
+
+
+def test_the_sweep_finds_a_version_without_a_verdict_once_it_is_old_enough(
+    store: Store, pair: tuple[Manifest, Manifest]
+) -> None:
+    cpu = target_named("cpu")
+
+    def due(before: str = "9999") -> str | None:
+        return missed_version(store, "digits", "stable", cpu, before)
+
+    assert due() == "2" and due(before=pair[1].created_at) is None, "its own canary may be running"
+    assert missed_version(store, "digits", "canary", cpu, "9999") is None, "nothing to compare with"
+    attach_canary(store, pair[1], verdict(store, pair[1], baseline=pair[0]))
+    assert due() is None, "it has a verdict"
+    assert missed_version(store, "digits", "stable", target_named("sm_89"), "9999") == "2", "of another target"
+    channels.promote(store, pair[1], "stable")
+    assert due() is None, "it is served"
+    channels.rollback(store, "digits", "stable", by="me", why="")
+    assert missed_version(store, "digits", "stable", target_named("sm_89"), "9999") is None, "it was served before"
+
+
+def verdict(store: Store, manifest: Manifest, baseline: Manifest) -> CanaryVerdict:
+    """An INSUFFICIENT of a version's engine on this machine's kind of CPU."""
+    engine_digest = str(manifest.engines[0].digest)
+    named = (this_kind().name, "INSUFFICIENT", "few requests", engine_digest, "cpu fp32 onnxruntime", baseline.digest)
+    return CanaryVerdict(*named, baseline.version, store.put_bytes(b"a report"), now())
+
+
+def test_a_sweep_runs_the_canaries_that_were_lost_and_no_damaged_model_stops_it(
+    built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(built.registry)
+    channels.promote(store, lookup.load(store, "tiny", "1"), "stable", proven_only=True)
+    built.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
+    assert built.build().json["version"] == "2"
+    channels.promote(store, publish_engines(store, [engine(store)], "b", model="broken").manifest, "stable")
+    overwrite(store, channel_key("broken", "stable"), b"{")
+    np.savez(tmp_path / "tiny.npz", at=np.arange(60) / 2000, x=np.ones((60, 1, 8), np.float32))
+    fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress(), "GRACE_S": -60.0}
+    fakes |= {"get_run_logger": lambda: logging.getLogger("x"), "show_document": lambda *_: None}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(flows, name, fake)
+
+    def sweep() -> Any:
+        return flows.canary.fn(registry=store.uri, traffic=str(tmp_path), target="cpu")
+
+    state = sweep()
+    broken, ran = state.data
+    assert state.is_failed() and broken.startswith("broken: ") and ran.startswith("tiny@2: ")
+    (kept,) = canaries(store, lookup.load(store, "tiny", "2"))
+    assert ran == f"tiny@2: {kept.verdict}"
+    assert len(sweep().data) == 1 and len(canaries(store, lookup.load(store, "tiny", "2"))) == 1, "not run again"
 
 
 def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_registry_keeps(

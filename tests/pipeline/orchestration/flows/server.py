@@ -94,10 +94,10 @@ class Prefect:
         return done
 
     def runs(self, flow: str) -> list[dict[str, Any]]:
-        """The flow's runs, oldest first, without those that its schedule holds for later."""
+        """The flow's runs, oldest first, without those of its schedule, which depend on the time of day."""
         body = {"flows": {"name": {"any_": [flow]}}, "sort": "EXPECTED_START_TIME_ASC"}
         found = self.post("/flow_runs/filter", body)
-        return [run for run in found if not (run["auto_scheduled"] and run["state_type"] == "SCHEDULED")]
+        return [run for run in found if not run["auto_scheduled"]]
 
     def ended(self, flow: str, count: int) -> list[dict[str, Any]]:
         """The flow's runs once there are `count` and all have ended."""
