@@ -61,7 +61,9 @@ def fit(found: FoundModel, graph: Mapping[str, Any]) -> FoundModel:
     dims = dict(found.dims)
     for name, size in graph.get("dims", {}).items():
         if name not in dims:
-            raise SystemExit(f"graphs.yaml: {found.name} has the dims {', '.join(dims)}, and no {name}; correct it there")
+            raise SystemExit(
+                f"graphs.yaml: {found.name} has the dims {', '.join(dims)}, and no {name}; correct it there"
+            )
         dims[name] = FoundDim(size["min"], size["opt"], size["max"], "as the benchmark has it")
     fixed = {name: dim.min for name, dim in dims.items() if dim.min == dim.max and "batch" not in name}
     inputs = tuple(

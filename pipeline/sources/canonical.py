@@ -1,9 +1,9 @@
 """The canonical form of an ONNX model: one that the checker accepts, with shapes inferred and the spec's names.
 
 Local functions are inlined, and an If whose condition is known gives way to its branch; dead nodes, unused
-initializers, doc strings, metadata and stack traces are removed; constants are in name order, and as bytes; the inputs
-have the spec's shapes; the IR version is the oldest that the opset allows. Canonicalising twice changes nothing, and
-the same input gives the same bytes in every process.
+initializers, doc strings, metadata and stack traces are removed, and Identities of constants; constants are in name
+order, and as bytes; the inputs have the spec's shapes; the IR version is the oldest that the opset allows.
+Canonicalising twice changes nothing, and the same input gives the same bytes in every process.
 
 A model of a few kilobytes can stand for more nodes than any memory holds, because each function calls the one before it
 twice, or for functions that call themselves: the result is measured before anything is inlined. onnx's own inliner does
@@ -177,6 +177,21 @@ def _tidy(model: ir.Model) -> None:
         common.TopologicalSortPass()(model)
     except ValueError as error:
         raise ModelError(f"the ONNX graph has a cycle: {error}; export it again") from error
+    _share_constants(model.graph)
+
+
+def _share_constants(graph: ir.Graph) -> None:
+    """Let what reads the Identity of a constant read the constant, in a sorted graph.
+
+    Exporters write layers that share weights so, and quantizers and compilers would copy these for each Identity.
+    """
+    for node in tuple(graph):
+        if node.op_type != "Identity" or node.domain or node.outputs[0].is_graph_output():
+            continue
+        (constant,) = node.inputs
+        if constant is not None and constant.is_initializer():
+            ir.convenience.replace_all_uses_with(node.outputs[0], constant)
+            graph.remove(node, safe=True)
 
 
 def _keep_names(passed_on: Mapping[ir.Value, str | None], outputs: Sequence[str]) -> None:

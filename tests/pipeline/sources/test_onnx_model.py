@@ -222,6 +222,23 @@ class TestCanonical:
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(9), "unused constant"))
         assert canonical(model, [X]) == canonical(linear(), [X])
 
+    def test_what_reads_identities_of_a_constant_reads_the_constant(self):
+        model = onnx.parser.parse_model(
+            """<ir_version: 10, opset_import: ["" : 20]> g (bool c, float[N, 3] x) => (float[N, 3] y, float[3] z)
+               <float[3] w = {1, 2, 3}> {
+                again = Identity(once) once = Identity(w) z = Identity(w) same = Identity(x)
+                a = Add(same, once) b = Mul(a, again)
+                y = If (c) <then_branch = t () => (float[N, 3] p) { p = Sub(b, again) },
+                            else_branch = e () => (float[N, 3] q) { q = Identity(b) }>
+            }"""
+        )
+        graph = canonical(model).graph
+        branches = [attribute.g.node[0] for attribute in graph.node[-1].attribute]
+        read = [name for node in (*graph.node, *branches) for name in node.input]
+        assert not {"once", "again"} & set(read) and read.count("w") == 4, "in branches, too, and by the output z"
+        assert sorted(node.op_type for node in branches) == ["Identity", "Sub"]
+        assert [node.op_type for node in graph.node].count("Identity") == 2, "of an input, and one that is an output"
+
     def test_dims_take_the_specs_names_in_outputs_and_in_between(self):
         model = canonical(linear(), [X])
         assert specs_of(model) == ((X,), (TensorSpec("y", "float32", ("batch", 4)),))
