@@ -1,10 +1,11 @@
 """How the CPU time of a build's steps grows with samples, layers and units.
 
-    python -m benchmarks.bench_growth [--only samples layers units] [--factors 1 4 16] [--svg FILE]
+    python -m benchmarks.bench_growth [--only samples layers units] [--factors 1 4 16] [--picture FILE.svg]
 
 A synthetic transformer (benchmarks/large_model.py) is built in fp32 and int8, the latter searched, with one of the
 three at 1, 4 and 16 times the start. The table has CPU seconds by step, as `enginery status RUN` has them, the
-command's own, and the power of the factor that each grows by between the last two (1: as its work does, 0: not).
+command's own, and the power of the factor that each grows by between the last two (1: as its work does, 0: not). The
+picture needs `matplotlib`.
 """
 
 import argparse
@@ -97,8 +98,25 @@ def show(what: str, factors: Sequence[int], costs: Sequence[Mapping[str, float]]
     print("|---" * (len(factors) + 2) + "|")
     for step in sorted(costs[-1], key=lambda name: (name == "whole", -costs[-1][name])):
         row = [cost.get(step, 0.0) for cost in costs]
-        last = power(*row[-2:], factors[-1] / factors[-2])
+        last = power(row[-2], row[-1], factors[-1] / factors[-2])
         print(f"| {step} | {' | '.join(f'{cost:.2f}' for cost in row)} | {'' if math.isnan(last) else f'{last:.2f}'} |")
+
+
+def draw(path: Path, found: Mapping[str, Mapping[int, Mapping[str, float]]]) -> None:
+    """Write a picture of CPU seconds over the factor, for each of the three; steps below 0.3 s are left out."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4 * len(found), 3.6), layout="constrained")
+    for axes, (what, costs) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        factors = list(costs)
+        for step in sorted({step for cost in costs.values() for step in cost}):
+            if (row := [costs[factor].get(step, 0.0) for factor in factors])[-1] >= 0.3:
+                axes.loglog(factors, row, marker="o", linewidth=2.5 if step == "whole" else 1, label=step)
+        axes.loglog(factors, [costs[factors[0]]["whole"] * factor for factor in factors], "k:", label="its work")
+        axes.set(title=what, xlabel="times", ylabel="CPU s", xticks=factors, xticklabels=factors)
+        axes.minorticks_off()
+        axes.legend(fontsize=6)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
@@ -106,16 +124,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_growth", description="How a build's steps grow.")
     parser.add_argument("--only", nargs="*", default=["samples", "layers", "units"])
     parser.add_argument("--factors", nargs="*", type=int, default=[1, 4, 16])
+    parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
-    for what in given.only:
-        factors = [factor for factor in given.factors if what != "units" or factor <= len(TARGETS)]
-        costs = []
-        for factor in factors:
+    found = {what: dict[int, Mapping[str, float]]() for what in given.only}
+    for what, costs in found.items():
+        for factor in (factor for factor in given.factors if what != "units" or factor <= len(TARGETS)):
             with tempfile.TemporaryDirectory() as name:
                 write_project(Path(name), Size().times(what, factor))
-                costs.append(build(Path(name)))
-                print(f"{what} x{factor}: {costs[-1]['whole']:.1f} CPU s", file=sys.stderr)
-        show(what, factors, costs)
+                costs[factor] = build(Path(name))
+                print(f"{what} x{factor}: {costs[factor]['whole']:.1f} CPU s", file=sys.stderr)
+        show(what, list(costs), list(costs.values()))
+    if given.picture:
+        draw(given.picture, found)
 
 
 if __name__ == "__main__":
