@@ -36,7 +36,8 @@ from enginery.arrays import Array
 from validation.metrics.passes import exponent_of, flat_parts, sampled_parts
 from validation.metrics.rows import RowSums, measure_rows
 from validation.metrics.slice_limits import worst_slice
-from validation.metrics.slices import Slices, SliceSums
+from validation.metrics.slice_sums import SliceSums
+from validation.metrics.slices import Slices
 
 # Entries of `SampleErrors` for a factor of two: 0.1 dB each.
 STEPS = 32

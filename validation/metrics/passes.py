@@ -15,7 +15,7 @@ import numpy as np
 from enginery.arrays import Array
 from validation.metrics.chunk_sums import PIECE, ChunkSums, Part
 from validation.metrics.pairs import Block, blocks_of, pairs_of
-from validation.metrics.slices import FeatureSums, SliceSums
+from validation.metrics.slice_sums import FeatureSums, SliceSums
 
 # Elements: a chunk of both arrays and its float64 copies take 0.6 MB, which a core's own cache holds.
 CHUNK = 3 * PIECE
