@@ -23,7 +23,13 @@ from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.graph_limits import GraphJudge
 from pipeline.quantization.search.quality import Quality
 from pipeline.quantization.settings.groups import SmoothingGroup
-from pipeline.quantization.settings.runs import SessionRunner, downstream, set_ranks, tail, with_outputs
+from pipeline.quantization.settings.runs import (
+    SessionRunner,
+    downstream,
+    set_ranks,
+    tail,
+    with_outputs,
+)
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans
 from validation.metrics.drift import Drift, is_exact, measure
 
@@ -59,13 +65,14 @@ def sweep(
     runs: Sequence[Tensors],
     check: Callable[[str, int], None] = lambda *_: None,
 ) -> tuple[dict[str, Quality], SweepCost]:
-    """Quality of each group quantized alone, by its activation. model: prepared.  plans: by activation, if it has one.
+    """Quality of each group quantized alone, by its activation. model: prepared; tails share weights that lie outside.
+
+    plans: by activation, if it has one.
 
     As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, but at least one.
     check: called before each group; what it raises ends this.
     """
     types = element_types(model)
-    # Tails hold copies of the weights, so one at a time; which inputs they have must be known first.
     starts = (value for group in groups for value in _tail_of(model, group, types).graph.input)
     known = {value.name: value.type.tensor_type.elem_type for value in starts}
     given = {value.name for value in model.graph.input}

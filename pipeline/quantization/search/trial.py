@@ -6,9 +6,11 @@ convolution's weight that two kinds round to the same levels is rounded once.
 
 import math
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from onnx import ModelProto
@@ -34,7 +36,7 @@ from pipeline.quantization.settings.groups import (
     gather,
     matrices,
 )
-from pipeline.quantization.settings.runs import Run, RunLabels, SessionRunner, divide_runs
+from pipeline.quantization.settings.runs import Run, RunLabels, SessionRunner, divide_runs, with_weights_outside
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, folds
 from validation.reporting.quantization import decibels_text
 
@@ -94,11 +96,13 @@ def open_trials(
     statistics, work = gather(side.model, groups, side.fitted, side.clock.check)
     plans = _fit_mixing(side, kinds, statistics, STRENGTHS if smoothing == "auto" else (None,))
     statistics.clear()
-    convolved = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
-    return [
-        SearchTrial.of(side, target, kind, own | others, work)
-        for target, kind, own, others in zip(targets, kinds, plans, convolved, strict=True)
-    ]
+    with tempfile.TemporaryDirectory(prefix="enginery-search-") as folder:
+        shared = with_weights_outside(side.model, Path(folder))
+        convolved = fit_convolutions(shared, kinds, side.fitted, side.clock.check)
+        return [
+            SearchTrial.of(side, shared, target, kind, own | others, work)
+            for target, kind, own, others in zip(targets, kinds, plans, convolved, strict=True)
+        ]
 
 
 def leave_all(side: FloatSide, target: SearchTarget, ended: str) -> MixedPrecisionChoice:
@@ -157,15 +161,16 @@ class SearchTrial:
     def of(
         cls,
         side: FloatSide,
+        model: ModelProto,
         target: SearchTarget,
         kind: FittedKind,
         plans: Mapping[str, SmoothingPlan],
         work: Mapping[str, StatisticsWork],
     ) -> "SearchTrial":
-        """With each group's damage measured."""
+        """With each group's damage measured. model: the side's, with its weights outside."""
         scheme = replace(target.scheme, float_precision="fp32")
         check = side.clock.check
-        alone, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check)
+        alone, cost = sweep(model, kind.groups, plans, target.ranges, scheme, side.runs, check)
         return cls(
             side, target.ranges, scheme, {group.activation: group for group in kind.groups}, plans, work, alone, cost
         )

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto
 
+from builders.onnx_graphs.weights import to_array
 from pipeline.quantization.graph import constants
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.settings.groups import Floats, SmoothingGroup
@@ -108,10 +109,10 @@ def _fit_layer(
     fitted: Sequence[_Fitted],
 ) -> None:
     """Note the weight of one convolution for each kind, and its bias where it has a constant one or none."""
-    stored = numpy_helper.to_array(given[layer.site.weight])
+    stored = to_array(given[layer.site.weight])
     matrix, name = as_matrices(stored, layer.window.groups), node.input[2] if len(node.input) > 2 else ""
     computed = bool(name) and name not in given
-    bias = numpy_helper.to_array(given[name]) if name and not computed else np.zeros(stored.shape[0], np.float32)
+    bias = to_array(given[name]) if name and not computed else np.zeros(stored.shape[0], np.float32)
     taking = [pair for pair in zip(kinds, fitted, strict=True) if node.name in pair[1].nodes]
     spread = moments.about_zero if computed else moments.covariance
     rounded = {

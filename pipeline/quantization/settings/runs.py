@@ -1,13 +1,17 @@
 """Runs of a model over calibration samples: many samples in a run, and sessions over a graph or a part of it."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.shards import link_shards
+from builders.onnx_graphs.weights import LOOSE, find_external, is_external, may_lie_outside, place_of, set_place
 from builders.reference import open_interpreter, words_of
 from enginery.arrays import Array
 from enginery.core.errors import ModelError
@@ -16,6 +20,8 @@ from pipeline.quantization.graph import consumers
 
 # Samples to fit settings on, and samples to judge the model on.
 FITTED, JUDGED = 384, 96
+# Weights begin at multiples of a page in a file, as mapped files are read best.
+_ALIGNED = 4096
 
 # Number of samples, and the inputs of one run.
 Run = tuple[int, Tensors]
@@ -97,6 +103,39 @@ def _join(held: Sequence[Tensors]) -> Tensors:
 _ENTRIES = {"session.intra_op.allow_spinning": "0", "session.disable_quant_qdq": "1"}
 
 
+def with_weights_outside(model: ModelProto, folder: Path) -> ModelProto:
+    """A copy whose large weights lie in one file of `folder`, which many graphs of them then share instead of copies.
+
+    Weights that are made out of these lie there, too, until `SessionRunner` has opened the graph that reads them.
+    """
+    copy = deepcopy(model)
+    file = folder / "weights"
+    with file.open("wb") as stream:
+        for tensor in copy.graph.initializer:
+            if may_lie_outside(tensor):
+                start = stream.seek(-(-stream.tell() // _ALIGNED) * _ALIGNED)
+                set_place(tensor, str(file), start, stream.write(tensor.raw_data))
+    return copy
+
+
+@contextmanager
+def _openable(model: ModelProto) -> Iterator[Path | bytes]:
+    """The model as a session takes it: a file beside its weights where these lie outside."""
+    outside = find_external(model.graph)
+    if not is_external(outside):
+        yield model.SerializeToString()
+        return
+    folder, copy = Path(place_of(outside)[0]).parent, deepcopy(model)
+    link_shards(copy, folder)
+    file = folder / "tried.onnx"
+    file.write_bytes(copy.SerializeToString())
+    try:
+        yield file
+    finally:  # what is open stays mapped
+        for made in (file, *folder.glob(f"{LOOSE}*")):
+            made.unlink()
+
+
 class SessionRunner:
     """A graph in the reference interpreter, with Q/DQ as it is written.
 
@@ -105,8 +144,9 @@ class SessionRunner:
     """
 
     def __init__(self, model: ModelProto, exact: bool = False) -> None:
-        content, what = model.SerializeToString(), "the model that is being tried"
-        self._session = open_interpreter(content, what, optimized="constants" if exact else True, entries=_ENTRIES)
+        what = "the model that is being tried"
+        with _openable(model) as content:
+            self._session = open_interpreter(content, what, optimized="constants" if exact else True, entries=_ENTRIES)
         self._inputs = [value.name for value in self._session.get_inputs()]
         self.outputs = [value.name for value in model.graph.output]
 
