@@ -117,6 +117,8 @@ MOST_LAYERS = 8
 # Patches drawn for each value in one, and at least. On ResNet-50, `docs/concepts/choice.md` has what they give.
 PATCHES_PER_VALUE = 3
 LEAST_PATCHES = 8192
+# At most so many come out of one sample, where there are as many samples as that takes.
+PATCHES_PER_SAMPLE = 256
 # Patches that are held before they are multiplied: one product of many is cheaper than many of few.
 HELD_PATCHES = 512
 # Values of patches that are drawn at once.
@@ -246,9 +248,11 @@ def moments_of(model: ModelProto, batch: Sequence[Layer], runs: Sequence[Run]) -
     inner = dict.fromkeys((name for layer in batch if (name := layer.site.activation) not in given), TensorProto.FLOAT)
     runner = SessionRunner(tail(with_outputs(model, inner), {})) if inner else None
     found = {layer.site.node: Moments() for layer in batch}
-    samples, seen = sum(count for count, _ in runs), 0
-    for index, (count, inputs) in enumerate(runs):
-        values = {**inputs, **(runner.run(inputs) if runner else {})}
+    first = {**runs[0][1], **(runner.run(runs[0][1]) if runner else {})} if runs else {}
+    chosen = _choose_runs(runs, batch, first)
+    samples, seen = sum(count for count, _ in chosen), 0
+    for index, (count, inputs) in enumerate(chosen):
+        values = {**inputs, **(runner.run(inputs) if runner else {})} if index else first
         for layer in batch:
             # The difference of two cumulative counts, so that no rounding adds up.
             quota = layer.wanted * (seen + count) // samples - layer.wanted * seen // samples
@@ -256,6 +260,18 @@ def moments_of(model: ModelProto, batch: Sequence[Layer], runs: Sequence[Run]) -
                 found[layer.site.node].add(rows, layer.ranges)
         seen += count
     return found
+
+
+def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first: Mapping[str, Array]) -> Sequence[Run]:
+    """Runs evenly out of all, the first among them: as many as give these layers their patches, with
+    `PATCHES_PER_SAMPLE` at most of one sample. first: the activations of the first run."""
+    if not runs:
+        return runs
+    count, needed = runs[0][0], 1
+    for layer in batch:
+        places = math.prod(layer.window.places(first[layer.site.activation].shape)) // count
+        needed = max(needed, -(-layer.wanted // max(1, min(places, PATCHES_PER_SAMPLE))))
+    return runs[:: max(1, sum(samples for samples, _ in runs) // needed)]
 
 
 def _draw(values: Floats, layer: Layer, quota: int, seed: int) -> Iterator[Floats]:

@@ -104,6 +104,19 @@ def test_no_more_patches_are_drawn_than_wanted_and_from_every_run(monkeypatch):
     assert found.count == 130
 
 
+@pytest.mark.parametrize(("most", "taken"), [(20, 4), (10, 8)])
+def test_patches_come_out_of_as_few_runs_as_have_them_evenly(monkeypatch, most, taken):
+    for name, value in (("LEAST_PATCHES", 80), ("PATCHES_PER_VALUE", 1), ("PATCHES_PER_SAMPLE", most)):
+        monkeypatch.setattr(f"pipeline.quantization.settings.moments.{name}", value)
+    model, given = net("padded"), data("padded", 16)
+    graph = prepare_model(model)
+    batch, seen = find_layers(graph, find_sites(graph)[0], {}), []
+    monkeypatch.setattr("pipeline.quantization.settings.moments._draw", lambda values, *_: seen.append(values) or ())
+    moments_of(graph, batch, runs(given, 1))
+    first = given["x"][:: 16 // taken]
+    assert len(seen) == taken and np.array_equal(np.concatenate(seen), first), "16 samples, 80 patches"
+
+
 def test_sums_keep_their_digits_far_from_zero():
     rows = (1000 + np.random.default_rng(0).normal(size=(4096, 1, 3))).astype(np.float32)
     found = Moments()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.settings.runs import SessionRunner
+from pipeline.quantization.settings.runs import SessionRunner, with_weights_outside
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, conv_net, images, run
 
@@ -21,3 +21,15 @@ def test_an_exact_session_gives_the_bits_of_the_graph_as_it_is_written(name, sch
     np.testing.assert_array_equal(found, run(graph, given, optimized=False))
     (fused,) = SessionRunner(graph).run(given).values()
     assert np.abs(fused - found).max() < 0.05 * np.abs(found).max()
+
+
+def test_graphs_share_weights_that_lie_in_a_file_and_what_was_made_of_them_goes_once_it_is_open(tmp_path):
+    model, given = outlier_net(), noise(8, 1)
+    shared = with_weights_outside(model, tmp_path)
+    graphs = [quantize_int8(item, all_ranges(model, given), CPU)[0] for item in (model, shared)]
+    assert graphs[1].ByteSize() < graphs[0].ByteSize()
+    assert len([*tmp_path.glob("loose-*")]) > 0, "int8 weights, beside the file that they were made of"
+    opened = [SessionRunner(graph) for graph in graphs]
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+    (one, other) = (next(iter(session.run(given).values())) for session in opened)
+    np.testing.assert_array_equal(one, other)
