@@ -46,7 +46,7 @@ class TensorRTEdition:
     """
 
     name: ClassVar[str]
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     title: ClassVar[str]
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
@@ -101,8 +101,11 @@ class TensorRTEdition:
         EngineryError with TensorRT's words and a remedy when the build itself fails: StepError of kind 'memory' when
         that is what was short, 'cancelled' when it was asked to end.
         """
+        from builders.backends.tensorrt.stored_weights import with_dequantized_weights
+
         self._check_host(request.target)
         check_model(model)
+        model = with_dequantized_weights(model, workdir)
         trt = self._import()
         said = recorder(self.module)
         said.messages.clear()
