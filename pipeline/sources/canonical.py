@@ -29,7 +29,7 @@ from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
 from pipeline.sources.onnx_model import OLDEST_IR_VERSION
-from pipeline.sources.walk import all_tensors, nodes_in
+from pipeline.sources.walk import all_nodes, all_tensors, nodes_in
 
 # The greatest number of nodes after inlining. Protobuf reads 100 messages inside each other, and a graph inside a node
 # is three deeper.
@@ -293,6 +293,9 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     for value in (value for body in bodies for value in body.output):  # exporters state wrong ones: they are found anew
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
+    for node in all_nodes(plain):  # onnx infers no shapes of it without these, its own default
+        if node.op_type == "MeanVarianceNormalization" and not node.attribute:
+            node.attribute.append(onnx.helper.make_attribute("axes", [0, 2, 3]))
     for tensor in all_tensors(plain):  # numbers as bytes, as most exporters store them, and not in lists by type
         if not (tensor.HasField("raw_data") or is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING):
             tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
