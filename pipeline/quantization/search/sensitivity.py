@@ -91,7 +91,7 @@ def sweep(
         if not part.graph.output:  # a dead end: nothing depends on it
             found[group.activation] = Quality(0.0, 1.0)
             continue
-        set_ranks(part, kept[0])
+        set_ranks(part, kept)
         runner = SessionRunner(_quantize_alone(part, group, plans, ranges, scheme))
         # What lies before the group, an output of the model among it, stays as it is.
         expected = [{name: values[name] for name in runner.outputs} for values in kept]
