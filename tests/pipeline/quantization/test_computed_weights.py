@@ -1,7 +1,8 @@
-"""An int8 graph of a model whose weights came stored in int8 has nodes in int8, and stays small."""
+"""Weights that nodes compute of constants are quantized like others; one that came stored in int8 stays small."""
 
 import numpy as np
 import onnx
+import pytest
 from onnx import ModelProto, TensorProto
 
 from pipeline.quantization.insertion_points import prepare_model
@@ -41,3 +42,30 @@ def test_what_is_no_constant_stays() -> None:
     model = build("float[n,5] x, int8[5,5] m", "float[n,5] y", text, {"s": np.ones((1, 5))})
     onnx.checker.check_model(prepare_model(model))
     assert [node.op_type for node in prepare_model(model).graph.node] == ["Cast", "Mul", "MatMul"]
+
+
+CHAINS = {
+    "normalised": "n = ReduceL2<axes=[0], keepdims=1>(v) d = Div(v, n) w = Mul(d, g)",
+    "filled": "w = ConstantOfShape<value=float[1] {0.5}>(shape)",
+    "split": "a, b = Split<axis=0, num_outputs=2>(vv) w = Add(a, b)",
+    "shared": "t = Transpose(v) w0 = Transpose(t) h = MatMul(x0, w0) x = MatMul(h, t) w = Relu(t)",
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_weight_computed_of_constants_is_quantized(chain: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"v": rng.standard_normal((5, 5)), "vv": rng.standard_normal((10, 5)), "g": rng.random((1, 5))}
+    weights["shape"] = np.array([5, 5])
+    start = "" if "(x0" in CHAINS[chain] else "x = Identity(x0)"
+    text = f"{start} {CHAINS[chain]} m = MatMul(x, w) y = Add(m, x0)"
+    model = build("float[batch,5] x0", "float[batch,5] y", text, weights, 18 if chain == "split" else 13)
+    x = {"x0": rng.standard_normal((16, 5)).astype(np.float32)}
+    result, notes = quantize_dynamic(model)
+    assert len(notes.quantized) == text.count("MatMul") and not notes.kept, notes.lines()
+    assert sqnr_db(run(model, x), run(prepare_model(model), x)) > 120 and sqnr_db(run(model, x), run(result, x)) > 30
+
+
+def test_what_is_drawn_is_no_constant() -> None:
+    model = build("float[n,5] x", "float[n,5] y", "w = RandomNormal<shape=[5,5]>() y = MatMul(x, w)", {})
+    assert [node.op_type for node in prepare_model(model).graph.node] == ["RandomNormal", "MatMul"]
