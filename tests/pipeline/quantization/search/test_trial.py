@@ -118,3 +118,19 @@ def test_a_resize_to_sizes_that_the_graph_computes_is_tried():
     model, samples = build("float[batch,1,8,8] image", "float[batch,4,h,w] y", text, weights), images(16, 1)
     found = choose(model, all_ranges(model, samples), CPU, runs(samples), FLOOR)
     assert found.point.share == 1
+
+
+def test_an_output_whose_size_follows_from_the_data_ends_no_search():
+    """As of a detector that selects boxes itself: int8 selects others."""
+    text = """
+        m = MatMul(x, w)
+        all = Reshape(m, flat)
+        more = Greater(all, zero)
+        y = Compress(all, more)
+    """
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((5, 8)), "flat": np.array([-1]), "zero": np.float32(0)}
+    model = build("float[batch,5] x", "float[n] y", text, weights)
+    samples = {"x": rng.standard_normal((800, 5)).astype(np.float32)}
+    found = choose(model, all_ranges(model, samples), CPU, runs(samples, 100), FLOOR)
+    assert found.point.share == 0 and "leaves broken" in next(iter(found.left.values()))
