@@ -31,7 +31,12 @@ UNMEASURED = (
     "without calibration data nothing says which tensors leave the range of fp16; with calibration.data these stay in "
     "fp32 (enginery init --from-requests makes it)"
 )
-HINTS = RANDOM_INPUTS, UNMEASURED
+# Of a graph that gives more or fewer rows after rounding.
+SELECTING = (
+    "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects others; "
+    "let a task metric judge (golden.metric with decides, docs/guides/task-metrics.md)"
+)
+HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,9 @@ def _hint(spec: ModelSpec, exported: Exported, failed: JudgedUnit) -> Iterator[s
     overflows = any(check.name == "nonfinite" and not check.passed for check in checks)
     if overflows and failed.built.unit.request.precision == "fp16" and spec.calibration is None:
         yield UNMEASURED
+    resized = any(check.name == "shape" and check.joint == "quantization" and not check.passed for check in checks)
+    if resized and not (spec.golden and spec.golden.metrics):
+        yield SELECTING
 
 
 def say_which_are_large(

@@ -124,6 +124,26 @@ def test_a_window_that_is_longer_than_the_usual_sizes_may_grow(tmp_path: Path) -
     assert (found.dims["samples"].min, found.dims["samples"].max) == (512, 1024)
 
 
+def test_where_the_graph_selects_boxes_itself_the_suggested_metric_decides(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["image", "w"], ["c"]),
+        helper.make_node("Reshape", ["c", "rows"], ["all"]),
+        helper.make_node("Unsqueeze", ["all", "zero"], ["batch"]),
+        helper.make_node("ReduceSum", ["all", "one"], ["sums"], keepdims=0),
+        helper.make_node("Unsqueeze", ["sums", "both"], ["scores"]),
+        helper.make_node("NonMaxSuppression", ["batch", "scores"], ["chosen"]),
+        helper.make_node("Gather", ["chosen", "two"], ["places"], axis=1),
+        helper.make_node("Gather", ["all", "places"], ["boxes"]),
+    ]
+    numbers = {"rows": [-1, 4], "zero": [0], "one": [1], "both": [0, 1], "two": 2}
+    constants = [numpy_helper.from_array(np.asarray(held, "i8"), name) for name, held in numbers.items()]
+    constants.append(numpy_helper.from_array(np.ones((4, 1, 3, 3), "f4"), "w"))
+    graph = helper.make_graph(nodes, "g", [value("image", [1, 1, 6, 6])], [value("boxes", ["found", 4])], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    metric = look_at_onnx(tmp_path / "m.onnx", "m.onnx").metric
+    assert (metric["name"], metric["decides"]) == ("detection", ["fp32", "fp16", "int8"])
+
+
 def test_what_is_no_onnx_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"\x00 nothing")
     with pytest.raises(ModelError):
