@@ -33,8 +33,8 @@ UNMEASURED = (
 )
 # Of a graph that gives more or fewer rows after rounding.
 SELECTING = (
-    "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects others; "
-    "let a task metric judge (golden.metric with decides, docs/guides/task-metrics.md)"
+    "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects "
+    "others; let a task metric judge (golden.metric with decides, docs/guides/task-metrics.md)"
 )
 HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 

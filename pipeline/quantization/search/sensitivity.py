@@ -127,8 +127,8 @@ def quality(
     judge: GraphJudge | None = None,
 ) -> Quality:
     """Quality of `actual` over all runs. Integer outputs are decisions; where there are no others, the share of those
-    that change is the noise. An output of another size than expected, as of a graph that selects boxes itself, counts as
-    not finite. judge: counts what the graph's own checks miss.
+    that change is the noise. An output of another size than expected, as of a graph that selects boxes itself, counts
+    as not finite. judge: counts what the graph's own checks miss.
 
     Raises DataError when there is not one label for each answer.
     """
