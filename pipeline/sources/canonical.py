@@ -36,6 +36,8 @@ from pipeline.sources.walk import all_nodes, all_tensors, nodes_in
 MOST_NODES, DEEPEST = 1_000_000, 30
 # The memory that checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
 _CHECKING_BYTES = 2 << 30
+# The default operator set of a model that uses none of its operators: what is made of it may.
+_UNUSED_OPSET = 20
 _REFUSALS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ProtobufError, ValueError, RuntimeError)
 
 _Name = tuple[str, str, str]
@@ -282,6 +284,8 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
 def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without anything that does not affect what it computes."""
     plain = onnx.ModelProto(producer_name="enginery", graph=model.graph)
+    if not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
+        model.opset_import.add(version=_UNUSED_OPSET)
     plain.opset_import.extend(sorted(model.opset_import, key=lambda entry: entry.domain))
     oldest: int = onnx.helper.find_min_ir_version_for(plain.opset_import, ignore_unknown=True)
     plain.ir_version = max(OLDEST_IR_VERSION, oldest)

@@ -379,3 +379,14 @@ def test_a_normalisation_over_its_default_axes_is_valid(tmp_path):
     with OrtSession(saved(tmp_path, canonical(model))) as session:
         normal = (x - x.mean((0, 2, 3), keepdims=True)) / x.std((0, 2, 3), keepdims=True)
         np.testing.assert_allclose(session.run({"x": x})["y"], normal, atol=1e-5)
+
+
+def test_a_model_of_other_operator_sets_alone_gets_the_default_one():
+    """As classifiers of scikit-learn are: a cast, or what a step asks of its operators, needs one."""
+    node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0])
+    made = model_of([node], [value("x", ["N", 3])], [value("y", ["N", 3])])
+    del made.opset_import[:]
+    made.opset_import.add(domain="ai.onnx.ml", version=1)
+    plain = canonical(made)
+    assert {entry.domain: entry.version for entry in plain.opset_import}[""] == 20
+    assert canonical(plain) == plain
