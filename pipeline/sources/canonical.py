@@ -285,7 +285,7 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without anything that does not affect what it computes."""
     plain = onnx.ModelProto(producer_name="enginery", graph=model.graph)
     if not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
-        model.opset_import.add(version=_UNUSED_OPSET)
+        model.opset_import.add(domain="", version=_UNUSED_OPSET)
     plain.opset_import.extend(sorted(model.opset_import, key=lambda entry: entry.domain))
     oldest: int = onnx.helper.find_min_ir_version_for(plain.opset_import, ignore_unknown=True)
     plain.ir_version = max(OLDEST_IR_VERSION, oldest)
