@@ -40,7 +40,7 @@ def fold_computed_weights(model: ModelProto, readers: Collection[str]) -> int:
         taken.add(fresh := unused_name(name, taken))
         results = made.pop(name).output
         results[[*results].index(name)] = fresh
-        given[name] = from_array(np.ascontiguousarray(values), name, outside)
+        given[name] = from_array(values, name, outside)
         graph.initializer.append(given[name])
         folded += 1
     if folded:

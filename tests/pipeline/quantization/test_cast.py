@@ -260,3 +260,10 @@ def test_a_scatter_that_reduces_stays_in_fp32(reduction: str) -> None:
     result, notes = cast_float(model, "fp16")
     assert [item.op_type for item in notes.kept] == ([] if reduction == "none" else ["ScatterND"])
     assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55
+
+
+def test_a_normalisation_that_onnxruntime_has_in_fp32_alone_stays() -> None:
+    model = x_net("h = MatMul(x, w) y = MeanVarianceNormalization<axes=[1]>(h)")
+    result, notes = cast_float(model, "fp16")
+    assert [item.op_type for item in notes.kept] == ["MeanVarianceNormalization"]
+    assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55
