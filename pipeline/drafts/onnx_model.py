@@ -70,7 +70,13 @@ def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str,
     found = [value for value in model.graph.output if value.name in outputs]
     if any(map(_is_unranked, (*inputs, *found))):
         return {}
-    return suggest_metric([spec_of(value, "input") for value in inputs], [spec_of(value, "output") for value in found])
+    chosen = suggest_metric(
+        [spec_of(value, "input") for value in inputs], [spec_of(value, "output") for value in found]
+    )
+    if chosen and any(node.op_type == "NonMaxSuppression" for node in all_nodes(model)):
+        # Boxes of nearly equal scores change places, and others are selected, with any rounding.
+        chosen["decides"] = ["fp32", "fp16", "int8"]
+    return chosen
 
 
 def _name(path: Path) -> str:

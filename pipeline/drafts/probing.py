@@ -13,8 +13,9 @@ import onnx
 from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
 from enginery.core.errors import ModelError
-from enginery.core.types import Tensors, TensorSpec
+from enginery.core.types import Dim, Tensors, TensorSpec
 from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
+from validation.golden.golden_set import edge_sizes
 
 # Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
 # times; 512 and 576 are windows of audio.
@@ -64,7 +65,31 @@ def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
     )
     probe.take_inputs(inputs)
     dims = {name: probe.bounds(name, sizes) for name in names if name not in equal}
-    return replace(found, inputs=inputs, dims=_fit_memory(dims, inputs))
+    return replace(found, inputs=inputs, dims=_hold_edges(probe, inputs, _fit_memory(dims, inputs), sizes))
+
+
+def _hold_edges(
+    probe: "_Probe", inputs: Sequence[TensorSpec], dims: Mapping[str, FoundDim], sizes: Mapping[str, int]
+) -> dict[str, FoundDim]:
+    """The dims, narrowed towards `sizes` until the graph runs at every edge that a build tries: each bound was found
+    with the other dims at these."""
+    found = dict(dims)
+    while True:
+        spec_dims = [Dim(name, dim.min, dim.opt, dim.max, multiple=dim.multiple) for name, dim in found.items()]
+        edge = next((edge for edge in edge_sizes(inputs, spec_dims) if not probe.runs(edge)), {})
+        names = sorted(edge, key=lambda name: edge[name] > sizes[name])
+        name = next((name for name in names if probe.runs({**edge, name: sizes[name]})), None)
+        if name is None or probe.is_over:  # none fails, none helps alone, or nothing more is known
+            return found
+        dim, at = found[name], sizes[name]
+        low, high = dim.min, dim.max
+        if edge[name] < at:
+            tried = (edge[name] << power for power in range(1, 20))
+            low = min(at, next(size for size in tried if size >= at or probe.runs({**edge, name: size})))
+        else:
+            high = at
+        why = f"with all sizes of the others the graph ran at {low} and {high}"
+        found[name] = replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high, why=why)
 
 
 def _fit_memory(dims: Mapping[str, FoundDim], inputs: Sequence[TensorSpec]) -> dict[str, FoundDim]:
@@ -146,7 +171,7 @@ class _Probe:
             return FoundDim(at, at, at, over if self.is_over else f"only {at} ran of the sizes that were tried")
         smaller = (size for size in sorted({step, 2 * step, 4 * step}) if size < at)
         low = next((size for size in smaller if self.runs({**sizes, name: size})), at)
-        high = max(at, most // step * step, low)
+        high = max(most // step * step, low) if at < most else 2 * at
         high = high if self.runs({**sizes, name: high}) else at
         if low == high:
             return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")

@@ -14,7 +14,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import list_bodies, list_reads
-from builders.onnx_graphs.weights import from_array, has_external, to_array, with_weights, without_weights
+from builders.onnx_graphs.weights import has_external, with_weights, without_weights
 from enginery.core.errors import ModelError
 
 # Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.
@@ -236,24 +236,6 @@ def sort_nodes(graph: GraphProto) -> None:
         ordered = [nodes[i] for i in order]
         del graph.node[:]
         graph.node.extend(ordered)
-
-
-def fold_constant_moves(graph: GraphProto) -> None:
-    """Replace each Transpose or Identity of a constant by its result, so that a weight behind one is a constant too."""
-    given, outputs = constants(graph), {value.name for value in graph.output}
-    left = []
-    for node in graph.node:
-        source = given.get(node.input[0]) if node.op_type in ("Identity", "Transpose") else None
-        if source is None or node.output[0] in outputs:
-            left.append(node)
-        else:
-            values = to_array(source)
-            if node.op_type == "Transpose":
-                values = values.transpose(attribute_of(node, "perm", [*reversed(range(values.ndim))]))
-            folded = from_array(np.ascontiguousarray(values), node.output[0], source)
-            graph.initializer.append(folded)
-            given[folded.name] = folded
-    _replace(graph.node, left)
 
 
 def _lift_constants(graph: GraphProto) -> None:

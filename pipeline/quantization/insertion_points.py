@@ -21,16 +21,15 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from builders.onnx_graphs.bodies import list_bodies
 from builders.onnx_graphs.weights import to_array
 from enginery.core.reports.quantization import FloatNode
+from pipeline.quantization.computed_weights import fold_computed_weights
 from pipeline.quantization.graph import (
     attribute_of,
     constants,
     consumers,
     element_types,
-    fold_constant_moves,
     tidy,
     tidy_from,
 )
-from pipeline.quantization.stored_weights import widen_stored_weights
 
 OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # They multiply with weights too, and have no Q/DQ form.
@@ -85,8 +84,7 @@ class JoinNode:
 def prepare_model(model: ModelProto) -> ModelProto:
     """A tidy copy in an opset that int8 exists in: the graph whose tensor names calibration and insertion agree on."""
     graph = tidy_from(tidy(model), LOWEST_OPSET)
-    widen_stored_weights(graph.graph, OP_TYPES)
-    fold_constant_moves(graph.graph)
+    fold_computed_weights(graph, OP_TYPES)
     return graph
 
 

@@ -29,13 +29,15 @@ from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
 from pipeline.sources.onnx_model import OLDEST_IR_VERSION
-from pipeline.sources.walk import all_tensors, nodes_in
+from pipeline.sources.walk import all_nodes, all_tensors, nodes_in
 
 # The greatest number of nodes after inlining. Protobuf reads 100 messages inside each other, and a graph inside a node
 # is three deeper.
 MOST_NODES, DEEPEST = 1_000_000, 30
 # The memory that checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
 _CHECKING_BYTES = 2 << 30
+# The default operator set of a model that uses none of its operators: what is made of it may.
+_UNUSED_OPSET = 20
 _REFUSALS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ProtobufError, ValueError, RuntimeError)
 
 _Name = tuple[str, str, str]
@@ -282,6 +284,8 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
 def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without anything that does not affect what it computes."""
     plain = onnx.ModelProto(producer_name="enginery", graph=model.graph)
+    if not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
+        model.opset_import.add(domain="", version=_UNUSED_OPSET)
     plain.opset_import.extend(sorted(model.opset_import, key=lambda entry: entry.domain))
     oldest: int = onnx.helper.find_min_ir_version_for(plain.opset_import, ignore_unknown=True)
     plain.ir_version = max(OLDEST_IR_VERSION, oldest)
@@ -293,6 +297,9 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     for value in (value for body in bodies for value in body.output):  # exporters state wrong ones: they are found anew
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
+    for node in all_nodes(plain):  # onnx infers no shapes of it without these, its own default
+        if node.op_type == "MeanVarianceNormalization" and not node.attribute:
+            node.attribute.append(onnx.helper.make_attribute("axes", [0, 2, 3]))
     for tensor in all_tensors(plain):  # numbers as bytes, as most exporters store them, and not in lists by type
         if not (tensor.HasField("raw_data") or is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING):
             tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))

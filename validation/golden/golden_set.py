@@ -157,7 +157,8 @@ def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], T
     try:
         expected = {output: np.asarray(value) for output, value in run(inputs).items()}
     except ModelError as error:
-        more = "" if kind == "golden" else f"; it was run at {name}, which the spec's dims allow: narrow them"
+        ran = f"; it was run at {name}, which the spec's dims allow, on golden data cut or repeated to these sizes"
+        more = "" if kind == "golden" else f"{ran}: narrow the dims to sizes at which such values mean something"
         raise ModelError(f"{error}{more}") from error
     for output, value in {**inputs, **expected}.items():
         if value.dtype.kind not in _KINDS:

@@ -39,7 +39,7 @@ MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 16, 1 << 12
 # many samples in all, and on so many of one case.
 SAMPLES, MOST_SAMPLES = 8, 4
 # Saturated outputs of a classifier move in few samples, and a flip in a convolutional net moves few rows of an image.
-# Where rounding does not explain a drift on SAMPLES, it is measured on so many.
+# Where rounding does not explain a drift on SAMPLES, it is measured on so many; of a small model on so many cases.
 THOROUGH_SAMPLES = 64
 # And so often, the worst of each slice counting: of the thousand classes of a softmax some are in doubt at one place
 # alone, whose rounding is one draw. A text recogniser's fp16 graph (6,625 classes) exceeds four times the energy of one
@@ -121,8 +121,8 @@ def honest_rounding(
     """The drift of honest kernels of a graph, on some cases of the golden set.
 
     For a large model it is yielded twice: from one way to round, then from all, which only loosens limits: most engines
-    pass with the first. thorough: whether a large graph in 16 bits or with quantized tensors is then run on
-    THOROUGH_SAMPLES, THOROUGH_DRAWS times, and yielded after each.
+    pass with the first. thorough: whether a graph in 16 bits or with quantized tensors is then run on
+    THOROUGH_SAMPLES, THOROUGH_DRAWS times, and yielded after each; a small one only where it has more golden cases.
     reference: a session of the graph.  opens: opens an ONNX file without rewriting it.  workdir: for such a file.
     half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
     activation_blocks: as in `with_rounding`.
@@ -145,7 +145,8 @@ def honest_rounding(
             passes = [[chosen[part] for chosen in ways] for part in first]
             for known_so_far in _measure(groups, passes, reference, rounding, bounds):
                 yield known_so_far
-            if thorough and (halves or half or grids) and groups and not groups[0].small:
+            few = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
+            if thorough and few and (halves or half or grids):
                 groups = _groups(golden, graph, reference, THOROUGH_SAMPLES)
                 ways = [[way for way in _ways(halves, grids, group) if not way.draw] for group in groups]
                 draws = range(THOROUGH_DRAWS)
@@ -272,12 +273,12 @@ def _run(
 
 
 def _groups(golden: GoldenSet, graph: Path, reference: Session, samples: int) -> list[_Group]:
-    """The golden cases to measure on, as one group, and edge cases, each as one of its own. samples: in all, unless the
-    model is small."""
+    """The golden cases to measure on, as one group, and edge cases, each as one of its own. samples: in all; of a small
+    model cases, MOST_CASES at least."""
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
     small = graph_bytes(graph) < SMALL_BYTES and max(sizes.values(), default=0) < SMALL_INPUTS
-    whole = list(islice(golden.of_kind("golden"), MOST_CASES if small else samples))
+    whole = list(islice(golden.of_kind("golden"), max(MOST_CASES, samples) if small else samples))
     cases = whole if small else [_first_samples(case, reference) for case in whole]
     if not small:
         counts = itertools.accumulate(_count_samples(case) for case in cases)

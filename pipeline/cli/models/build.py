@@ -167,7 +167,7 @@ def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
 
 def show_outcome(outcome: "Outcome") -> None:
     """Print the table of engines, the task metrics of each graph they are built from, and where everything lies."""
-    from pipeline.compile.publication.draft import RANDOM_INPUTS
+    from pipeline.compile.publication.draft import HINTS
 
     _print_engines(outcome)
     for engine in outcome.failed:
@@ -178,8 +178,9 @@ def show_outcome(outcome: "Outcome") -> None:
         for item in engine.attributed:
             say(f"  which node ({item.joint}): {item.headline}")
     _show_proposals(outcome)
-    if any(RANDOM_INPUTS in engine.notes for engine in outcome.failed):
-        say(f"note: {RANDOM_INPUTS}")
+    noted = {note for engine in outcome.failed for note in engine.notes}
+    for hint in (hint for hint in HINTS if hint in noted):
+        say(f"note: {hint}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + format_metrics(metrics))
     _show_place(outcome)

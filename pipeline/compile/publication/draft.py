@@ -1,6 +1,6 @@
 """What a run would publish, as values: the draft of the manifest, the entry of each unit, and what stands beside."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from enginery.client.resolve import compare_with_fp16
@@ -21,12 +21,22 @@ from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
 # Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
 REFITTED = "refitted from"
 
-
 # Of a unit whose checks failed on such inputs.
 RANDOM_INPUTS = (
     "the checks ran on random numbers, on which many models answer nothing but noise; "
     "give real inputs in golden.data (enginery init --from-requests makes them)"
 )
+# Of an fp16 graph that overflowed.
+UNMEASURED = (
+    "without calibration data nothing says which tensors leave the range of fp16; with calibration.data these stay in "
+    "fp32 (enginery init --from-requests makes it)"
+)
+# Of a graph that gives more or fewer rows after rounding.
+SELECTING = (
+    "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects "
+    "others; let a task metric judge (golden.metric with decides, docs/guides/task-metrics.md)"
+)
+HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,7 @@ def draft_version(
             approved.append((entry_of(item, proof.report.digest), proof))
         else:
             fields = _unit_fields(item.built.unit) | _checks_and_notes(item)
-            if item.report and exported.golden_inputs is None:
-                fields["notes"] = (*fields["notes"], RANDOM_INPUTS)
+            fields["notes"] = (*fields["notes"], *_hint(spec, exported, item))
             others.append(EngineEntry(**fields, status="failed", reason=item.reason))
     blake3 = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
     manifest = _draft_manifest(spec, exported, plan, judged)
@@ -83,6 +92,19 @@ def draft_version(
         reads=exported.reads,
         read_sources=read_sources,
     )
+
+
+def _hint(spec: ModelSpec, exported: Exported, failed: JudgedUnit) -> Iterator[str]:
+    """What data would show, or mend, of a unit whose checks failed."""
+    checks = failed.report.checks if failed.report else ()
+    if checks and exported.golden_inputs is None:
+        yield RANDOM_INPUTS
+    overflows = any(check.name == "nonfinite" and not check.passed for check in checks)
+    if overflows and failed.built.unit.request.precision == "fp16" and spec.calibration is None:
+        yield UNMEASURED
+    resized = any(check.name == "shape" and check.joint == "quantization" and not check.passed for check in checks)
+    if resized and not (spec.golden and spec.golden.metrics):
+        yield SELECTING
 
 
 def say_which_are_large(

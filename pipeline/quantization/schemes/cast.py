@@ -23,6 +23,7 @@ from builders.onnx_graphs.weights import from_array, is_external, to_array
 from enginery.core.errors import ModelError
 from enginery.core.reports.quantization import FloatNode
 from pipeline.quantization.graph import (
+    attribute_of,
     constants,
     element_types,
     finish,
@@ -101,6 +102,8 @@ def _obstacle(
         return "the spec keeps it in fp32"
     if list_bodies(node):
         return "control flow"
+    if node.op_type in ("ScatterElements", "ScatterND") and attribute_of(node, "reduction", b"none") != b"none":
+        return "it adds up or compares what falls together, which onnxruntime's CPU does in no 16 bits"
     if any(name and name not in types for name in (*node.input, *node.output)):
         return "a tensor's type cannot be inferred"
     if not can_narrow(node, half, types, opset):

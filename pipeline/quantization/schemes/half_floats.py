@@ -56,8 +56,10 @@ HALVES: Mapping[str, HalfFormat] = {
 }
 
 FLOAT = TensorProto.FLOAT
-# Their result type follows an attribute, or the input in a way that the schema does not state.
-_UNCASTABLE = {"Bernoulli", "EyeLike", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+# Their result type follows an attribute, or the input in a way that the schema does not state; of
+# MeanVarianceNormalization and TreeEnsemble onnxruntime loads no fp16 form, although onnx has one.
+_DRAWING = {"Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+_UNCASTABLE = {*_DRAWING, "EyeLike", "MeanVarianceNormalization", "TreeEnsemble"}
 # Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
 HEADROOM = 2.0
 _REDUCING = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}

@@ -91,7 +91,7 @@ def sweep(
         if not part.graph.output:  # a dead end: nothing depends on it
             found[group.activation] = Quality(0.0, 1.0)
             continue
-        set_ranks(part, kept[0])
+        set_ranks(part, kept)
         runner = SessionRunner(_quantize_alone(part, group, plans, ranges, scheme))
         # What lies before the group, an output of the model among it, stays as it is.
         expected = [{name: values[name] for name in runner.outputs} for values in kept]
@@ -127,15 +127,19 @@ def quality(
     judge: GraphJudge | None = None,
 ) -> Quality:
     """Quality of `actual` over all runs. Integer outputs are decisions; where there are no others, the share of those
-    that change is the noise. judge: counts what the graph's own checks miss.
+    that change is the noise. An output of another size than expected, as of a graph that selects boxes itself, counts
+    as not finite. judge: counts what the graph's own checks miss.
 
     Raises DataError when there is not one label for each answer.
     """
     total: dict[str, Drift] = {}
-    right = []
+    right, as_large = [], True
     for index, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
-        drifts = {name: measure(values, found[name], decisions=True) for name, values in wanted.items()}
-        total = {name: total.get(name, Drift()).merge(drift) for name, drift in drifts.items()}
+        for name, values in wanted.items():
+            if values.shape == found[name].shape:
+                total[name] = total.get(name, Drift()).merge(measure(values, found[name], decisions=True))
+            else:
+                as_large = False
         if judge:
             judge.add(index, wanted, found)
         if answers:
@@ -145,7 +149,7 @@ def quality(
     return Quality(
         max((10 ** (-part.sqnr_db / 10) for part in floats), default=1 - agreement),
         min((part.cosine for part in floats), default=agreement),
-        all(part.nonfinite == 0 for part in floats),
+        as_large and all(part.nonfinite == 0 for part in floats),
         agreement,
         float(np.mean(np.concatenate(right))) if answers else None,
         judge.missed() if judge else 0,

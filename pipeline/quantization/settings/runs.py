@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
 from builders.onnx_graphs.shards import link_shards
@@ -202,8 +202,12 @@ def with_outputs(model: ModelProto, names: Mapping[str, int]) -> ModelProto:
     return copy
 
 
-def set_ranks(model: ModelProto, values: Tensors) -> None:
-    """In place: the model's inputs get the ranks of these values, with all sizes open; a valid model needs ranks."""
+def set_ranks(model: ModelProto, runs: Sequence[Tensors]) -> None:
+    """In place: the model's inputs get the ranks that they have in these runs, with all sizes open; a valid model needs
+    ranks. A row of integers that is as long in all runs keeps its length: onnxruntime loads no Resize without the
+    number of its sizes."""
     for value in model.graph.input:
-        kind, rank = value.type.tensor_type.elem_type, values[value.name].ndim
-        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, [None] * rank))
+        kind, shapes = value.type.tensor_type.elem_type, {values[value.name].shape for values in runs}
+        shape, is_row = next(iter(shapes)), kind == TensorProto.INT64 and len(shapes) == 1
+        open_shape = [*shape] if is_row and len(shape) == 1 else [None] * len(shape)
+        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, open_shape))

@@ -250,3 +250,20 @@ def test_a_constant_output_is_given_as_it_is() -> None:
     result, notes = cast_float(model, "fp16")
     assert notes.cast == 1
     np.testing.assert_array_equal(run(result, {"x": np.zeros((1, 5), "f4")}), np.asarray([0.1, 0.2, 0.3], "f4"))
+
+
+@pytest.mark.parametrize("reduction", ["add", "max", "none"])
+def test_a_scatter_that_reduces_stays_in_fp32(reduction: str) -> None:
+    """onnxruntime's CPU has a kernel that takes fp16 and raises when it runs; message passing over edges is made so."""
+    text = f'h = MatMul(x, w)\n y = ScatterND<reduction="{reduction}">(h, rows, h)'
+    model = x_net(text, rows=np.arange(16)[:, None] // (2 if reduction != "none" else 1))
+    result, notes = cast_float(model, "fp16")
+    assert [item.op_type for item in notes.kept] == ([] if reduction == "none" else ["ScatterND"])
+    assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55
+
+
+def test_a_normalisation_that_onnxruntime_has_in_fp32_alone_stays() -> None:
+    model = x_net("h = MatMul(x, w) y = MeanVarianceNormalization<axes=[1]>(h)")
+    result, notes = cast_float(model, "fp16")
+    assert [item.op_type for item in notes.kept] == ["MeanVarianceNormalization"]
+    assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55

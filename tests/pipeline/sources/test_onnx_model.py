@@ -368,3 +368,25 @@ def test_numbers_as_a_list_are_written_as_bytes_of_the_same_numbers():
     plain = canonical(made)
     found = next(tensor for tensor in plain.graph.initializer if tensor.name == "b")
     assert found.HasField("raw_data") and found.raw_data == odd.tobytes()
+
+
+def test_a_normalisation_over_its_default_axes_is_valid(tmp_path):
+    """onnx's strict inference knows no shape of it without `axes` since opset 13; onnxruntime runs it."""
+    shape = ["N", 2, 4, 4]
+    node = helper.make_node("MeanVarianceNormalization", ["x"], ["y"])
+    model = model_of([node], [value("x", shape)], [value("y", shape)])
+    x = np.random.default_rng(0).standard_normal((3, 2, 4, 4)).astype(np.float32)
+    with OrtSession(saved(tmp_path, canonical(model))) as session:
+        normal = (x - x.mean((0, 2, 3), keepdims=True)) / x.std((0, 2, 3), keepdims=True)
+        np.testing.assert_allclose(session.run({"x": x})["y"], normal, atol=1e-5)
+
+
+def test_a_model_of_other_operator_sets_alone_gets_the_default_one():
+    """As classifiers of scikit-learn are: a cast, or what a step asks of its operators, needs one."""
+    node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0])
+    made = model_of([node], [value("x", ["N", 3])], [value("y", ["N", 3])])
+    del made.opset_import[:]
+    made.opset_import.add(domain="ai.onnx.ml", version=1)
+    plain = canonical(made)
+    assert {entry.domain: entry.version for entry in plain.opset_import}[""] == 20
+    assert canonical(plain) == plain

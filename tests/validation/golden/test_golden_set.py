@@ -72,7 +72,8 @@ def test_sizes_at_which_the_model_does_not_run_are_named():
         return double(inputs)
 
     with pytest.raises(
-        ModelError, match="beyond the sequence; it was run at batch=1 seq=2, which the spec's dims allow"
+        ModelError,
+        match="beyond the sequence; it was run at batch=1 seq=2, which the spec's dims allow, on golden data cut",
     ):
         freeze([{"x": np.zeros((4, 5), np.float32)}], SPECS, DIMS, run)
 

@@ -33,12 +33,12 @@ def honest_of(folder: Path, model: onnx.ModelProto, **more: object) -> Honest:
     return stages_of(folder, model, **more)[-1]
 
 
-def stages_of(folder: Path, model: onnx.ModelProto, **more: object) -> list[Honest]:
+def stages_of(folder: Path, model: onnx.ModelProto, count: int = 6, **more: object) -> list[Honest]:
     onnx.save(model, folder / "graph.onnx")
     with OrtSession(folder / "graph.onnx", optimized=False) as session:
         found = honest_rounding(
             folder / "graph.onnx",
-            golden_of(session),
+            golden_of(session, count),
             session,
             lambda path: OrtSession(path, optimized=False),
             folder,
@@ -116,6 +116,15 @@ def test_what_few_samples_of_a_large_graph_do_not_explain_is_measured_on_more(tm
     key = "logits", "golden"
     assert few.drifts[key].count * 3 == more.drifts[key].count, "8 and 24 samples"
     assert more.drifts[key].max_rel >= few.drifts[key].max_rel
+
+
+def test_what_few_cases_of_a_small_graph_do_not_explain_is_measured_on_more(tmp_path):
+    graph = emulate(cast_float(mlp(), "fp16")[0])
+    few, more = (stages_of(tmp_path, graph, count=15, thorough=thorough)[-1] for thorough in (False, True))
+    key = "logits", "golden"
+    assert few.drifts[key].count * 15 == more.drifts[key].count * 12
+    assert more.drifts[key].max_rel >= few.drifts[key].max_rel
+    assert len(stages_of(tmp_path, graph, count=12, thorough=True)) == 1, "there are no more cases"
 
 
 def drift(sqnr_db: float, max_rel: float = 1e-3) -> Drift:

@@ -1,11 +1,14 @@
 """`enginery build`: what it refuses before it begins, and what it says of what failed."""
 
+import numpy as np
+import onnx
 import pytest
 
 from pipeline.cli.models.build import show_outcome
 from pipeline.outcome import EngineResult, Outcome
 from pipeline.values import Attributed
 from tests.pipeline.projects import Project
+from tests.pipeline.quantization.small_nets import build
 
 
 def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) -> None:
@@ -32,6 +35,40 @@ def test_a_check_that_fails_on_random_inputs_says_that_they_are_random(project: 
     assert "note: the checks ran on random numbers" in done.err
     project.change_spec(golden={"data": "golden.npz"})
     assert "random numbers" not in project.run("build", project.spec).err
+
+
+def test_an_fp16_graph_that_overflows_says_that_calibration_data_would_show_where(project: Project) -> None:
+    model = build(
+        "float[batch,5] x", "float[batch,5] y", "n = MatMul(x, w) h = Mul(n, big) s = MatMul(h, w) y = Div(s, big)",
+        {"big": 6e4, "w": 3 * np.eye(5)},
+    )  # fmt: skip
+    onnx.save(model, project.spec.parent / "big.onnx")
+    project.change_spec(
+        source={"onnx": "big.onnx"}, inputs={"x": {"dtype": "float32", "shape": ["batch", 5]}}, outputs=["y"],
+        precisions=["fp16"], targets=["cpu"], calibration=None, golden=None,
+        validation={"latency": "off", "attribution": "off"},
+    )  # fmt: skip
+    done = project.run("build", project.spec)
+    assert done.code == 1 and "with calibration.data these stay in fp32" in done.err
+    x = np.random.default_rng(0).standard_normal((40, 1, 5)).astype(np.float32)
+    np.savez(project.spec.parent / "seen.npz", x=x)
+    project.change_spec(calibration={"data": "seen.npz"})
+    assert project.run("build", project.spec).code == 0
+
+
+def test_a_graph_that_selects_other_rows_after_rounding_says_what_can_judge_it(project: Project) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((5, 8)), "flat": np.array([-1]), "zero": np.float32(0)}
+    text = "m = MatMul(x, w) all = Reshape(m, flat) more = Greater(all, zero) y = Compress(all, more)"
+    onnx.save(build("float[batch,5] x", "float[n] y", text, weights), project.spec.parent / "selecting.onnx")
+    np.savez(project.spec.parent / "seen.npz", x=rng.standard_normal((40, 30, 5)).astype(np.float32))
+    project.change_spec(
+        source={"onnx": "selecting.onnx"}, inputs={"x": {"dtype": "float32", "shape": [30, 5]}}, outputs=["y"],
+        dims=None, precisions=["int8"], targets=["cpu"], calibration={"data": "seen.npz"}, golden=None,
+        quantization={"search": "never"}, validation={"attribution": "off"},
+    )  # fmt: skip
+    done = project.run("build", project.spec)
+    assert done.code == 1 and "let a task metric judge" in done.err
 
 
 @pytest.mark.parametrize(("rules", "printed"), [(24, True), (25, False)])

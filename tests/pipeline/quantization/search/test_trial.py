@@ -11,7 +11,7 @@ from pipeline.quantization.search.trial import SearchTarget
 from pipeline.quantization.settings import convolutions
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
 from tests.pipeline.quantization.search.test_search import Additive
-from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, conv_net, images
+from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images
 
 NETS = {"outliers": (outlier_net, noise), "convolutions": (conv_net, images)}
 FLOOR = SearchFloor(sqnr_db=30)
@@ -103,3 +103,34 @@ def test_the_depth_is_found_where_damages_predict_it():
     additive.worse.update({additive.ranked[:at]: 0.05 for at in range(30)})
     assert search._find_shallowest(additive, SearchFloor(sqnr_db=15), {}) == 30
     assert len(additive.qualities) < 12
+
+
+def test_a_resize_to_sizes_that_the_graph_computes_is_tried():
+    """Half of its sizes come from before the convolution: onnxruntime loads no Resize that may have 0 of them."""
+    text = """
+        c = Conv<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(image, w)
+        before = Shape<start=2>(image)
+        behind = Shape<end=2>(c)
+        sizes = Concat<axis=0>(behind, before)
+        y = Resize<mode="linear">(c, , , sizes)
+    """
+    weights = {"w": np.random.default_rng(0).standard_normal((4, 1, 3, 3))}
+    model, samples = build("float[batch,1,8,8] image", "float[batch,4,h,w] y", text, weights), images(16, 1)
+    found = choose(model, all_ranges(model, samples), CPU, runs(samples), FLOOR)
+    assert found.point.share == 1
+
+
+def test_an_output_whose_size_follows_from_the_data_ends_no_search():
+    """As of a detector that selects boxes itself: int8 selects others."""
+    text = """
+        m = MatMul(x, w)
+        all = Reshape(m, flat)
+        more = Greater(all, zero)
+        y = Compress(all, more)
+    """
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((5, 8)), "flat": np.array([-1]), "zero": np.float32(0)}
+    model = build("float[batch,5] x", "float[n] y", text, weights)
+    samples = {"x": rng.standard_normal((800, 5)).astype(np.float32)}
+    found = choose(model, all_ranges(model, samples), CPU, runs(samples, 100), FLOOR)
+    assert found.point.share == 0 and "leaves broken" in next(iter(found.left.values()))
