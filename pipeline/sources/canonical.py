@@ -24,7 +24,7 @@ from onnx import inliner
 from onnx_ir.passes import common
 
 from builders.onnx_graphs.bodies import list_bodies, walk_graphs
-from builders.onnx_graphs.weights import has_external, is_external, with_weights, without_weights
+from builders.onnx_graphs.weights import check_lengths, is_external, with_weights, without_weights
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
@@ -301,7 +301,8 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with shapes inferred. Raises ModelError where that or the checker fails, or takes too much memory."""
-    light = without_weights(model) if has_external(model) else model
+    check_lengths(model)
+    light = without_weights(model)
     infer, size = onnx.shape_inference.infer_shapes, light.ByteSize()
     try:
         # Inference computes the values of small tensors too, which a Range or a row of Concats makes large.
@@ -316,4 +317,6 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     except _REFUSALS as error:
         raise ModelError(f"the model is not valid ONNX: {_reason(error)}; correct or export it again") from error
     inferred.graph.value_info.sort(key=lambda value: value.name)
-    return inferred if light is model else with_weights(inferred, model)
+    whole = with_weights(inferred, model)
+    whole.graph.initializer.sort(key=lambda tensor: tensor.name)
+    return whole

@@ -135,15 +135,15 @@ def runnable(graph: Path, precision: Precision) -> Path:
     """
     if precision == "fp32":
         return graph
+    from builders.onnx_graphs.outline import load_outline
     from builders.onnx_graphs.weights import load_graph
     from pipeline.quantization.schemes.cast import emulate, needs_emulation
     from pipeline.sources.onnx_model import save_onnx
 
-    model = load_graph(graph)
-    if not needs_emulation(model):
+    if not needs_emulation(load_outline(graph)):
         return graph
     emulated = graph.with_name("emulated.onnx")
-    save_onnx(emulate(model), emulated)
+    save_onnx(emulate(load_graph(graph)), emulated)
     return emulated
 
 
