@@ -50,9 +50,9 @@ def fetch(store: Store, digest: str, dest: Path) -> Path:
 
 
 def fetch_graph(store: Store, digest: str, dest: Path) -> Path:
-    """A verified copy of an ONNX graph at `dest`, with its shards beside it: links to the blobs where the file system
-    allows that. Raises as `fetch`, and ModelError for weights in other files."""
-    fetch(store, digest, dest)
+    """An ONNX graph, verified, at `dest`, with its shards beside it: to be read only, because they are links to the
+    blobs where the file system allows that. Raises as `fetch`, and ModelError for weights in other files."""
+    _link(store, digest, dest)
     for shard in list_shards(dest):
         if not (beside := dest.with_name(shard)).exists():
             _link(store, shard, beside)
@@ -60,8 +60,8 @@ def fetch_graph(store: Store, digest: str, dest: Path) -> Path:
 
 
 def _link(store: Store, digest: str, dest: Path) -> None:
-    """A blob at `dest`, verified, as a second name of the same file, or as a copy."""
-    with suppress(OSError):
+    """A blob at `dest`, verified, as a second name of the same file, or as a copy. Raises as `fetch`."""
+    with suppress(OSError, IntegrityError):
         dest.hardlink_to(store.path(digest))
         if digest_of_file(dest) == digest:
             return
