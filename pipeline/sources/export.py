@@ -32,6 +32,7 @@ from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process
 from validation.comparison.sessions import expected_checks
 from validation.data.samples import Samples
+from validation.golden.answers import RecordedSession
 from validation.golden.golden_set import freeze
 from validation.limits.budget import budgets
 from validation.metrics.tally import Spreads
@@ -46,7 +47,8 @@ CAPTURED = "captured.onnx"
 class ExportResult:
     """The files of an export, their digests, and the checks of the ONNX model against its source.
 
-    notes: for people, such as that golden inputs are random.  spreads: how the errors spread.
+    notes: for people, such as that golden inputs are random.  spreads: how the errors spread.  answers: a file of what
+    the ONNX model answers to the golden set; None where that is large (`RecordedSession.save`).
     """
 
     onnx: Path
@@ -56,6 +58,7 @@ class ExportResult:
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
     spreads: tuple[Spread, ...] = ()
+    answers: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,9 @@ def export(
     with ReferenceSession(model_file, name="the exported model") as session:
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
-        checks = expected_checks("export", session, golden, budget, spreads)
+        recorded = RecordedSession(session, len(golden.cases))
+        checks = expected_checks("export", recorded, golden, budget, spreads)
+        answers = recorded.save(workdir / "answers.safetensors")
     notes = [*source.notes]
     if not samples:
         notes.append(
@@ -112,7 +117,8 @@ def export(
     if golden.noise and (reason := golden.noise.reason):
         notes.append(f"the noise floor of float32 is not known ({reason}): the documented limits count")
     digest = digest_of_file(model_file)
-    return ExportResult(model_file, digest, golden_file, golden_digest, checks, tuple(notes), spreads.at("export"))
+    found = checks, tuple(notes), spreads.at("export"), answers
+    return ExportResult(model_file, digest, golden_file, golden_digest, *found)
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,16 +12,18 @@ from typing import TYPE_CHECKING
 from builders.backends import compatibility, discovery
 from builders.onnx_graphs.shard_names import list_shards
 from enginery.core.digest import digest_of_file
-from enginery.core.errors import IntegrityError
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.reports.proof import Check, Spread, name_task_checks
 from enginery.core.requirements import Weights
 from enginery.core.types import Engine, Precision, Session
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import BlobDigest
-from pipeline.values import EngineBlob, Json, Proof, Shards
+from pipeline.values import EngineBlob, Exported, Json, Proof, Shards
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
+    from validation.golden.answers import RecordedSession
     from validation.golden.golden_set import GoldenSet
 
 
@@ -107,6 +110,37 @@ def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
     from validation.golden.golden_set import GoldenSet
 
     return GoldenSet.load(fetch(store, digest, workdir / "golden.safetensors"))
+
+
+def this_machine() -> str:
+    """What the bits of an answer depend on here beside the software: the kind of CPU, and how many cores share a
+    sum."""
+    return f"{this_kind().name}, {os.cpu_count()} cores"
+
+
+def answers_here(exported: Exported) -> str | None:
+    """Digest of what the exported model answered to its golden set, where that was on such a machine as this."""
+    kept = exported.answers
+    return kept.blob if kept and kept.machine == this_machine() else None
+
+
+@contextmanager
+def open_reference(
+    store: Store, path: Path, golden: "GoldenSet", answers: str | None, threads: int = 0
+) -> "Iterator[RecordedSession]":
+    """The graph at `path`, opened to be run as it is written. answers: digest of what this very graph answered to the
+    golden set on this kind of machine; without them, or where they cannot be read, it is run for all of them. Raises as
+    `ReferenceSession`."""
+    from builders.reference import ReferenceSession
+    from validation.golden.answers import RecordedSession
+    from validation.golden.golden_set import GoldenSet
+
+    known = None
+    if answers:
+        with suppress(IntegrityError, DataError):
+            known = GoldenSet.load(fetch(store, answers, path.with_name("answers.safetensors")))
+    with ReferenceSession(path, threads=threads) as session:
+        yield RecordedSession(session, len(golden.cases), known)
 
 
 def proof_of(
