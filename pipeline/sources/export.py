@@ -17,7 +17,6 @@ import onnx
 from builders.onnx_graphs.weights import load_graph
 from builders.reference import ReferenceSession
 from enginery.arrays import Array
-from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Tensors, TensorSpec
@@ -45,14 +44,13 @@ CAPTURED = "captured.onnx"
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The files of an export, their digests, and the checks of the ONNX model against its source.
+    """The files of an export, and the checks of the ONNX model against its source.
 
     notes: for people, such as that golden inputs are random.  spreads: how the errors spread.  answers: a file of what
     the ONNX model answers to the golden set; None where that is large (`RecordedSession.save`).
     """
 
     onnx: Path
-    onnx_digest: str
     golden: Path
     golden_digest: str
     checks: tuple[Check, ...]
@@ -116,9 +114,8 @@ def export(
         )
     if golden.noise and (reason := golden.noise.reason):
         notes.append(f"the noise floor of float32 is not known ({reason}): the documented limits count")
-    digest = digest_of_file(model_file)
     found = checks, tuple(notes), spreads.at("export"), answers
-    return ExportResult(model_file, digest, golden_file, golden_digest, *found)
+    return ExportResult(model_file, golden_file, golden_digest, *found)
 
 
 @contextmanager

@@ -120,12 +120,12 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, labels: str | None) 
 
 def store_model(place: Store, path: Path) -> OnnxModel:
     """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
-    from builders.onnx_graphs.weights import load_graph
+    from builders.onnx_graphs.outline import load_outline
     from pipeline.quantization.own_integers import count_integer_nodes
     from pipeline.quantization.schemes.qdq import carries_qdq
     from pipeline.sources.onnx_model import specs_of
 
-    model = load_graph(path)
+    model = load_outline(path)
     inputs, outputs = specs_of(model)
     stored = put_graph(place, path)
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
