@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from builders.reference import ReferenceSession
 from enginery.core.codec import decode, encode
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import DataError
@@ -214,6 +215,37 @@ class TestOnnx:
         assert exported.checks
         assert failed(exported) == []
         assert [path.name for path in (tmp_path / "work").glob("*.onnx")] == ["model.onnx"]
+
+    def test_a_file_is_run_as_it_lies_there_unless_something_of_it_is_changed(self, tmp_path, monkeypatch):
+        self.save(tmp_path)
+        opened = list[Path]()
+
+        def reference(path: Path, **options: str) -> ReferenceSession:
+            opened.append(path)
+            return ReferenceSession(path, **options)
+
+        monkeypatch.setattr("pipeline.sources.export.ReferenceSession", reference)
+        run(self.request(tmp_path))
+        model = onnx.load(tmp_path / "source.onnx")
+        model.ir_version = 10  # is lowered for what cannot read it; this is what can
+        onnx.save(model, tmp_path / "source.onnx")
+        run(self.request(tmp_path))
+        run(self.request(tmp_path, ("z", "y")))
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "?"
+        onnx.save(model, tmp_path / "source.onnx")
+        run(self.request(tmp_path))
+        given, saved = tmp_path / "source.onnx", tmp_path / "work" / "source.onnx"
+        assert [path for path in opened if path.name == "source.onnx"] == [given, given, saved, saved]
+
+    def test_weights_in_a_folder_beside_it_are_taken_in(self, tmp_path):
+        value = onnx.helper.make_tensor_value_info
+        weight = onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")
+        ends = [value("x", 1, ["N", 3])], [value("y", 1, ["N", 3])]
+        graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g", *ends, [weight])
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9)
+        (tmp_path / "weights").mkdir()
+        onnx.save(model, tmp_path / "source.onnx", save_as_external_data=True, location="weights/w", size_threshold=0)
+        assert failed(run(self.request(tmp_path))) == []
 
     def test_the_spec_chooses_and_orders_outputs(self, tmp_path):
         self.save(tmp_path)
