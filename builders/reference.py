@@ -11,13 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-import onnx
 from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]
 
 from builders.backends.onnxruntime.file import embed_shapes, restore_names
 from builders.backends.onnxruntime.session import OrtSession, failures, open_model, words_of
 from builders.onnx_graphs.constant_part import cut_constant_part, cut_varying_part
+from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shard_names import has_shards
+from builders.onnx_graphs.weights import embed, is_external
 from enginery.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.hardware.cpu_kinds import this_kind
@@ -70,15 +71,17 @@ def _open_parts(path: Path, options: Untyped) -> _VaryingPart | None:
     if this_kind().saturates:  # then the whole graph is rewritten as it is opened
         return None
     try:
-        model = onnx.load(path, load_external_data=False)
+        model = load_outline(path)
         if (constant := cut_constant_part(model)) is None:
             return None
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+        for tensor in (*constant.graph.initializer, *model.graph.initializer):
+            if is_external(tensor):
+                embed(tensor)
         opens = partial(ort.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
         names = [value.name for value in constant.graph.output]
         given = dict(zip(names, opens(constant.SerializeToString()).run(names, {}), strict=True))
         return _VaryingPart(opens(cut_varying_part(model, given).SerializeToString()), given)
-    except (ProtobufError, OSError, ValueError, *failures()):  # opening all of it gives the reason
+    except (ProtobufError, OSError, ValueError, ModelError, *failures()):  # opening all of it gives the reason
         return None
 
 

@@ -157,10 +157,18 @@ class Proof:
 
 
 @dataclass(frozen=True)
+class KeptAnswers:
+    """What a graph answered to a golden set, as it is written. blob: digest.  machine: where (`blobs.this_machine`)."""
+
+    blob: str
+    machine: str
+
+
+@dataclass(frozen=True)
 class Exported:
     """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
 
-    reads: digest of all that it was made from.
+    reads: digest of all that it was made from.  answers: of the model to the golden set; None where they are large.
     golden_inputs: digest of the digests of the golden samples (`validation.data.overlap`); None where they are random.
     """
 
@@ -170,6 +178,7 @@ class Exported:
     notes: tuple[str, ...] = ()
     golden_inputs: str | None = None
     reads: str = ""
+    answers: KeptAnswers | None = None
 
 
 @dataclass(frozen=True)

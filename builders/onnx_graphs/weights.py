@@ -22,6 +22,7 @@ LEAST_BYTES = 1024
 LOOSE = "loose-"
 _BLOCK_BYTES = 1 << 20
 _INDICES = (TensorProto.INT64, TensorProto.INT32)
+_LISTS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
 def is_external(tensor: TensorProto) -> bool:
@@ -44,10 +45,12 @@ def find_external(graph: GraphProto) -> TensorProto:
     return next((tensor for tensor in graph.initializer if is_external(tensor)), TensorProto())
 
 
-def load_graph(path: Path, folder: Path | None = None) -> ModelProto:
-    """The model in a file; weights beside it, or in `folder`, stay there. Raises ModelError where such a file is not
-    there, or is too short, and what `onnx.load` raises."""
-    model = onnx.load(path, load_external_data=False)
+def load_graph(path: Path, folder: Path | None = None, content: bytes | None = None) -> ModelProto:
+    """The model in a file; weights beside it, or in `folder`, stay there. content: what is parsed instead of the file.
+
+    Raises ModelError where such a file is not there, or is too short, and what `onnx.load` raises.
+    """
+    model = onnx.load(path, load_external_data=False) if content is None else onnx.load_model_from_string(content)
     for tensor in model.graph.initializer:
         if is_external(tensor):
             name, offset, length = place_of(tensor)
@@ -107,8 +110,8 @@ def _bits_of(data_type: int) -> int:
 
 
 def wrong_length(tensor: TensorProto) -> str:
-    """What is wrong with an external tensor whose bytes are not as many as its shape says."""
-    length = place_of(tensor)[2]
+    """What is wrong with a tensor whose bytes are not as many as its shape says."""
+    length = place_of(tensor)[2] if is_external(tensor) else len(tensor.raw_data)
     return f"tensor {tensor.name[:80]!r} has {length} bytes, its shape {bytes_of(tensor)}; export it again"
 
 
@@ -151,9 +154,7 @@ def to_array(tensor: TensorProto) -> Array:
         return numpy_helper.to_array(tensor)
     file, offset, length = place_of(tensor)
     if length != bytes_of(tensor):
-        raise ModelError(
-            f"tensor {tensor.name[:80]!r} has {length} bytes, its shape {bytes_of(tensor)}; export it again"
-        )
+        raise ModelError(wrong_length(tensor))
     if _bits_of(tensor.data_type) < 8:
         whole = TensorProto()
         whole.CopyFrom(tensor)
@@ -174,29 +175,45 @@ def from_array(values: Array, name: str, source: TensorProto) -> TensorProto:
 
 
 def without_weights(model: ModelProto) -> ModelProto:
-    """A copy in which external weights are inputs, for what needs no values: shape inference, and onnx's checker, which
-    looks for their files."""
-    light = ModelProto()
-    light.CopyFrom(model)
-    kept = [item for item in light.graph.initializer if not is_external(item)]
-    outside = [item for item in model.graph.initializer if is_external(item)]
-    given = {value.name for value in model.graph.input}
-    del light.graph.initializer[:]
-    light.graph.initializer.extend(kept)
-    light.graph.input.extend(
+    """A copy in which large weights are inputs, for what needs no values: shape inference, and onnx's checker, both of
+    which copy their argument several times, and look for external files. The weights themselves are not copied."""
+    whole, given = model.graph, {value.name for value in model.graph.input}
+    graph = GraphProto(**{field.name: value for field, value in whole.ListFields() if field.name != "initializer"})
+    graph.initializer.extend(item for item in whole.initializer if not _is_large(item))
+    graph.input.extend(
         helper.make_tensor_value_info(item.name, item.data_type, item.dims)
-        for item in outside
-        if item.name not in given
+        for item in whole.initializer
+        if _is_large(item) and item.name not in given
     )
-    return light
+    rest = {field.name: value for field, value in model.ListFields() if field.name != "graph"}
+    return ModelProto(graph=graph, **rest)
 
 
 def with_weights(light: ModelProto, model: ModelProto) -> ModelProto:
     """A copy that `without_weights` made of `model`, in place, with the weights again."""
-    outside = {item.name: item for item in model.graph.initializer if is_external(item)}
+    outside = {item.name: item for item in model.graph.initializer if _is_large(item)}
     given = {value.name for value in model.graph.input}
     inputs = [value for value in light.graph.input if value.name not in outside or value.name in given]
     del light.graph.input[:]
     light.graph.input.extend(inputs)
     light.graph.initializer.extend(outside.values())
     return light
+
+
+def check_lengths(model: ModelProto) -> None:
+    """Raise ModelError for a large weight whose bytes are not as many as its shape says."""
+    for tensor in filter(_is_large, model.graph.initializer):
+        if not is_external(tensor) and len(tensor.raw_data) != bytes_of(tensor):
+            raise ModelError(wrong_length(tensor))
+
+
+def _is_large(tensor: TensorProto) -> bool:
+    """Whether a tensor is external, or of LEAST_BYTES or more, and no shape, list of indices or text."""
+    if is_external(tensor):
+        return True
+    if not tensor.HasField("raw_data") or tensor.data_type in (*_INDICES, TensorProto.STRING):
+        return False
+    try:
+        return bytes_of(tensor) >= LEAST_BYTES and not any(len(getattr(tensor, name)) for name in _LISTS)
+    except (ValueError, KeyError):  # the checker says what is wrong with it
+        return False

@@ -272,8 +272,8 @@ class Session(Protocol):
         ...
 
     def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:  # noqa: ARG002
-        """A function that makes the runtime's own call on these inputs, checked and run once before: the runtime is
-        timed by it, without what `run` adds. None where there is none. Raises DataError as `run`."""
+        """A function that makes the runtime's own call on these inputs, which are checked here and were run before: the
+        runtime is timed by it, without what `run` adds. None where there is none. Raises DataError as `run`."""
         return None
 
     def used_bytes(self) -> int | None:

@@ -82,7 +82,7 @@ def finish(model: ModelProto) -> ModelProto:
         ):
             del field[:]
             field.extend(items)
-        onnx.checker.check_model(without_weights(model) if has_external(model) else model)
+        onnx.checker.check_model(without_weights(model))
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"the converted graph is not valid ONNX: {error}") from error
     return model

@@ -24,7 +24,7 @@ from onnx import inliner
 from onnx_ir.passes import common
 
 from builders.onnx_graphs.bodies import list_bodies, walk_graphs
-from builders.onnx_graphs.weights import has_external, is_external, with_weights, without_weights
+from builders.onnx_graphs.weights import check_lengths, is_external, without_weights
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
@@ -282,33 +282,39 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without anything that does not affect what it computes."""
-    plain = onnx.ModelProto(producer_name="enginery", graph=model.graph)
+    """The model, in place, without anything that does not affect what it computes."""
     if not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
         model.opset_import.add(domain="", version=_UNUSED_OPSET)
-    plain.opset_import.extend(sorted(model.opset_import, key=lambda entry: entry.domain))
-    oldest: int = onnx.helper.find_min_ir_version_for(plain.opset_import, ignore_unknown=True)
-    plain.ir_version = max(OLDEST_IR_VERSION, oldest)
-    plain.graph.name = "model"
-    plain.graph.initializer.sort(key=lambda tensor: tensor.name)
-    whole, *bodies = walk_graphs(plain.graph)
+    opsets = sorted((entry.domain, entry.version) for entry in model.opset_import)
+    for field in [field.name for field, _ in model.ListFields() if field.name != "graph"]:
+        model.ClearField(field)
+    model.producer_name = "enginery"
+    for domain, version in opsets:
+        model.opset_import.add(domain=domain, version=version)
+    oldest: int = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
+    model.ir_version = max(OLDEST_IR_VERSION, oldest)
+    model.graph.name = "model"
+    model.graph.initializer.sort(key=lambda tensor: tensor.name)
+    whole, *bodies = walk_graphs(model.graph)
     for graph in (whole, *bodies):
         del graph.value_info[:]
     for value in (value for body in bodies for value in body.output):  # exporters state wrong ones: they are found anew
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    for node in all_nodes(plain):  # onnx infers no shapes of it without these, its own default
+    for node in all_nodes(model):  # onnx infers no shapes of it without these, its own default
         if node.op_type == "MeanVarianceNormalization" and not node.attribute:
             node.attribute.append(onnx.helper.make_attribute("axes", [0, 2, 3]))
-    for tensor in all_tensors(plain):  # numbers as bytes, as most exporters store them, and not in lists by type
+    for tensor in all_tensors(model):  # numbers as bytes, as most exporters store them, and not in lists by type
         if not (tensor.HasField("raw_data") or is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING):
             tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
-    return plain
+    return model
 
 
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with shapes inferred. Raises ModelError where that or the checker fails, or takes too much memory."""
-    light = without_weights(model) if has_external(model) else model
+    """The model with shapes inferred, in place. Raises ModelError where that or the checker fails, or takes too much
+    memory."""
+    check_lengths(model)
+    light = without_weights(model)
     infer, size = onnx.shape_inference.infer_shapes, light.ByteSize()
     try:
         # Inference computes the values of small tensors too, which a Range or a row of Concats makes large.
@@ -323,4 +329,8 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     except _REFUSALS as error:
         raise ModelError(f"the model is not valid ONNX: {_reason(error)}; correct or export it again") from error
     inferred.graph.value_info.sort(key=lambda value: value.name)
-    return inferred if light is model else with_weights(inferred, model)
+    graph, found = model.graph, inferred.graph
+    for field, items in ((graph.node, found.node), (graph.output, found.output), (graph.value_info, found.value_info)):
+        del field[:]
+        field.extend(items)
+    return model

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from builders.onnx_graphs.weights import load_graph
+from builders.onnx_graphs.outline import load_outline
+from builders.onnx_graphs.shard_names import list_weight_files
+from builders.onnx_graphs.weights import load_graph, without_weights
 from builders.reference import ReferenceSession
 from enginery.arrays import Array
-from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Tensors, TensorSpec
@@ -32,30 +33,34 @@ from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process
 from validation.comparison.sessions import expected_checks
 from validation.data.samples import Samples
+from validation.golden.answers import RecordedSession
 from validation.golden.golden_set import freeze
 from validation.limits.budget import budgets
 from validation.metrics.tally import Spreads
 
 # Groups of random inputs where no golden data is given, and their seed.
 RANDOM_GROUPS, RANDOM_SEED = 8, 0
+# An IR version that every onnxruntime from 1.30 on reads, as older ones.
+READ_IR_VERSION = 10
 # The file that a torch source is translated into.
 CAPTURED = "captured.onnx"
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The files of an export, their digests, and the checks of the ONNX model against its source.
+    """The files of an export, and the checks of the ONNX model against its source.
 
-    notes: for people, such as that golden inputs are random.  spreads: how the errors spread.
+    notes: for people, such as that golden inputs are random.  spreads: how the errors spread.  answers: a file of what
+    the ONNX model answers to the golden set; None where that is large (`RecordedSession.save`).
     """
 
     onnx: Path
-    onnx_digest: str
     golden: Path
     golden_digest: str
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
     spreads: tuple[Spread, ...] = ()
+    answers: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,9 @@ def export(
     with ReferenceSession(model_file, name="the exported model") as session:
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
-        checks = expected_checks("export", session, golden, budget, spreads)
+        recorded = RecordedSession(session, len(golden.cases))
+        checks = expected_checks("export", recorded, golden, budget, spreads)
+        answers = recorded.save(workdir / "answers.safetensors")
     notes = [*source.notes]
     if not samples:
         notes.append(
@@ -111,8 +118,8 @@ def export(
         )
     if golden.noise and (reason := golden.noise.reason):
         notes.append(f"the noise floor of float32 is not known ({reason}): the documented limits count")
-    digest = digest_of_file(model_file)
-    return ExportResult(model_file, digest, golden_file, golden_digest, checks, tuple(notes), spreads.at("export"))
+    found = checks, tuple(notes), spreads.at("export"), answers
+    return ExportResult(model_file, golden_file, golden_digest, *found)
 
 
 @contextmanager
@@ -167,11 +174,23 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     model = load_onnx(request.root / request.file, request.root, request.most_embedded_bytes)
     fix_inputs(model, request.arguments)
     names = choose_outputs(model, request.outputs)
-    given = workdir / "source.onnx"
-    save_onnx(model, given)
+    given = request.root / request.file
+    if not _is_as_given(model, given):
+        given = workdir / "source.onnx"
+        save_onnx(model, given)
     with ReferenceSession(given, name=str(request.root / request.file)) as session:
         yield _Source(lambda: model, names, session.run)
-    given.unlink()
+    (workdir / "source.onnx").unlink(missing_ok=True)
+
+
+def _is_as_given(model: onnx.ModelProto, path: Path) -> bool:
+    """Whether running the file `path` is running the model that was read from it."""
+    if list_weight_files(path):
+        return False
+    light = without_weights(load_outline(path))
+    if light.ir_version <= READ_IR_VERSION:
+        light.ir_version = model.ir_version
+    return bool(light == without_weights(model))
 
 
 def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ from builders.onnx_graphs.weights import (
     to_array,
 )
 from enginery.arrays import Array, check_finite
-from enginery.core.digest import digest_of_bytes, digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.external_data import LARGEST_BYTES, check_places, embed_all, inside, list_external
@@ -139,20 +138,19 @@ def external_files(path: Path, root: Path) -> tuple[Path, ...]:
     return tuple(sorted({file for _, file, *_ in list_external(model, path)}))
 
 
-def save_onnx(model: onnx.ModelProto, path: Path) -> str:
+def save_onnx(model: onnx.ModelProto, path: Path) -> None:
     """Write a model, with equal bytes for equal models; one with weights in files as a graph with shards beside it.
 
-    Returns the file's digest. Raises ModelError above 2 GB.
+    Raises ModelError above 2 GB.
     """
     try:
         if has_external(model):
             save_graph(model, path)
-            return digest_of_file(path)
+            return
         data = model.SerializeToString(deterministic=True)
     except (ValueError, EncodeError) as error:
         raise ModelError(f"{path.name}: the model is over 2 GB, which one ONNX file cannot hold") from error
     path.write_bytes(data)
-    return digest_of_bytes(data)
 
 
 def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

@@ -12,6 +12,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from builders.backends import discovery
 from builders.backends.shape_profiles import profiles
+from enginery.core.digest import digest_of_file
 from enginery.core.hardware import targets
 from enginery.core.types import BuildRequest, Dim, ShapeProfile, TensorSpec
 from pipeline.sources.canonical import canonical
@@ -46,7 +47,8 @@ def key_of(made: ModelProto, folder, backend: str = "onnxruntime", dims: tuple[D
 
 def key_of_file(path, backend: str = "onnxruntime", dims: tuple[Dim, ...] = BATCH) -> str:
     plain = canonical(load_onnx(path, path.parent))
-    digest = save_onnx(plain, path.with_name("canonical.onnx"))
+    save_onnx(plain, path.with_name("canonical.onnx"))
+    digest = digest_of_file(path.with_name("canonical.onnx"))
     inputs, outputs = specs_of(plain)
     tool = discovery.configure(backend, {})
     hardware = targets.parse_targets("cpu")[0]

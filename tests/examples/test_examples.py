@@ -73,7 +73,7 @@ def test_tensorrt_rtx_compiles_it(exported, tmp_path):
     inputs, outputs = specs_of(onnx.load(done.onnx))
     ranges = tuple(profiles(inputs, spec.named_dims()))
     (target,) = parse_targets("sm_89")
-    request = BuildRequest(done.onnx_digest, "fp32", target, "tensorrt-rtx", inputs, outputs, ranges)
+    request = BuildRequest(digest_of_file(done.onnx), "fp32", target, "tensorrt-rtx", inputs, outputs, ranges)
     assert backend.refuses(request) is None
     assert backend.build(request, done.onnx, tmp_path).size_bytes > 100_000
 

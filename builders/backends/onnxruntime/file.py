@@ -5,8 +5,10 @@ from pathlib import Path
 import onnx
 
 from builders.onnx_graphs.bodies import walk_graphs
+from builders.onnx_graphs.outline import load_outline
+from builders.onnx_graphs.shard_names import list_weight_files
 from builders.onnx_graphs.shards import in_shards, save_graph
-from builders.onnx_graphs.weights import embed, has_external, is_external, load_graph
+from builders.onnx_graphs.weights import embed, is_external, load_graph
 
 # How ONNX Runtime names the fp32 values that stand in for fp16 ones without a kernel.
 WIDENED = "InsertedPrecisionFreeCast_"
@@ -16,10 +18,10 @@ _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 def settle_weights(path: Path, folder: Path) -> tuple[str, ...]:
     """Take the external data of its source, which lies in `folder`, into the engine `path`, or see that it lies in
     shards beside it, where that of its source did; a note where fp16 operators compute in fp32."""
-    engine = load_graph(path, folder)
+    engine = load_graph(path, folder) if list_weight_files(path) else load_outline(path)
     if in_shards(engine):
         save_graph(engine, path)
-    elif has_external(engine):
+    elif list_weight_files(path):
         for tensor in engine.graph.initializer:
             if is_external(tensor):
                 embed(tensor)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shards import in_shards, write_graph
 from builders.onnx_graphs.weights import embed, is_external, load_graph, size_of, to_array
 from enginery.arrays import Array
@@ -28,10 +29,10 @@ _FLOAT = int(TensorProto.FLOAT)
 
 def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
     """Put narrow constants back into the optimized model `path`, which was made from `source`; a note where it did."""
+    if not find_widened(load_outline(source)):
+        return ()
     model = load_graph(source)
     chains = find_widened(model)
-    if not chains:
-        return ()
     for tensor in [] if in_shards(model) else _constants(model).values():
         if is_external(tensor):
             embed(tensor)
@@ -47,7 +48,7 @@ def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
 
 def note_widened(source: Path) -> tuple[str, ...]:
     """The note on an engine whose graph is not optimized again when it is opened, so that nothing narrow is kept."""
-    chains = find_widened(load_graph(source)).values()
+    chains = find_widened(load_outline(source)).values()
     count = len({chain[0].output[0] for chain in chains})  # a chain's beginning is one too
     if not count:
         return ()

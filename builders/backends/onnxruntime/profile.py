@@ -142,9 +142,9 @@ def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
 
 def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, TensorType]) -> list[NodeTime]:
     """The nodes with all of their inputs; one that the graph does not show keeps those of its event."""
-    import onnx
+    from builders.onnx_graphs.outline import load_outline
 
-    graph = onnx.load(executed, load_external_data=False).graph
+    graph = load_outline(executed).graph
     found = [(node, _take_node(node, graph, taken)) for taken in [set[int]()] for node in nodes]
     known = {item.name: (element_name(item.data_type), tuple(item.dims)) for item in graph.initializer} | dict(inputs)
     for node, told in found:

@@ -28,6 +28,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
+from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shards import write_graph
 from builders.onnx_graphs.weights import load_graph, to_array
 
@@ -46,9 +47,14 @@ _READERS = ("MatMul", "FusedMatMul")
 
 def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
     """Rewrite an optimized model on disk; notes on what was done. faster: whether with the rewrites for speed."""
-    model = load_graph(path)
-    swapped = cast_first(model)
-    if swapped + (fuse_bias(model) + split_convolutions(model) if faster else 0):
+
+    def rewrite(model: ModelProto) -> tuple[int, int]:
+        return cast_first(model), fuse_bias(model) + split_convolutions(model) if faster else 0
+
+    swapped, others = rewrite(load_outline(path))
+    if swapped + others:
+        model = load_graph(path)
+        rewrite(model)
         write_graph(model, path)
     if not swapped:
         return ()
@@ -146,7 +152,7 @@ def _parts(model: ModelProto, node: NodeProto, width: int, given: Mapping[str, T
 
 def file_moves_first_axis(path: Path) -> bool:
     """Whether a model on disk has a Transpose that the fusion may swap with a Cast."""
-    model = onnx.load(path, load_external_data=False)
+    model = load_outline(path)
     return any(_moves_first_axis(node) for node in walk_nodes(model.graph))
 
 

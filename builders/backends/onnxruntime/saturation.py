@@ -16,6 +16,7 @@ from google.protobuf.message import Error  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import walk_graphs
+from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shards import in_shards, save_graph
 from builders.onnx_graphs.weights import embed, from_array, is_external, load_graph, to_array
 from enginery.core.errors import ModelError
@@ -61,7 +62,7 @@ def exact_source(path: Path, options: Untyped) -> str | bytes:
 
 def file_may_saturate(path: Path) -> bool:
     """`may_saturate` of a file."""
-    return may_saturate(load_graph(path))
+    return may_saturate(load_outline(path))
 
 
 def may_saturate(model: ModelProto) -> bool:

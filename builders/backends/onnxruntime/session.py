@@ -82,9 +82,7 @@ class OrtSession(Session):
 
     def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":
         """Run once. Raises DataError for arrays that do not fit, ModelError when an operator fails on them."""
-        if self._session is None:
-            raise EngineryError(f"{self._name}: the session is closed; open it again")
-        self._check(inputs)
+        self._check_call(inputs)
         names = self._output_names
         try:
             return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))
@@ -92,9 +90,14 @@ class OrtSession(Session):
             raise ModelError(f"{self._name}: onnxruntime failed while running: {words_of(error)}") from error
 
     def prepare_call(self, inputs: Tensors) -> Callable[[], object]:
-        """ONNX Runtime's own call on these inputs, checked here. Raises as `run` does."""
-        self.run(inputs)
+        """ONNX Runtime's own call on these inputs, checked here. Raises DataError as `run` does."""
+        self._check_call(inputs)
         return partial(self._session.run, self._output_names, dict(inputs))
+
+    def _check_call(self, inputs: Tensors) -> None:
+        if self._session is None:
+            raise EngineryError(f"{self._name}: the session is closed; open it again")
+        self._check(inputs)
 
 
 def session_options(level: str, threads: int, without: Sequence[str] = ()) -> Untyped:

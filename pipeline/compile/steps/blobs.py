@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,16 +12,18 @@ from typing import TYPE_CHECKING
 from builders.backends import compatibility, discovery
 from builders.onnx_graphs.shard_names import list_shards
 from enginery.core.digest import digest_of_file
-from enginery.core.errors import IntegrityError
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.reports.proof import Check, Spread, name_task_checks
 from enginery.core.requirements import Weights
 from enginery.core.types import Engine, Precision, Session
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import BlobDigest
-from pipeline.values import EngineBlob, Json, Proof, Shards
+from pipeline.values import EngineBlob, Exported, Json, Proof, Shards
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
+    from validation.golden.answers import RecordedSession
     from validation.golden.golden_set import GoldenSet
 
 
@@ -50,9 +53,9 @@ def fetch(store: Store, digest: str, dest: Path) -> Path:
 
 
 def fetch_graph(store: Store, digest: str, dest: Path) -> Path:
-    """A verified copy of an ONNX graph at `dest`, with its shards beside it: links to the blobs where the file system
-    allows that. Raises as `fetch`, and ModelError for weights in other files."""
-    fetch(store, digest, dest)
+    """An ONNX graph, verified, at `dest`, with its shards beside it: to be read only, because they are links to the
+    blobs where the file system allows that. Raises as `fetch`, and ModelError for weights in other files."""
+    _link(store, digest, dest)
     for shard in list_shards(dest):
         if not (beside := dest.with_name(shard)).exists():
             _link(store, shard, beside)
@@ -60,8 +63,8 @@ def fetch_graph(store: Store, digest: str, dest: Path) -> Path:
 
 
 def _link(store: Store, digest: str, dest: Path) -> None:
-    """A blob at `dest`, verified, as a second name of the same file, or as a copy."""
-    with suppress(OSError):
+    """A blob at `dest`, verified, as a second name of the same file, or as a copy. Raises as `fetch`."""
+    with suppress(OSError, IntegrityError):
         dest.hardlink_to(store.path(digest))
         if digest_of_file(dest) == digest:
             return
@@ -109,6 +112,37 @@ def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
     return GoldenSet.load(fetch(store, digest, workdir / "golden.safetensors"))
 
 
+def this_machine() -> str:
+    """What the bits of an answer depend on here beside the software: the kind of CPU, and how many cores share a
+    sum."""
+    return f"{this_kind().name}, {os.cpu_count()} cores"
+
+
+def answers_here(exported: Exported) -> str | None:
+    """Digest of what the exported model answered to its golden set, where that was on such a machine as this."""
+    kept = exported.answers
+    return kept.blob if kept and kept.machine == this_machine() else None
+
+
+@contextmanager
+def open_reference(
+    store: Store, path: Path, golden: "GoldenSet", answers: str | None, threads: int = 0
+) -> "Iterator[RecordedSession]":
+    """The graph at `path`, opened to be run as it is written. answers: digest of what this very graph answered to the
+    golden set on this kind of machine; without them, or where they cannot be read, it is run for all of them. Raises as
+    `ReferenceSession`."""
+    from builders.reference import ReferenceSession
+    from validation.golden.answers import RecordedSession
+    from validation.golden.golden_set import GoldenSet
+
+    known = None
+    if answers:
+        with suppress(IntegrityError, DataError):
+            known = GoldenSet.load(fetch(store, answers, path.with_name("answers.safetensors")))
+    with ReferenceSession(path, threads=threads) as session:
+        yield RecordedSession(session, len(golden.cases), known)
+
+
 def proof_of(
     checks: Iterable[Check],
     session: Session,
@@ -135,15 +169,15 @@ def runnable(graph: Path, precision: Precision) -> Path:
     """
     if precision == "fp32":
         return graph
+    from builders.onnx_graphs.outline import load_outline
     from builders.onnx_graphs.weights import load_graph
     from pipeline.quantization.schemes.cast import emulate, needs_emulation
     from pipeline.sources.onnx_model import save_onnx
 
-    model = load_graph(graph)
-    if not needs_emulation(model):
+    if not needs_emulation(load_outline(graph)):
         return graph
     emulated = graph.with_name("emulated.onnx")
-    save_onnx(emulate(model), emulated)
+    save_onnx(emulate(load_graph(graph)), emulated)
     return emulated
 
 

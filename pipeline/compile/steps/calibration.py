@@ -61,7 +61,7 @@ class ObservePart:
 
     def run(self, context: WorkerContext) -> Observed:
         """What the samples showed. Raises DataError when the data has changed since the step was keyed."""
-        from builders.onnx_graphs.weights import load_graph
+        from builders.onnx_graphs.outline import load_outline
         from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
         from pipeline.quantization.statistics.observe import observe as observe_samples
         from validation.data.overlap import DigestCollector
@@ -69,7 +69,7 @@ class ObservePart:
 
         place = open_store(context.store)
         model = fetch_graph(place, self.model, context.workdir / "model.onnx")
-        graph = prepare_model(load_graph(model))
+        graph = prepare_model(load_outline(model))
         everything, needed = activations(graph), tensors_to_measure(graph)
         del graph
         with open_samples(self.samples) as source:

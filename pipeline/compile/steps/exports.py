@@ -16,12 +16,12 @@ from enginery.core.errors import DataError, InputError, ModelError, StepError
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.run_context import RunContext, import_versions
-from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph
+from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph, this_machine
 from pipeline.compile.steps.golden import settle_golden
 from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
-from pipeline.values import Exported, Json, OnnxModel, Proof
+from pipeline.values import Exported, Json, KeptAnswers, OnnxModel, Proof
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
@@ -37,18 +37,20 @@ _HERE_BYTES = 32 << 20
 class FrozenGolden:
     """A golden set. golden: its digest.  inputs: blob with the digests of real samples; None where they are random.
 
-    notes: for people.  proof: the parity of framework and ONNX.
+    notes: for people.  proof: the parity of framework and ONNX.  answers: as in `Exported`.
     """
 
     golden: str
     inputs: str | None
     notes: tuple[str, ...]
     proof: Proof
+    answers: KeptAnswers | None = None
 
     @property
     def blobs(self) -> list[str]:
         """Digests of the blobs that it names."""
-        return [digest for digest in (self.golden, self.inputs) if digest]
+        named = (self.golden, self.inputs, self.answers and self.answers.blob)
+        return [digest for digest in named if digest]
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,16 @@ class ExportModel:
         known = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
         exported = export_source(self.source, samples, column, workdir, self.limits, known)
         frozen = GoldenSet.load(exported.golden)
-        with ReferenceSession(exported.onnx, name="the exported model") as session:
-            proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", exported.spreads)
+        proof = Proof(exported.checks, spreads=exported.spreads)
+        if self.metrics:
+            with ReferenceSession(exported.onnx, name="the exported model") as session:
+                proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", exported.spreads)
         groups = (case.inputs for case in frozen.of_kind("golden"))
         inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None
         model = None if self.known else store_model(place, exported.onnx)
-        return ExportOutcome(model, FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof))
+        answers = KeptAnswers(place.put_file(exported.answers), this_machine()) if exported.answers else None
+        golden = FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof, answers)
+        return ExportOutcome(model, golden)
 
 
 def _open_golden_samples(data: Path, wanted: ExportRequest, labels: str | None) -> "Samples":
@@ -114,12 +120,12 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, labels: str | None) 
 
 def store_model(place: Store, path: Path) -> OnnxModel:
     """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
-    from builders.onnx_graphs.weights import load_graph
+    from builders.onnx_graphs.outline import load_outline
     from pipeline.quantization.own_integers import count_integer_nodes
     from pipeline.quantization.schemes.qdq import carries_qdq
     from pipeline.sources.onnx_model import specs_of
 
-    model = load_graph(path)
+    model = load_outline(path)
     inputs, outputs = specs_of(model)
     stored = put_graph(place, path)
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
@@ -160,11 +166,14 @@ def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
     if source.kind == "torch":
         packages = import_versions(*imported_packages(spec.folder, files[0], source.module))
         files = list(source_files(spec.folder, files[0], source.module))
+    known = dict[Path, str]()
     if source.kind == "onnx":
-        files += [files[0].parent / name for name in _find_external_files(files[0], spec, context)]
+        known[files[0]] = digest_of_file(files[0])
+        beside = _find_external_files(files[0], known[files[0]], spec, context)
+        files += [files[0].parent / name for name in beside]
     if source.weights:
         files.append(spec.file(source.weights))
-    names = {place_of(file, spec): digest_of_file(file) for file in files if file.is_file()}
+    names = {place_of(file, spec): known.get(file) or digest_of_file(file) for file in files if file.is_file()}
     return {"spec": source.model_dump(), "files": names, "packages": packages}
 
 
@@ -175,9 +184,9 @@ def place_of(file: Path, spec: "ModelSpec") -> str:
     return str(file.resolve().relative_to(spec.folder))
 
 
-def _find_external_files(path: Path, spec: "ModelSpec", context: RunContext) -> tuple[str, ...]:
+def _find_external_files(path: Path, digest: str, spec: "ModelSpec", context: RunContext) -> tuple[str, ...]:
     """Names of an ONNX source's external data files, on record by the model file's content."""
-    key = {"onnx": digest_of_file(path)}
+    key = {"onnx": digest}
     if (known := context.recall("external-data", key, ExternalFiles)) is not None:
         return known.files
     if path.stat().st_size <= _HERE_BYTES:
@@ -272,7 +281,7 @@ def _export_reads(spec: "ModelSpec", context: RunContext) -> Json:
 
 def _join(model: OnnxModel, golden: FrozenGolden, keys: _ExportKeys) -> Exported:
     reads = digest_of([keys.model, keys.golden(model.digest)])
-    return Exported(model, golden.golden, golden.proof, golden.notes, golden.inputs, reads)
+    return Exported(model, golden.golden, golden.proof, golden.notes, golden.inputs, reads, golden.answers)
 
 
 def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None) -> Job[ExportOutcome]:

@@ -11,7 +11,16 @@ from enginery.core.errors import DataError, InputError
 from enginery.core.types import CALIBRATED, QUANTIZED, Precision, TensorSpec
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch_graph, golden_set, proof_of, put_graph, runnable, text_of
+from pipeline.compile.steps.blobs import (
+    answers_here,
+    fetch_graph,
+    golden_set,
+    open_reference,
+    proof_of,
+    put_graph,
+    runnable,
+    text_of,
+)
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
 from pipeline.compile.steps.drift_limits import graph_drift_limits
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
@@ -169,6 +178,7 @@ class CheckGraph:
     """Compare a quantized or cast graph with the fp32 graph, both without optimization (the quantization stage).
 
     reference, graph, golden: digests of the fp32 graph, the graph and the golden set.  samples: of a calibrated graph.
+    answers: of the fp32 graph to the golden set (`blobs.open_reference`).
     """
 
     reference: str
@@ -178,6 +188,7 @@ class CheckGraph:
     limits: Mapping[str, float]
     metrics: tuple[TaskMetric, ...] = ()
     samples: SampleDigests | None = None
+    answers: str | None = None
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks, that of the samples among them."""
@@ -190,7 +201,10 @@ class CheckGraph:
         frozen = golden_set(place, self.golden, workdir)
         candidate = runnable(fetch_graph(place, self.graph, workdir / "graph.onnx"), self.precision)
         original = fetch_graph(place, self.reference, workdir / "reference.onnx")
-        with ReferenceSession(original) as expected, ReferenceSession(candidate) as actual:
+        with (
+            open_reference(place, original, frozen, self.answers) as expected,
+            ReferenceSession(candidate) as actual,
+        ):
             held = graph_drift_limits(original, expected, self.precision, frozen, self.limits, self.metrics, workdir)
             checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
             decided = decision_checks(checks, frozen, self.metrics, self.limits) if self.precision in QUANTIZED else []
@@ -281,5 +295,6 @@ def _check_graph(
         samples,
     )
     key = {**encode(check), **code_key(CheckGraph)}
-    job = Job("check graph", check, context.store.uri, step_limits(spec, "proof"))
+    known = replace(check, answers=answers_here(exported))
+    job = Job("check graph", known, context.store.uri, step_limits(spec, "proof"))
     return context.once("check-graph", f"check {graph.variant.name}", key, job)

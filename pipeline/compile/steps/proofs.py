@@ -18,7 +18,15 @@ from enginery.core.types import BuildRequest, Dim, Session
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, stops_run
-from pipeline.compile.steps.blobs import fetch_graph, golden_set, open_session, proof_of, runnable
+from pipeline.compile.steps.blobs import (
+    answers_here,
+    fetch_graph,
+    golden_set,
+    open_reference,
+    open_session,
+    proof_of,
+    runnable,
+)
 from pipeline.compile.steps.drift_limits import engine_drift_limits, threads_for
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, make_report
@@ -62,6 +70,7 @@ class CheckEngine:
     """Run an engine against the graph it was built from (the engine stage), with its contract and the task metrics.
 
     golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
+    answers: of the graph to the golden set, run with the usual threads (`blobs.open_reference`).
     """
 
     engine: EngineBlob
@@ -70,10 +79,10 @@ class CheckEngine:
     metrics: tuple[TaskMetric, ...] = ()
     contract: ContractTerms | None = None
     calls: ExtraCalls | None = None
+    answers: str | None = None
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
-        from builders.reference import ReferenceSession
         from validation.comparison.sessions import drift_checks
         from validation.comparison.tasks import lift_limits, limits_elsewhere
         from validation.fuzz.run import FuzzSides
@@ -84,8 +93,9 @@ class CheckEngine:
         wanted, workdir = self.engine.request, context.workdir
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        threads = threads_for(graph)
         with (
-            ReferenceSession(graph, threads=threads_for(graph)) as expected,
+            open_reference(place, graph, frozen, None if threads else self.answers, threads) as expected,
             open_session(place, self.engine, workdir) as actual,
         ):
             held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
@@ -150,13 +160,12 @@ def seed_of(request: BuildRequest) -> int:
 def repeats_bits(request: BuildRequest, graph: Path) -> bool:
     """Whether equal inputs must have equal bits: of a backend whose builds give the same answers, on a CPU, unless the
     graph draws numbers. On a GPU kernels may add up in another order each time."""
-    import onnx
-
+    from builders.onnx_graphs.outline import load_outline
     from validation.limits.noise_floor import random_operator
 
     if discovery.capabilities_of(request.backend).determinism == "budget" or not request.target.is_cpu:
         return False
-    return random_operator(onnx.load(graph, load_external_data=False)) is None
+    return random_operator(load_outline(graph)) is None
 
 
 def _check_contract(
@@ -187,27 +196,44 @@ def validate(built: Built, spec: "ModelSpec", exported: Exported, context: RunCo
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [exported.proof, built.unit.graph.proof]
-    proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, context)]
+    own = request.model == exported.model.digest and request.precision == "fp32"
+    answers = answers_here(exported) if own else None
+    proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, context, answers=answers)]
     judged = JudgedUnit(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
     context.progress.emit(VerdictReached(built.unit.name, judged.verdict, judged.reason))
     return judged
 
 
-def try_to_prove(built: Built, spec: "ModelSpec", golden: str, context: RunContext, afresh: bool = False) -> Proof:
+def try_to_prove(
+    built: Built,
+    spec: "ModelSpec",
+    golden: str,
+    context: RunContext,
+    afresh: bool = False,
+    answers: str | None = None,
+) -> Proof:
     """`prove_engine`; of an engine that cannot be opened or run, the one check `CRASHED`, which failed.
 
     Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when cancelled.
     """
     try:
-        return prove_engine(built, spec, golden, context, afresh)
+        return prove_engine(built, spec, golden, context, afresh, answers)
     except EngineryError as error:
         if stops_run(error):
             raise
         return Proof((replace(CRASHED, note=str(error)),))
 
 
-def prove_engine(built: Built, spec: "ModelSpec", golden: str, context: RunContext, afresh: bool = False) -> Proof:
-    """Run an engine against the graph it was built from. afresh: also when the same proof is on record.
+def prove_engine(
+    built: Built,
+    spec: "ModelSpec",
+    golden: str,
+    context: RunContext,
+    afresh: bool = False,
+    answers: str | None = None,
+) -> Proof:
+    """Run an engine against the graph it was built from. afresh: also when the same proof is on record.  answers: of
+    that graph, as in `CheckEngine`; the proof is the same without.
 
     Raises EngineryError for an engine that cannot be opened.
     """
@@ -229,7 +255,8 @@ def prove_engine(built: Built, spec: "ModelSpec", golden: str, context: RunConte
         **code_key(CheckEngine, backend_root(request.backend)),
         **({"at": now()} if afresh else {}),
     }
-    job = Job(f"prove {built.unit.name}", check, context.store.uri, engine_limits(spec, "proof"))
+    known = replace(check, answers=answers)
+    job = Job(f"prove {built.unit.name}", known, context.store.uri, engine_limits(spec, "proof"))
     return context.once("check-engine", job.name, key, job)
 
 

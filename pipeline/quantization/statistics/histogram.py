@@ -13,7 +13,6 @@ grey levels, can differ by more, because a bin does not say where in it they lie
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -245,17 +244,9 @@ def decibels(signal: float, noise: float) -> float:
 def rebin(histogram: LogHistogram, low: float, high: float, bins: int) -> list[float]:
     """Counts in `bins` of equal width over [low, high]; values are taken to be spread evenly within a source's bin."""
     near, far, counts = histogram.bins
-    edges, total = np.linspace(low, high, bins + 1), np.zeros(bins)
-    wide = far > near
-    for left, right, count in zip(near[wide], far[wide], counts[wide], strict=True):
-        first, last = _slots(edges, (left, right))
-        inner = np.clip(edges[first : last + 2], left, right)
-        total[first : last + 1] += count * np.diff(inner) / (right - left)
-    for value, count in zip(near[~wide], counts[~wide], strict=True):
-        total[_slots(edges, (value,))[0]] += count
-    return [float(f"{value:.4g}") for value in total]
-
-
-def _slots(edges: Floats, values: Sequence[float]) -> list[int]:
-    found = np.searchsorted(edges, values, side="right") - 1
-    return [int(np.clip(slot, 0, len(edges) - 2)) for slot in found]
+    edges, wide = np.linspace(low, high, bins + 1), far > near
+    left, right = near[wide], far[wide]
+    ends = np.clip(edges[:, np.newaxis], left, right)
+    spread = (np.diff(ends, axis=0) / (right - left)) @ counts[wide]
+    slots = np.clip(np.searchsorted(edges, near[~wide], side="right") - 1, 0, bins - 1)
+    return [float(f"{value:.4g}") for value in spread + np.bincount(slots, counts[~wide], bins)]

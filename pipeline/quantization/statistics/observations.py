@@ -7,7 +7,7 @@ whole multiples of 2**-149 (the smallest float32), so that adding them rounds no
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -44,8 +44,15 @@ class TensorStatistics:
         """With one more run, its histogram aside."""
         finite = math.isfinite(low) and math.isfinite(high)
         sums = (in_units(low), in_units(high)) if finite else (0, 0)
-        one = TensorStatistics(low, high, elements, int(finite), *sums)
-        return replace(self.merge(one), histogram=self.histogram)
+        return TensorStatistics(
+            min(self.low, low),
+            max(self.high, high),
+            self.elements + elements,
+            self.runs + finite,
+            self.low_sum + sums[0],
+            self.high_sum + sums[1],
+            self.histogram,
+        )
 
     def merge(self, other: "TensorStatistics") -> "TensorStatistics":
         """What one observation of both sets of samples would be. A histogram that one side lacks is dropped."""

@@ -13,6 +13,7 @@ from builders.onnx_graphs.shard_names import graph_bytes, has_shards, list_shard
 from builders.onnx_graphs.shards import in_shards, link_shards, save_graph, write_graph
 from builders.onnx_graphs.weights import (
     LOOSE,
+    check_lengths,
     from_array,
     is_external,
     load_graph,
@@ -218,6 +219,20 @@ def test_weights_are_put_back_where_they_were_taken_out(tmp_path):
     onnx.checker.check_model(onnx.shape_inference.infer_shapes(light, strict_mode=True))
     assert {value.name for value in light.graph.input} == {"x", *(f"w{i}" for i in range(6))}
     assert with_weights(light, model) == model
+
+
+def test_large_weights_are_left_out_of_a_graph_in_one_piece_too(tmp_path):
+    model = chain(2, tmp_path)
+    for index, item in enumerate(model.graph.initializer[1:]):
+        item.CopyFrom(numpy_helper.from_array(weight(index), item.name))
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(500), "rows"))  # its values may give shapes
+    light = without_weights(model)
+    assert [value.name for value in light.graph.input] == ["x", "w0", "w1"]
+    assert {item.name for item in with_weights(light, model).graph.initializer} == {"bias", "rows", "w0", "w1"}
+    check_lengths(model)
+    model.graph.initializer[1].raw_data = model.graph.initializer[1].raw_data[4:]
+    with pytest.raises(ModelError, match=r"tensor 'w0' has 4092 bytes, its shape 4096"):
+        check_lengths(model)
 
 
 @pytest.mark.parametrize("location", ["../a/weights.bin", "/etc/hostname", "", "..", "link", "absent"])

@@ -1,6 +1,7 @@
 """Inputs are checked in full once for each combination of dtypes and shapes; every wrong one is refused as before."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -9,7 +10,7 @@ import pytest
 from builders.backends.onnxruntime import OrtSession
 from enginery import arrays
 from enginery.arrays import Fit, InputCheck, check_inputs
-from enginery.core.errors import DataError
+from enginery.core.errors import DataError, EngineryError
 from enginery.core.types import ShapeProfile, TensorSpec
 from tests.pipeline.quantization.small_nets import build
 
@@ -81,6 +82,16 @@ def test_the_profile_is_looked_up_once_and_shapes_outside_are_refused_each_time(
         with pytest.raises(DataError, match="no optimization profile"):
             check(given(9))
     assert len(full) == 4
+
+
+def test_a_call_is_prepared_without_a_run(tmp_path: Path) -> None:
+    onnx.save(build("float[batch,3] x", "float[batch,3] y", "y = Relu(x)", {}), tmp_path / "relu.onnx")
+    with OrtSession(tmp_path / "relu.onnx") as session:
+        session._session = SimpleNamespace(run=lambda *_: pytest.fail("it ran"))
+        session.prepare_call({"x": np.zeros((1, 3), np.float32)})
+        session._session = None
+        with pytest.raises(EngineryError, match="the session is closed"):
+            session.prepare_call({"x": np.zeros((1, 3), np.float32)})
 
 
 def test_the_table_of_what_was_accepted_is_bounded(full: list[int]) -> None:

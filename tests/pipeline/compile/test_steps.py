@@ -27,11 +27,23 @@ from enginery.core.types import BuildRequest, Target, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps import calibration, exports, graphs, proofs
+from pipeline.compile.steps.blobs import this_machine
 from pipeline.compile.steps.engines import _failure, recall_engine, reproduce
 from pipeline.compile.steps.exports import recorded_export, source_digests
 from pipeline.compile.steps.proofs import CRASHED
 from pipeline.spec.model import load_spec
-from pipeline.values import Built, EngineRecord, Exported, Graph, GraphVariant, Observed, OnnxModel, Proof, Unit
+from pipeline.values import (
+    Built,
+    EngineRecord,
+    Exported,
+    Graph,
+    GraphVariant,
+    KeptAnswers,
+    Observed,
+    OnnxModel,
+    Proof,
+    Unit,
+)
 from tests.pipeline.projects import Project
 
 MODEL, GOLDEN, ENGINE = "a" * 64, "b" * 64, "c" * 64
@@ -81,10 +93,11 @@ class Measuring:
     """An executor that proves everything, and counts."""
 
     def __init__(self) -> None:
-        self.jobs = 0
+        self.jobs, self.answers = 0, None
 
     def run(self, job: Job[Proof], watch: Watch = ignore_event) -> Proof:
         self.jobs += 1
+        self.answers = job.request.answers  # type: ignore[attr-defined]
         return Proof((replace(CRASHED, passed=True),))
 
     def cancel(self) -> None: ...
@@ -104,6 +117,22 @@ def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, mo
         monkeypatch.setattr("pipeline.compile.steps.proofs.this_kind", lambda found=kind: kind_named(found))
         proofs.validate(an_engine(), load_spec(project.spec), EXPORTED, context)
         assert counting.jobs == expected
+
+
+def test_only_an_engine_of_the_exported_model_itself_is_proven_with_its_answers(project: Project) -> None:
+    """And they are in no key: the proof is the same without them."""
+    counting, kept = Measuring(), KeptAnswers("d" * 64, this_machine())
+    context = RunContext(open_store(project.folder.parent / "registry", create=True), counting, counting)
+    spec, exported, built = load_spec(project.spec), replace(EXPORTED, answers=kept), an_engine()
+    proofs.validate(built, spec, exported, context)
+    assert counting.answers == kept.blob
+    for change in ({"model": "e" * 64}, {"precision": "int8"}):
+        other = replace(built, unit=replace(built.unit, request=replace(built.unit.request, **change)))  # type: ignore[arg-type]
+        proofs.validate(other, spec, exported, context)
+        assert counting.answers is None
+    assert counting.jobs == 3
+    proofs.validate(built, spec, EXPORTED, context)
+    assert counting.jobs == 3
 
 
 def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:

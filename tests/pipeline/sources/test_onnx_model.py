@@ -13,7 +13,6 @@ from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OrtSession
 from builders.onnx_graphs.weights import to_array
-from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.canonical import canonical
@@ -271,8 +270,7 @@ class TestCanonical:
     @pytest.mark.parametrize("name", ["product", "sum", "w", "relu"])
     def test_an_output_may_take_the_name_of_something_inside(self, tmp_path, name):
         model = canonical(linear(), [X], [name])
-        digest = save_onnx(model, tmp_path / "m.onnx")
-        assert digest == digest_of_file(tmp_path / "m.onnx")
+        save_onnx(model, tmp_path / "m.onnx")
         with OrtSession(tmp_path / "m.onnx", optimized=False) as session:
             out = session.run({"x": np.ones((1, 3), np.float32)})
         assert np.array_equal(out[name], WEIGHT.sum(0, keepdims=True) + 1)

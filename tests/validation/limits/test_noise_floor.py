@@ -71,6 +71,13 @@ def test_constants_casts_and_normalizations_are_widened(tmp_path: Path) -> None:
     np.testing.assert_allclose(DoubleSession(path).run({"x": x})["y"], wanted, rtol=1e-10)
 
 
+def test_erf_is_computed_in_float64_and_large_weights_are_too(tmp_path: Path) -> None:
+    path = net(tmp_path, "h = MatMul(x, w) y = Erf(h)", "float[n,32] x", "float[n,32] y", w=normal(32, 32))
+    x = normal(3, 32)
+    wanted = [math.erf(value) for value in (x.astype(np.float64) @ normal(32, 32).astype(np.float64)).ravel()]
+    np.testing.assert_allclose(DoubleSession(path).run({"x": x})["y"].ravel(), wanted, rtol=1e-13)
+
+
 def test_a_floor_grows_with_the_sums_and_says_why_when_there_is_none(tmp_path: Path) -> None:
     path = net(tmp_path, "y = MatMul(x, w)", "float[n,512] x", "float[n,8] y", w=normal(512, 8))
     session = OrtSession(path, optimized=False)

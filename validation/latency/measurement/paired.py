@@ -56,6 +56,8 @@ def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: 
         for side in rng.permutation(2):
             sessions[int(side)] = stack.enter_context(opens[side]())
         pairs = [(session, select_inputs(session, inputs)) for session in (sessions[0], sessions[1])]
+        for session, given in pairs:
+            session.run(given)
         own = [call for session, given in pairs if (call := session.prepare_call(given))]
         runs = own if len(own) == len(pairs) else [partial(session.run, given) for session, given in pairs]
         slowest = max(float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs)

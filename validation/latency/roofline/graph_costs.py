@@ -65,7 +65,9 @@ def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, in
     """
     import onnx
 
-    model = onnx.load(path, load_external_data=False)
+    from builders.onnx_graphs.outline import load_outline
+
+    model = load_outline(path)
     # Shapes of other tensors follow from those of the inputs.
     shapes = {spec.name: spec.at(sizes) for spec in inputs}
     del model.graph.value_info[:]

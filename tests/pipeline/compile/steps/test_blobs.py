@@ -42,12 +42,14 @@ def stored(tmp_path: Path, store: Store) -> StoredGraph:
     return put_graph(store, tmp_path / "made" / "graph.onnx")
 
 
-def test_a_shard_takes_its_room_once(tmp_path: Path, store: Store, stored: StoredGraph) -> None:
+def test_a_graph_and_its_shards_take_their_room_once(tmp_path: Path, store: Store, stored: StoredGraph) -> None:
     ((shard, size),) = stored.shards
+    (tmp_path / "work").mkdir()
     assert size == 4 * WIDTH * WIDTH == store.stored_size(shard)
     graph = fetch_graph(store, stored.blob.digest, tmp_path / "work" / "graph.onnx")
     for folder in (tmp_path / "made", graph.parent):
         assert (folder / shard).samefile(store.path(shard))
+    assert graph.samefile(store.path(stored.blob.digest))
     load_graph(graph)
 
 
@@ -60,13 +62,15 @@ def test_another_file_system_gets_a_copy(store: Store, stored: StoredGraph) -> N
         assert graph.with_name(shard).read_bytes() == store.path(shard).read_bytes()
 
 
-def test_a_damaged_shard_is_set_aside(tmp_path: Path, store: Store, stored: StoredGraph) -> None:
-    ((shard, size),) = stored.shards
-    store.path(shard).chmod(0o600)
-    store.path(shard).write_bytes(bytes(size))
+@pytest.mark.parametrize("which", ["graph", "shard"])
+def test_a_damaged_blob_is_set_aside(tmp_path: Path, store: Store, stored: StoredGraph, which: str) -> None:
+    damaged = stored.blob.digest if which == "graph" else stored.shards[0][0]
+    store.path(damaged).chmod(0o600)
+    store.path(damaged).write_bytes(bytes(store.size(damaged)))
+    (tmp_path / "work").mkdir()
     with pytest.raises(IntegrityError, match="it was set aside"):
         fetch_graph(store, stored.blob.digest, tmp_path / "work" / "graph.onnx")
-    assert not store.has(shard)
+    assert not store.has(damaged)
 
 
 def test_what_is_stored_is_not_sent_again(tmp_path: Path, store: Store, stored: StoredGraph) -> None:

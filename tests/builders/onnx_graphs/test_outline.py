@@ -1,0 +1,100 @@
+"""Outlines of graphs: what of a file is left out, and that the rest and the places of the weights are right."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from builders.onnx_graphs.outline import load_outline
+from builders.onnx_graphs.weights import embed, is_external, to_array
+from builders.reference import ReferenceSession
+from enginery.core.errors import ModelError
+
+WIDTH = 32
+
+
+def graph(**more: np.ndarray) -> onnx.GraphProto:
+    """x times w, and constants that nothing reads."""
+    value = helper.make_tensor_value_info
+    arrays = {"w": np.arange(WIDTH * WIDTH, dtype=np.float32).reshape(WIDTH, WIDTH), **more}
+    weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    ends = [[value(name, TensorProto.FLOAT, ["n", WIDTH])] for name in ("x", "y")]
+    return helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "one", *ends, weights)
+
+
+def write(path, made: onnx.GraphProto) -> onnx.ModelProto:
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return model
+
+
+def test_large_weights_stay_in_the_file(tmp_path):
+    indices, scale = np.arange(1000), np.zeros(4, np.float32)
+    model = write(tmp_path / "graph.onnx", graph(indices=indices, scale=scale, b=np.ones(600, np.float16)))
+    light = load_outline(tmp_path / "graph.onnx", 0)
+    assert [item.name for item in light.graph.initializer if is_external(item)] == ["w", "b"]
+    assert light.ByteSize() < model.ByteSize() - 4000
+    for item, whole in zip(light.graph.initializer, model.graph.initializer, strict=True):
+        assert np.array_equal(to_array(item), numpy_helper.to_array(whole))
+        if is_external(item):
+            embed(item)
+    assert light == model
+    assert load_outline(tmp_path / "graph.onnx") == model  # a small file is parsed as a whole
+
+
+def test_weights_of_a_graph_in_two_pieces_keep_their_places(tmp_path):
+    """Protobuf joins what stands in one file twice."""
+    first, second = graph(), onnx.GraphProto()
+    second.initializer.append(numpy_helper.from_array(np.full(400, 7, np.float32), "late"))
+    write(tmp_path / "graph.onnx", first)
+    with (tmp_path / "graph.onnx").open("ab") as file:
+        file.write(onnx.ModelProto(graph=second).SerializeToString())
+    light = load_outline(tmp_path / "graph.onnx", 0)
+    found = {item.name: to_array(item) for item in light.graph.initializer}
+    assert found["w"][1, 0] == WIDTH and found["late"].tolist() == [7] * 400
+
+
+@pytest.mark.parametrize("tail", [b"\x3b", b"\x3d\x12\x02ab", b"\x3a\x7f\x00"])
+def test_a_file_that_is_no_model_says_what_parsing_it_says(tmp_path, tail):
+    """A group, the graph's number with four bytes for its value, and a graph longer than the file."""
+    path = tmp_path / "graph.onnx"
+    write(path, graph())
+    path.write_bytes(path.read_bytes() + tail)
+
+    def outcome(load):
+        try:
+            return load().graph.name
+        except Exception as error:
+            return type(error)
+
+    assert outcome(lambda: load_outline(path, 0)) == outcome(lambda: onnx.load(path))
+
+
+def test_weights_beside_the_graph_must_be_there(tmp_path):
+    made = graph()
+    model = write(tmp_path / "graph.onnx", made)
+    onnx.save(model, tmp_path / "graph.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    (tmp_path / "weights").unlink()
+    with pytest.raises(ModelError, match="which is no file beside it"):
+        load_outline(tmp_path / "graph.onnx", 0)
+
+
+def test_a_graph_with_a_constant_part_runs_alike_from_its_outline(tmp_path, monkeypatch):
+    """The reference takes what its constant part needs out of the file."""
+    value = helper.make_tensor_value_info
+    narrow, fixed = np.arange(WIDTH * WIDTH).reshape(WIDTH, WIDTH).astype(np.int8), np.eye(WIDTH, dtype=np.float32)
+    arrays = {"q": narrow, "s": np.float32(0.5), "z": np.int8(3), "w": fixed}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("MatMul", ["x", "d"], ["h"]),
+        helper.make_node("MatMul", ["h", "w"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    ends = [[value(name, TensorProto.FLOAT, ["n", WIDTH])] for name in ("x", "y")]
+    write(tmp_path / "graph.onnx", helper.make_graph(nodes, "two", *ends, weights))
+    x = {"x": np.random.default_rng(0).standard_normal((3, WIDTH)).astype(np.float32)}
+    with ReferenceSession(tmp_path / "graph.onnx") as session:
+        expected = session.run(x)["y"]
+    monkeypatch.setattr("builders.reference.load_outline", lambda path: load_outline(path, 0))
+    with ReferenceSession(tmp_path / "graph.onnx") as session:
+        assert np.array_equal(session.run(x)["y"], expected)

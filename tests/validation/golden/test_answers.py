@@ -1,0 +1,72 @@
+"""Recorded answers of a reference: which of them are given, and when they are whole."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginery.core.types import Session, TensorSpec
+from validation.golden import answers
+from validation.golden.answers import RecordedSession
+from validation.golden.golden_set import GoldenSet
+
+
+class Doubling(Session):
+    """y is twice x, plus `more`. ran: how often it was run."""
+
+    inputs = (TensorSpec("x", "float32", ("n",)),)
+    outputs = (TensorSpec("y", "float32", ("n",)),)
+
+    def __init__(self, more: float = 0.0) -> None:
+        self.more, self.ran = np.float32(more), 0
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.ran += 1
+        return {"y": 2 * inputs["x"] + self.more}
+
+
+def given(*values: float) -> dict[str, np.ndarray]:
+    return {"x": np.float32(values)}
+
+
+def recorded(folder: Path) -> GoldenSet:
+    session = RecordedSession(Doubling(), 2)
+    for inputs in (given(1), given(1), given(3, 4), given(9)):  # the last as other sizes come after the golden set
+        session.run(inputs)
+    path = session.save(folder / "answers")
+    assert path is not None
+    found = GoldenSet.load(path)
+    assert len(found.cases) == 2
+    return found
+
+
+def test_the_first_answer_is_the_recorded_one_and_the_second_the_sessions(tmp_path: Path) -> None:
+    other = Doubling(more=1)
+    session = RecordedSession(other, 2, recorded(tmp_path))
+    assert session.run(given(3, 4))["y"].tolist() == [6, 8] and other.ran == 0
+    assert session.run(given(3, 4))["y"].tolist() == [7, 9] and other.ran == 1
+    assert session.run(given(9))["y"].tolist() == [19]
+
+
+def test_equal_numbers_of_another_shape_or_type_are_other_inputs(tmp_path: Path) -> None:
+    other = Doubling(more=1)
+    session = RecordedSession(other, 2, recorded(tmp_path))
+    for inputs in ({"x": np.float32([[3, 4]])}, {"x": np.float64([3, 4])}):
+        session.run(inputs)
+    assert other.ran == 2
+
+
+def test_a_record_with_other_outputs_is_not_given(tmp_path: Path) -> None:
+    session = RecordedSession(Doubling(more=1), 2, recorded(tmp_path))
+    session.outputs = (TensorSpec("z", "float32", ("n",)),)
+    assert session.run(given(1))["y"].tolist() == [3]
+
+
+def test_large_answers_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MOST_BYTES", 11)
+    session = RecordedSession(Doubling(), 3)
+    for count in (1, 2, 3):
+        session.run(given(*range(count)))
+    assert session.save(tmp_path / "answers") is None and not (tmp_path / "answers").exists()
+    assert len(session._fresh) == 2
