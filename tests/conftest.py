@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from enginery.registry.store.s3.store import S3Store
 from tests import scheduling
 from tests.enginery.faulty_proxy import FaultyProxy, proxying
 from tests.enginery.s3_server import BUCKET, ENVIRONMENT, FOREIGN, serving
+from tests.one_server import OneServer, without_current_test
 from tests.pipeline.projects import Project, write_project
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and with them everything that they start.
@@ -50,6 +51,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> schedul
         return None
     config.option.loadscopereorder = False
     return scheduling.WholeFiles(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+    with without_current_test():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    with without_current_test():
+        return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> Iterator[None]:
+    """Jobs of all builds in this process are forked from one server."""
+    server = OneServer()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pipeline.orchestration.run.fork_server", server)
+        yield
+    server.stop()
 
 
 @pytest.fixture

@@ -30,6 +30,10 @@ def where(workdir: Path) -> dict[str, object]:
     }
 
 
+def variables() -> dict[str, str]:
+    return dict(os.environ)
+
+
 def imported(names: list[str]) -> list[str]:
     """Those of some modules that were imported when this process was forked, or by its own request."""
     return [name for name in names if name in sys.modules]
