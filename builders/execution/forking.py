@@ -9,7 +9,6 @@ Why what was imported is safe to fork: docs/decisions/0002-one-process-per-step.
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from builders.execution.starting import PYTHON, Child, Ended, Start, environment, spawn
+from builders.execution.starting import PYTHON, Child, Ended, Start, environment, is_readable, spawn
 
 # Of one message between the two, in bytes: a path, or a status.
 MOST_BYTES = 1 << 16
@@ -98,19 +97,13 @@ class _Forked:
     descriptor: int
     server: _ForkServer
 
-    def has_ended(self) -> bool:
-        return self._wait(timeout_ms=0)
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        return is_readable(self.descriptor, within_s)
 
     def end(self) -> Ended:
         self.server.ask({"kill": self.pid})
-        self._wait()  # here, so that one that the kernel cannot end holds up no other
+        is_readable(self.descriptor, None)  # here, so that one that the kernel cannot end holds up no other
         os.close(self.descriptor)
         # Without a server the kernel has killed it, and closing its lifeline kills its group.
         status, cpu_s = self.server.ask({"take": self.pid}) or (-signal.SIGKILL, 0.0)
         return Ended(int(status), cpu_s)
-
-    def _wait(self, timeout_ms: int | None = None) -> bool:
-        """Whether it has ended, or does within a time. poll: `select` takes no descriptor above 1023."""
-        waiting = select.poll()
-        waiting.register(self.descriptor, select.POLLIN)
-        return bool(waiting.poll(timeout_ms))
