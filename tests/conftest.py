@@ -68,10 +68,10 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
         return (yield)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def one_server() -> Iterator[OneServer]:
-    """All builds in this process have their jobs forked from one server, and the exports that run in it their float64
-    runs."""
+    """Once it is asked for, all builds in this process have their jobs forked from one server, and the exports that run
+    in it their float64 runs."""
     server = OneServer()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("pipeline.orchestration.run.fork_server", server)
@@ -88,7 +88,7 @@ def start(one_server: OneServer) -> Iterator[Start]:
 
 
 @pytest.fixture
-def project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_server: OneServer) -> Project:
     """A fresh project; nothing is built."""
     write_project(tmp_path / "project")
     return Project(tmp_path / "project", capsys)
@@ -107,7 +107,7 @@ def _build(place: Path) -> None:
 
 
 @pytest.fixture
-def built(built_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+def built(built_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], one_server: OneServer) -> Project:
     """A project of which version 1 is published; a copy, free to be changed."""
     shutil.copytree(built_once, tmp_path / "place")
     return Project(tmp_path / "place" / "project", capsys)

@@ -9,6 +9,8 @@ from builders.execution.starting import FOLDER_VARIABLE, environment
 from pipeline.orchestration.run import RunOptions, start_executors
 from tests.calls import call_job
 
+pytestmark = pytest.mark.usefixtures("one_server")
+
 WHERE = call_job("where", "tests.builders.jobs:where")
 
 
