@@ -1,23 +1,27 @@
 """What holds for all tests."""
 
+import os
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from builders.execution.starting import Start
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.s3 import requests, writing
 from enginery.registry.store.s3.store import S3Store
+from pipeline.compile.preloaded import PRELOADED
 from tests import scheduling
 from tests.enginery.faulty_proxy import FaultyProxy, proxying
 from tests.enginery.s3_server import BUCKET, ENVIRONMENT, FOREIGN, serving
+from tests.one_server import OneServer, without_current_test
 from tests.pipeline.projects import Project, write_project
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and with them everything that they start.
@@ -52,8 +56,39 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> schedul
     return scheduling.WholeFiles(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+    with without_current_test():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    with without_current_test():
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def one_server() -> Iterator[OneServer]:
+    """Once it is asked for, all builds in this process have their jobs forked from one server, and the exports that run
+    in it their float64 runs."""
+    server = OneServer()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pipeline.orchestration.run.fork_server", server)
+        patched.setattr("pipeline.sources.export.fork_here", lambda: server(PRELOADED))
+        yield server
+    server.stop()
+
+
 @pytest.fixture
-def project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+def start(one_server: OneServer) -> Iterator[Start]:
+    """For executors of a test's own: starts jobs as builds do."""
+    with one_server(PRELOADED) as found:
+        yield found
+
+
+@pytest.fixture
+def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_server: OneServer) -> Project:
     """A fresh project; nothing is built."""
     write_project(tmp_path / "project")
     return Project(tmp_path / "project", capsys)
@@ -72,10 +107,27 @@ def _build(place: Path) -> None:
 
 
 @pytest.fixture
-def built(built_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+def built(built_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], one_server: OneServer) -> Project:
     """A project of which version 1 is published; a copy, free to be changed."""
     shutil.copytree(built_once, tmp_path / "place")
     return Project(tmp_path / "place" / "project", capsys)
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of Prefect with its database, to be copied: making it is half of a server's first start."""
+    return scheduling.once_for_all_workers(tmp_path_factory.getbasetemp(), "prefect", _migrate)
+
+
+def _migrate(place: Path) -> None:
+    command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+    subprocess.run(command, env={**os.environ, "PREFECT_HOME": str(place)}, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def home(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of Prefect, in which no server has run yet."""
+    return shutil.copytree(migrated, tmp_path_factory.mktemp("home") / "prefect")
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,14 @@ import socket
 import sys
 import tempfile
 import traceback
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 from builders.execution import child
-from builders.execution.forking import MOST_BYTES
-from builders.execution.starting import variables_of
+from builders.execution.forking import MOST_BYTES, ForkServer
+from builders.execution.starting import Start, spawn, variables_of
 
 
 def main(control: socket.socket, modules: list[str]) -> None:
@@ -30,6 +31,57 @@ def main(control: socket.socket, modules: list[str]) -> None:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # so that no child's collection writes to pages that all share
+    _serve(control)
+
+
+@contextmanager
+def fork_here() -> Iterator[Start]:
+    """A `Start` that forks from a copy of this process as it is now: for a job that has a process within its own.
+
+    It spawns where that cannot be (not on Linux, this process has other threads). The copy ends with the context, and
+    is killed with this process.
+    """
+    if not (hasattr(os, "pidfd_open") and _has_one_thread()):
+        yield spawn
+        return
+    server = ForkServer(_copy_process)
+    server.is_ready()
+    try:
+        yield server.start
+    finally:
+        server.stop()
+
+
+def _has_one_thread() -> bool:
+    """Also those that Python has not started are counted. False where the system does not say."""
+    with suppress(OSError):
+        return len(list(Path("/proc/self/task").iterdir())) == 1
+    return False
+
+
+def _copy_process(theirs: socket.socket, ours: socket.socket) -> Callable[[], object]:
+    """Fork a server from this process; what waits for its end."""
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child.die_with_parent(parent)
+            ours.close()
+            _serve(theirs)
+        finally:
+            os._exit(0)
+    return lambda: _end_of(pid)
+
+
+def _end_of(pid: int) -> None:
+    with suppress(ChildProcessError):  # the job's own code may have taken its status
+        os.waitpid(pid, 0)
+
+
+def _serve(control: socket.socket) -> None:
+    """Answer until the socket is closed."""
     while True:
         data, files, _, _ = socket.recv_fds(control, MOST_BYTES, 2)
         if not data:

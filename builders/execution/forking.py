@@ -9,17 +9,16 @@ Why what was imported is safe to fork: docs/decisions/0002-one-process-per-step.
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from builders.execution.starting import PYTHON, Child, Ended, Start, environment, spawn
+from builders.execution.starting import PYTHON, Child, Ended, Start, environment, is_readable, spawn
 
 # Of one message between the two, in bytes: a path, or a status.
 MOST_BYTES = 1 << 16
@@ -32,25 +31,36 @@ def fork_server(modules: Sequence[str]) -> Iterator[Start]:
     if not hasattr(os, "pidfd_open"):
         yield spawn
         return
-    server = _ForkServer(tuple(modules))
+    server = ForkServer(lambda theirs, _: _start(theirs, modules))
     try:
         yield server.start
     finally:
         server.stop()
 
 
-class _ForkServer:
-    """The server's process, if there is one, and the socket to it."""
+def _start(theirs: socket.socket, modules: Sequence[str]) -> Callable[[], object]:
+    words, quiet = ("builders.execution.fork_server", str(theirs.fileno()), *modules), subprocess.DEVNULL
+    return subprocess.Popen(
+        [*PYTHON, "-m", "enginery.rooms", *words], stdin=quiet, stdout=quiet, stderr=quiet,
+        env=environment(), pass_fds=(theirs.fileno(),), start_new_session=True,
+    ).wait  # fmt: skip
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
-        self._modules, self._lock = modules, Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+
+class ForkServer:
+    """The server's process, if there is one, and the socket to it.
+
+    begin: starts it with its end of the socket (the other is ours), and returns what waits for its end.
+    """
+
+    def __init__(self, begin: Callable[[socket.socket, socket.socket], Callable[[], object]]) -> None:
+        self._begin, self._lock = begin, Lock()
+        self._wait: Callable[[], object] | None = None
         self._socket: socket.socket | None = None
         self._environment: Mapping[str, str] = {}
 
     def start(self, workdir: Path, lifeline: int) -> Child:
         """Fork a process for the job in `workdir`, or spawn one. Raises OSError."""
-        if self._is_ready():
+        if self.is_ready():
             with (workdir / "job.log").open("wb") as log:
                 pid = self.ask({"start": str(workdir)}, (lifeline, log.fileno()))
             if pid:
@@ -69,24 +79,19 @@ class _ForkServer:
     def stop(self) -> None:
         """End the server; jobs that still run are killed with it."""
         with self._lock:
-            if self._process and self._socket:
+            if self._wait and self._socket:
                 self._socket.close()
-                self._process.wait()
+                self._wait()
             self._socket = None
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether there is a server whose jobs find what spawned ones would; starts it with the first job."""
         with self._lock:
-            if self._process is None:
+            if self._wait is None:
                 self._environment = environment()
                 self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with theirs:
-                    words = ("builders.execution.fork_server", str(theirs.fileno()), *self._modules)
-                    quiet = subprocess.DEVNULL
-                    self._process = subprocess.Popen(
-                        [*PYTHON, "-m", "enginery.rooms", *words], stdin=quiet, stdout=quiet, stderr=quiet,
-                        env=self._environment, pass_fds=(theirs.fileno(),), start_new_session=True,
-                    )  # fmt: skip
+                    self._wait = self._begin(theirs, self._socket)
         return self._environment == environment()
 
 
@@ -96,21 +101,15 @@ class _Forked:
 
     pid: int
     descriptor: int
-    server: _ForkServer
+    server: ForkServer
 
-    def has_ended(self) -> bool:
-        return self._wait(timeout_ms=0)
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        return is_readable(self.descriptor, within_s)
 
     def end(self) -> Ended:
         self.server.ask({"kill": self.pid})
-        self._wait()  # here, so that one that the kernel cannot end holds up no other
+        is_readable(self.descriptor, None)  # here, so that one that the kernel cannot end holds up no other
         os.close(self.descriptor)
         # Without a server the kernel has killed it, and closing its lifeline kills its group.
         status, cpu_s = self.server.ask({"take": self.pid}) or (-signal.SIGKILL, 0.0)
         return Ended(int(status), cpu_s)
-
-    def _wait(self, timeout_ms: int | None = None) -> bool:
-        """Whether it has ended, or does within a time. poll: `select` takes no descriptor above 1023."""
-        waiting = select.poll()
-        waiting.register(self.descriptor, select.POLLIN)
-        return bool(waiting.poll(timeout_ms))

@@ -184,7 +184,8 @@ def _watch(
     """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
     limits = job.limits
     deadline = time.monotonic() + limits.timeout_s
-    while not child.has_ended():
+    tick_s = 0.0
+    while not child.has_ended(tick_s):
         observer.look()
         if cancelled():
             return "cancelled", "cancelled"
@@ -194,7 +195,7 @@ def _watch(
         observer.weigh(used_mib)
         if used_mib > limits.memory_mib:
             return "memory", f"held {used_mib:.0f} MiB, its limit is {limits.memory_mib} MiB; {limits.raise_memory}"
-        time.sleep(TICK_S)
+        tick_s = TICK_S
     return None
 
 
@@ -205,8 +206,8 @@ def _ask_to_end(child: Child, workdir: Path) -> None:
     with suppress(OSError):
         (workdir / _STOP).touch()
     deadline = time.monotonic() + GRACE_S
-    while not child.has_ended() and time.monotonic() < deadline:
-        time.sleep(TICK_S)
+    while not child.has_ended(TICK_S) and time.monotonic() < deadline:
+        pass
 
 
 def _result(job: Job[Result], status: int, workdir: Path) -> Result:

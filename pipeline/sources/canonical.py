@@ -4,43 +4,33 @@ Local functions are inlined, and an If whose condition is known gives way to its
 initializers, doc strings, metadata and stack traces are removed, and Identities of constants; constants are in name
 order, and as bytes; the inputs have the spec's shapes; the IR version is the oldest that the opset allows.
 Canonicalising twice changes nothing, and the same input gives the same bytes in every process.
-
-A model of a few kilobytes can stand for more nodes than any memory holds, because each function calls the one before it
-twice, or for functions that call themselves: the result is measured before anything is inlined. onnx's own inliner does
-it, since onnx_ir's takes time that grows with the square of the nodes (10,000: 37 s, against 0.03 s).
 """
 
 import re
 import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]
-from onnx import inliner
 from onnx_ir.passes import common
 
-from builders.onnx_graphs.bodies import list_bodies, walk_graphs
+from builders.onnx_graphs.bodies import walk_graphs
 from builders.onnx_graphs.weights import check_lengths, is_external, without_weights
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
+from pipeline.sources.functions import inline_functions
 from pipeline.sources.onnx_model import OLDEST_IR_VERSION
-from pipeline.sources.walk import all_nodes, all_tensors, nodes_in
+from pipeline.sources.walk import all_nodes, all_tensors
 
-# The greatest number of nodes after inlining. Protobuf reads 100 messages inside each other, and a graph inside a node
-# is three deeper.
-MOST_NODES, DEEPEST = 1_000_000, 30
 # The memory that checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
 _CHECKING_BYTES = 2 << 30
 # The default operator set of a model that uses none of its operators: what is made of it may.
 _UNUSED_OPSET = 20
 _REFUSALS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ProtobufError, ValueError, RuntimeError)
-
-_Name = tuple[str, str, str]
 
 
 @contextmanager
@@ -62,54 +52,6 @@ def limit_memory(extra_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its local functions inlined; the same object where it has none.
-
-    Raises ModelError for functions that call themselves or are defined twice, and for a result that is too large.
-    """
-    functions = {_name(function.domain, function.name, function.overload): function for function in model.functions}
-    if len(functions) < len(model.functions):
-        raise ModelError("the model defines a function twice; export it again")
-    sizes: dict[_Name, tuple[int, int]] = {}
-    calls = {
-        name: {called for node in nodes_in(function.node) if (called := _called_name(node)) in functions}
-        for name, function in functions.items()
-    }
-    try:
-        for name in TopologicalSorter(calls).static_order():
-            sizes[name] = _size(functions[name].node, sizes)
-    except CycleError as error:
-        circle = " -> ".join(f"{domain}::{name}"[:80] for domain, name, _ in error.args[1][:5])
-        raise ModelError(f"the model's functions call themselves: {circle}; export it again") from error
-    nodes, depth = _size(model.graph.node, sizes)
-    if nodes > MOST_NODES or depth > DEEPEST:
-        raise ModelError(
-            f"the model has {min(nodes, 10**18)} nodes or more in graphs {depth} deep, its functions put in; at most "
-            f"{MOST_NODES} and {DEEPEST} can be built: export it with fewer"
-        )
-    return inliner.inline_local_functions(model) if functions else model
-
-
-def _size(nodes: Iterable[onnx.NodeProto], known: Mapping[_Name, tuple[int, int]]) -> tuple[int, int]:
-    """The number of nodes after inlining, and how deep graphs lie inside them. known: those of functions."""
-    count = depth = 0
-    for node in nodes:
-        own, deep = known.get(_called_name(node), (1, 0))
-        for graph in list_bodies(node):
-            more, deeper = _size(graph.node, known)
-            own, deep = own + more, max(deep, deeper + 1)
-        count, depth = count + own, max(depth, deep)
-    return count, depth
-
-
-def _called_name(node: onnx.NodeProto) -> _Name:
-    return _name(node.domain, node.op_type, node.overload)
-
-
-def _name(domain: str, name: str, overload: str) -> _Name:
-    return ("" if domain == "ai.onnx" else domain, name, overload)
 
 
 def canonical(
@@ -304,10 +246,15 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in all_nodes(model):  # onnx infers no shapes of it without these, its own default
         if node.op_type == "MeanVarianceNormalization" and not node.attribute:
             node.attribute.append(onnx.helper.make_attribute("axes", [0, 2, 3]))
-    for tensor in all_tensors(model):  # numbers as bytes, as most exporters store them, and not in lists by type
-        if not (tensor.HasField("raw_data") or is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING):
-            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
+    for tensor in all_tensors(model):
+        _as_bytes(tensor)
     return model
+
+
+def _as_bytes(tensor: onnx.TensorProto) -> None:
+    """Hold numbers as bytes, in place, as most exporters store them, and not in lists by type."""
+    if not (tensor.HasField("raw_data") or is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING):
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
 
 
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:

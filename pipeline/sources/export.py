@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from builders.execution.fork_server import fork_here
 from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shard_names import list_weight_files
 from builders.onnx_graphs.weights import load_graph, without_weights
@@ -94,16 +95,17 @@ def export(
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
     spreads = Spreads()
     groups = samples or list(random_groups(request.inputs, request.dims))
-    with write_model(request, model_file, workdir, known) as source:
-        try:
-            golden = freeze(groups, request.inputs, request.dims, source.run, labels)
-        except ModelError as error:
-            if samples:
-                raise
-            raise ModelError(
-                f"{error}; its inputs were random, of the sizes in dims: correct these, or add golden.data"
-            ) from error
-    golden = replace(golden, noise=measure_noise(model_file, golden, request.inputs, request.dims, workdir))
+    with fork_here() as start:  # before a framework is imported, whose threads no fork would copy
+        with write_model(request, model_file, workdir, known) as source:
+            try:
+                golden = freeze(groups, request.inputs, request.dims, source.run, labels)
+            except ModelError as error:
+                if samples:
+                    raise
+                raise ModelError(
+                    f"{error}; its inputs were random, of the sizes in dims: correct these, or add golden.data"
+                ) from error
+        golden = replace(golden, noise=measure_noise(model_file, golden, request.inputs, request.dims, workdir, start))
     with ReferenceSession(model_file, name="the exported model") as session:
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from builders.execution.process import run_job
+from builders.execution.starting import Start, spawn
 from builders.onnx_graphs.shard_names import has_shards
 from enginery.core.errors import StepError
 from enginery.core.types import Dim, Tensors, TensorSpec
@@ -48,12 +49,17 @@ class MeasureNoise:
 
 
 def measure_noise(
-    model: Path, golden: GoldenSet, inputs: Sequence[TensorSpec], dims: Sequence[Dim], workdir: Path
+    model: Path,
+    golden: GoldenSet,
+    inputs: Sequence[TensorSpec],
+    dims: Sequence[Dim],
+    workdir: Path,
+    start: Start = spawn,
 ) -> Noise:
     """The noise floor of a model's outputs on batches of the least size, since a larger one repeats what they show.
 
     Of the edges, the smallest and the largest are measured: between them lies what all sizes lose. Where it cannot be
-    measured within `MOST_S` and the memory, the result says why.
+    measured within `MOST_S` and the memory, the result says why. start: how the process comes to be.
     """
     if has_shards(model):
         return Noise(reason="its weights lie in shards, and are not all held in float64")
@@ -66,7 +72,7 @@ def measure_noise(
         GoldenSet(tuple(chosen)).save(folder / "cases.safetensors")
         try:
             request = MeasureNoise(model.resolve(), folder / "cases.safetensors")
-            return run_job(Job("the float64 run", request, limits=limits), folder)
+            return run_job(Job("the float64 run", request, limits=limits), folder, start=start)
         except StepError as error:
             return Noise(reason=_why_ended(error, limits))
 

@@ -1,16 +1,23 @@
 """Functions that the process, local and dispatch tests run in processes of their own."""
 
 import ctypes
+import importlib
 import os
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
+import psutil
+
+from builders.execution.fork_server import fork_here
+from builders.execution.process import run_job
 from enginery.core import errors
+from tests.calls import call_job
 
 
 def add(a: int, b: int) -> int:
@@ -28,6 +35,10 @@ def where(workdir: Path) -> dict[str, object]:
         "session": os.getsid(0),
         "core_bytes": resource.getrlimit(resource.RLIMIT_CORE)[0],
     }
+
+
+def variables() -> dict[str, str]:
+    return dict(os.environ)
 
 
 def imported(names: list[str]) -> list[str]:
@@ -232,3 +243,17 @@ def end_when_asked(after_s: float, workdir: Path) -> None:
         time.sleep(0.01)
     time.sleep(after_s)
     (workdir / "kept").write_text("what it learnt")
+
+
+def within(
+    workdir: Path, function: str, arguments: dict[str, object] | None = None, threads: int = 0
+) -> dict[str, object]:
+    """Run a function of this module in a process within this one, which has imported `colorsys` before."""
+    importlib.import_module("colorsys")
+    for _ in range(threads):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    with fork_here() as start:
+        job = call_job("within", f"tests.builders.jobs:{function}", arguments)
+        (folder := workdir / "within").mkdir()
+        found = run_job(job, folder, start=start)
+    return {"pid": os.getpid(), "children": [child.pid for child in psutil.Process().children()], "found": found}

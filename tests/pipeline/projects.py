@@ -1,8 +1,12 @@
 """A small project on disk (an ONNX model, real-shaped data, a spec), and the command line called in this process."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,10 +48,30 @@ class Result:
         return json.loads(self.out)
 
 
+class Captured:
+    """What a process has printed since it was last asked; `capture` is `capsys` for fixtures of a module."""
+
+    def __init__(self, out: StringIO, err: StringIO) -> None:
+        self._streams = out, err
+
+    def readouterr(self) -> SimpleNamespace:
+        out, err = (stream.getvalue() for stream in self._streams)
+        for stream in self._streams:
+            stream.seek(0)
+            stream.truncate()
+        return SimpleNamespace(out=out, err=err)
+
+
+@contextmanager
+def capture() -> Iterator[Captured]:
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        yield Captured(out, err)
+
+
 class Project:
     """A folder with a spec, and a registry beside it."""
 
-    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str] | None = None) -> None:
+    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str] | Captured | None = None) -> None:
         self.folder = folder
         self.spec = folder / "tiny.yaml"
         self.registry = folder.parent / "registry"

@@ -9,8 +9,10 @@ import psutil
 import pytest
 
 from builders.execution.forking import fork_server
+from builders.execution.jobs import ProcessLimits
 from builders.execution.local import LocalExecutor
 from builders.execution.process import run_job
+from builders.execution.starting import Start
 from enginery.core.errors import StepError
 from tests.calls import call_job
 
@@ -84,3 +86,27 @@ def test_no_file_is_left_open():
     with fork_server(WARM) as start:
         LocalExecutor(1, start).run(call_job("add", f"{JOBS}:add", {"a": 1, "b": 2}))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def run_within(start: Start, function: str, **more: object) -> dict:
+    """What a job gives that runs a function in a process within its own."""
+    return LocalExecutor(1, start).run(call_job("outer", f"{JOBS}:within", {"function": function, **more}))
+
+
+def test_a_job_with_one_thread_forks_the_process_within_its_own_from_a_copy_of_itself():
+    with fork_server(WARM) as start:
+        outer = run_within(start, "where")
+        inner = outer["found"]
+        assert inner["parent"] not in (outer["pid"], *outer["children"]), "of the copy, which has ended"
+        assert inner["session"] == inner["pid"] and inner["cwd"].endswith("/within") and inner["tmp"] == inner["cwd"]
+        assert run_within(start, "imported", arguments={"names": ["colorsys", *WARM]})["found"] == ["colorsys", *WARM]
+        outer = run_within(start, "where", threads=1)
+        assert outer["found"]["parent"] == outer["pid"], "spawned"
+
+
+def test_what_runs_within_a_job_ends_with_it(tmp_path):
+    hang = {"function": "hang", "arguments": {"path": str(tmp_path / "pid")}}  # notes its pid
+    with fork_server(WARM) as start, pytest.raises(StepError, match="its limit of 5 s"):
+        LocalExecutor(1, start).run(call_job("outer", f"{JOBS}:within", hang, limits=ProcessLimits(5.0)))
+    inner = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(inner) or psutil.wait_procs([psutil.Process(inner)], timeout=20)[1] == []

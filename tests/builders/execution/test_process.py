@@ -77,6 +77,19 @@ def read_when_there(path: Path, within_s: float = 20.0) -> str:
     raise TimeoutError(path)
 
 
+@pytest.mark.timeout(60)
+def test_a_job_that_ends_is_not_waited_for_until_its_limits_are_next_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "TICK_S", 3600.0)
+    assert run_job(job("add", {"a": 1, "b": 2}), tmp_path) == 3
+
+
+def test_where_no_file_tells_of_the_end_of_a_process_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    assert process.run_job(job("add", {"a": 1, "b": 2}), tmp_path, start=spawn) == 3
+    with pytest.raises(StepError, match="its limit of 1 s"):
+        process.run_job(job("hang", {"path": str(tmp_path / "pid")}, timeout_s=1.0), tmp_path, start=spawn)
+
+
 def test_the_value_comes_back(tmp_path):
     assert run_job(job("add", {"a": 2, "b": 3}), tmp_path) == 5
 

@@ -85,12 +85,6 @@ def test_a_killed_run_leaves_no_process_behind(project: Project) -> None:
     assert alive == []
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of Prefect: half of a server's first start goes into its database."""
-    return tmp_path_factory.mktemp("prefect")
-
-
 def start_with_prefect(project: Project, home: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """A run in the middle of its flow, and the processes that it has started."""
     process = start(project, "--runner", "prefect", home=home)

@@ -1,5 +1,6 @@
 """int8 that misses its limits with plain ranges is searched by itself, and says so; nothing else waits or is lost."""
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from enginery.core.errors import EngineryError
 from pipeline.compile import composition, missed
 from pipeline.spec.model import load_spec
 from pipeline.values import Graph, GraphVariant, SearchResult
-from tests.pipeline.projects import Project
+from tests.one_server import OneServer
+from tests.pipeline.projects import Project, Result, capture, write_project
 from tests.pipeline.quantization.search.outlier_nets import WIDTH, noise, outlier_net
 
 WHY = "searched, because plain ranges missed quantization "
@@ -23,8 +25,7 @@ def write_data(project: Project, seed: int) -> None:
     np.savez(project.folder / "golden.npz", **noise(24, seed))
 
 
-@pytest.fixture
-def loud(project: Project) -> Project:
+def make_loud(project: Project) -> Project:
     """A net with a channel a hundred times as loud as the others, which no range of a whole tensor fits."""
     onnx.save(outlier_net(), project.folder / "tiny.onnx")
     np.savez(project.folder / "calibration.npz", **noise(96, 1))
@@ -32,6 +33,40 @@ def loud(project: Project) -> Project:
     inputs = {"x": {"dtype": "float32", "shape": ["batch", WIDTH]}}
     project.change_spec(inputs=inputs, outputs=["z"], targets=["cpu"], golden={"data": "golden.npz"})
     return project
+
+
+@pytest.fixture
+def loud(project: Project) -> Project:
+    return make_loud(project)
+
+
+@pytest.fixture(scope="module")
+def built_loud(tmp_path_factory: pytest.TempPathFactory, one_server: OneServer) -> tuple[Path, Result]:
+    """The folder of its project and registry after one build, which did not end its search before it had an engine."""
+    folder = tmp_path_factory.mktemp("loud")
+    built, build, search = threading.Event(), composition.build, composition.search_missed
+
+    def note(unit: Any, *others: Any) -> Any:
+        made = build(unit, *others)
+        built.set()
+        return made
+
+    def wait(*arguments: Any) -> Any:
+        assert built.wait(120), "no engine was built before the search ended"
+        return search(*arguments)
+
+    write_project(folder / "project")
+    with capture() as printed, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(composition, "build", note)
+        patched.setattr(composition, "search_missed", wait)
+        return folder, make_loud(Project(folder / "project", printed)).build()
+
+
+@pytest.fixture
+def searched(built_loud: tuple[Path, Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+    """A copy of it."""
+    shutil.copytree(built_loud[0], tmp_path / "copy")
+    return Project(tmp_path / "copy" / "project", capsys)
 
 
 def rows(project: Project) -> dict[str, Any]:
@@ -42,8 +77,8 @@ def searches(project: Project) -> list[Path]:
     return [*(project.registry / "records" / "choose").glob("*.json")]
 
 
-def test_it_is_searched_proven_and_told_everywhere(loud: Project) -> None:
-    done = loud.build()
+def test_it_is_searched_proven_and_told_everywhere(built_loud: tuple[Path, Result], searched: Project) -> None:
+    done = built_loud[1]
     assert done.code == 0, done.err
     assert "plain int8 (uint8 activations): plain ranges missed quantization " in done.err
     assert f"{CHOICE}: done" in done.err
@@ -52,22 +87,20 @@ def test_it_is_searched_proven_and_told_everywhere(loud: Project) -> None:
     assert "of the weighted multiplications in int8, no node left in float by it" in row["reason"]
     assert row["notes"][0].startswith(WHY)
     assert WHY not in next(row for row in done.json["engines"] if row["precision"] == "fp32")["reason"]
-    assert WHY in loud.run("show", "tiny", "--json").out
-    page = (loud.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    assert WHY in searched.run("show", "tiny", "--json").out
+    page = (searched.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
     assert "plain ranges missed quantization" in page
-    assert WHY in loud.run("plan", loud.spec, "--json").out
+    assert WHY in searched.run("plan", searched.spec, "--json").out
 
 
-@pytest.mark.slow
-def test_another_run_and_another_golden_set_search_nothing(loud: Project) -> None:
-    assert rows(loud)["int8"]["status"] == "proven"
-    kept = searches(loud)
+def test_another_run_and_another_golden_set_search_nothing(searched: Project) -> None:
+    kept = searches(searched)
     assert len(kept) == 1
-    again = loud.build()
+    again = searched.build()
     assert again.json["cached"] and f"{CHOICE}: done" not in again.err
-    write_data(loud, 3)
-    other = loud.build()
-    assert f"{CHOICE}: cached" in other.err and searches(loud) == kept
+    write_data(searched, 3)
+    other = searched.build()
+    assert f"{CHOICE}: cached" in other.err and searches(searched) == kept
 
 
 def test_never_leaves_it_failed_and_a_plan_says_what_a_search_would_take_on(loud: Project) -> None:
@@ -128,22 +161,12 @@ def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pyt
     )
 
 
-def test_engines_are_built_while_it_is_searched(loud: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    built, build, search = threading.Event(), composition.build, composition.search_missed
-
-    def note(unit: Any, *others: Any) -> Any:
-        made = build(unit, *others)
-        built.set()
-        return made
-
-    def wait(*arguments: Any) -> Any:
-        assert built.wait(120), "no engine was built before the search ended"
-        return search(*arguments)
-
-    monkeypatch.setattr(composition, "build", note)
-    monkeypatch.setattr(composition, "search_missed", wait)
-    found = rows(loud)
-    assert [found[name]["status"] for name in ("fp32", "int8")] == ["proven", "proven"]
+def test_engines_are_built_while_it_is_searched(built_loud: tuple[Path, Result]) -> None:
+    """Else `built_loud` has failed."""
+    assert {row["precision"]: row["status"] for row in built_loud[1].json["engines"]} == {
+        "fp32": "proven",
+        "int8": "proven",
+    }
 
 
 def test_what_a_search_cannot_mend_is_not_searched(loud: Project) -> None:

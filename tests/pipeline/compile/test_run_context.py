@@ -7,6 +7,7 @@ import pytest
 
 from builders.execution.jobs import Executor, Job, WorkerContext
 from builders.execution.local import LocalExecutor
+from builders.execution.starting import Start
 from enginery.registry.leases import BUILDING, list_leases
 from enginery.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext, versions
@@ -32,8 +33,8 @@ class Echo:
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> RunContext:
-    executor = LocalExecutor(1)
+def context(tmp_path: Path, start: Start) -> RunContext:
+    executor = LocalExecutor(1, start)
     return RunContext(open_store(tmp_path / "registry", create=True), executor, executor)
 
 

@@ -44,51 +44,50 @@ def samples():
 """
 
 
-def test_calibration_data_may_come_from_a_generator(project: Project) -> None:
-    project.change_spec(calibration={"data": "data.py:samples", "method": "entropy"}, targets=["cpu"])
-    (project.folder / "data.py").write_text(GENERATOR.replace("BAD", "41"))
-    done = project.build()
+def test_calibration_data_may_come_from_a_generator(built: Project) -> None:
+    built.change_spec(calibration={"data": "data.py:samples", "method": "entropy"}, targets=["cpu"])
+    (built.folder / "data.py").write_text(GENERATOR.replace("BAD", "41"))
+    done = built.build()
     assert done.code == 2 and "data.py:samples: sample 41: 'x' is float64" in done.err
-    (project.folder / "data.py").write_text(GENERATOR.replace("BAD", "None"))
-    assert units(project.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
-    assert project.build().json["cached"] is True
+    (built.folder / "data.py").write_text(GENERATOR.replace("BAD", "None"))
+    assert units(built.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
+    assert built.build().json["cached"] is True
 
 
-def test_calibration_in_parts_sees_what_one_pass_sees_and_keeps_what_is_done(project: Project) -> None:
-    project.change_spec(targets=["cpu"], precisions=["int8"])
-    project.build()
-    project.change_spec(calibration={"data": "calibration.npz", "parts": 3})
-    done = project.build()
+def test_calibration_in_parts_sees_what_one_pass_sees_and_keeps_what_is_done(built: Project) -> None:
+    built.change_spec(targets=["cpu"], precisions=["int8"], calibration={"data": "calibration.npz", "parts": 3})
+    done = built.build()
     assert all(f"calibrate {part}/3: done" in done.err for part in (1, 2, 3))
     assert "write int8" in done.err and "write int8: done" not in done.err
     assert rebuilt(done.json) == set(), "the same observations give the same graphs"
-    merged = next((project.registry / "records" / "merge").rglob("*.json"))
+    merged = next((built.registry / "records" / "merge").rglob("*.json"))
     merged.unlink()
-    again = project.build().err
+    again = built.build().err
     assert "merge calibration: done" in again and all(f"calibrate {part}/3: cached" in again for part in (1, 2, 3))
 
 
-def test_calibration_data_may_be_a_folder(project: Project) -> None:
-    (project.folder / "samples").mkdir()
-    for index, sample in enumerate(arrays(project.folder / "calibration.npz")["x"]):
-        np.save(project.folder / "samples" / f"{index:03}.npy", sample)
-    project.change_spec(calibration={"data": "samples"}, targets=["cpu"])
-    assert units(project.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
-    np.save(project.folder / "samples" / "063.npy", np.full(8, 5, np.float32))
-    assert rebuilt(project.build().json) == {"cpu int8"}
+def test_calibration_data_may_be_a_folder(built: Project) -> None:
+    (built.folder / "samples").mkdir()
+    for index, sample in enumerate(arrays(built.folder / "calibration.npz")["x"]):
+        np.save(built.folder / "samples" / f"{index:03}.npy", sample)
+    built.change_spec(calibration={"data": "samples"}, targets=["cpu"])
+    same = built.build().json
+    assert units(same, "status") == {"cpu fp32": "proven", "cpu int8": "proven"} and rebuilt(same) == set()
+    np.save(built.folder / "samples" / "063.npy", np.full(8, 5, np.float32))
+    assert rebuilt(built.build().json) == {"cpu int8"}
 
 
-def test_int8_without_calibration_data_is_an_error_with_the_remedy(project: Project) -> None:
-    project.change_spec(calibration=None)
-    done = project.build()
+def test_int8_without_calibration_data_is_an_error_with_the_remedy(built: Project) -> None:
+    built.change_spec(calibration=None)
+    done = built.build()
     assert done.code == 2
     assert "add calibration.data" in done.err
 
 
 @pytest.mark.slow
-def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
-    project.change_spec(precisions=["fp8", "int8-dynamic", "int4"], targets=["cpu", "sm_80", "sm_89"])
-    done = project.build()
+def test_fp8_int4_and_dynamic_int8_go_the_whole_way(built: Project) -> None:
+    built.change_spec(precisions=["fp8", "int8-dynamic", "int4"], targets=["cpu", "sm_80", "sm_89"])
+    done = built.build()
     assert done.code == 0, done.err
     assert units(done.json, "status") == {
         "cpu fp8": "refused",
@@ -105,20 +104,20 @@ def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
     assert reason.startswith("it would not be int4: 0 nodes compute in int4") and "no multiple of the block" in reason
 
 
-def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(project: Project) -> None:
-    project.change_spec(targets=["sm_89"])
-    first = project.build("--precision", "int8").json
-    project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
-    assert project.build("--precision", "int8").json["version"] != first["version"]
-    project.change_spec(quantization={"overrides": [{"match": "MatMull", "precision": "fp16"}]})
-    failed = project.build("--precision", "int8")
+def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(built: Project) -> None:
+    built.change_spec(targets=["sm_89"])
+    first = built.build("--precision", "int8").json
+    built.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
+    assert built.build("--precision", "int8").json["version"] != first["version"]
+    built.change_spec(quantization={"overrides": [{"match": "MatMull", "precision": "fp16"}]})
+    failed = built.build("--precision", "int8")
     assert failed.code == 2 and "no node matches 'MatMull'; did you mean 'MatMul" in failed.err
 
 
-def test_inputs_and_outputs_of_fp16_engines_are_fp16_when_the_spec_says_so(project: Project) -> None:
-    project.change_spec(precisions=["fp16"], targets=["cpu", "sm_89"], quantization={"io": "native"})
-    outcome = project.build().json
+def test_inputs_and_outputs_of_fp16_engines_are_fp16_when_the_spec_says_so(built: Project) -> None:
+    built.change_spec(precisions=["fp16"], targets=["cpu", "sm_89"], quantization={"io": "native"})
+    outcome = built.build().json
     assert units(outcome, "status") == {"cpu fp16": "proven", "sm_89 fp16": "unproven"}
-    pulled = project.run("pull", "tiny", "--target", "cpu", "--dest", project.folder / "out", "--json").json
+    pulled = built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").json
     beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())
     assert [tensor["dtype"] for tensor in (*beside["inputs"], *beside["outputs"])] == ["float16", "float16"]

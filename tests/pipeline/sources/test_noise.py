@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from builders.execution.jobs import Job
+from builders.execution.starting import Start
 from enginery.core.types import Dim, TensorSpec
 from pipeline.sources import noise
 from pipeline.sources.export import ExportResult, export
@@ -66,7 +67,7 @@ def test_a_model_is_allowed_memory_by_its_weights(tmp_path: Path) -> None:
 def test_it_is_measured_at_the_least_and_at_the_greatest_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[tuple[int, ...]]] = {}
 
-    def run_job(job: Job[Noise], _folder: Path) -> Noise:
+    def run_job(job: Job[Noise], _folder: Path, start: Start) -> Noise:
         assert isinstance(job.request, MeasureNoise)
         for case in GoldenSet.load(job.request.cases).cases:
             seen.setdefault(case.kind, []).append(case.inputs["x"].shape)

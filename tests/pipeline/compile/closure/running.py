@@ -5,7 +5,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from builders.execution.jobs import Job, Watch, WorkerContext, decode_request, encode_request, ignore_event, result_type
+from builders.execution.starting import spawn
 from enginery.core.codec import decode, encode
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.reach import is_carrier
@@ -112,5 +113,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Traced:
         project = Project(folder / name)
         project.change_spec(**parts)
         store = open_store(folder / "registry", create=True)
-        compile_model(load_spec(project.spec), Selection(), RunContext(store, executor, executor), InProcess())
+        with pytest.MonkeyPatch.context() as patched:  # the tests' own server is in no closure
+            patched.setattr("pipeline.sources.export.fork_here", lambda: nullcontext(spawn))
+            compile_model(load_spec(project.spec), Selection(), RunContext(store, executor, executor), InProcess())
     return executor

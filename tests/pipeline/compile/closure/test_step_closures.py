@@ -244,6 +244,7 @@ DYNAMIC = {
     ("builders.backends.discovery", "_entries"): "backend_root",
     ("builders.backends.tensorrt.base", "TensorRTEdition"): "the compiler, whose version is in the build key",
     ("builders.backends.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
+    ("builders.execution.fork_server", "main"): "the modules that jobs import for themselves",
     ("builders.execution.jobs", "decode_request"): "the class that an export names: `MeasureNoise`",
     ("enginery.core.errors", "error_from_json"): "classes of its own module; an error is no result",
     ("enginery.user_code.entry_point", "_import"): "the spec's own files, whose digests are in the key",

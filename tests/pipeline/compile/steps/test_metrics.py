@@ -12,15 +12,15 @@ REGRESSION = {"name": "regression", "output": "logits", "against": "original"}
 OUT_OF_REACH = {"int8": {"quantization": {"sqnr_db": 100}, "engine": {"sqnr_db": 150}}}
 
 
-def built(project: Project, metric: Any) -> dict[str, Any]:
+def build(built: Project, metric: Any) -> dict[str, Any]:
     golden = {"data": "golden.npz", "labels": "label", "metric": metric}
     given = {"validation": {"limits": OUT_OF_REACH, "attribution": "off"}, "quantization": {"search": "never"}}
-    project.change_spec(targets=["cpu"], golden=golden, **given)
-    return project.build().json
+    built.change_spec(targets=["cpu"], golden=golden, **given)
+    return built.build().json
 
 
-def test_decisions_judge_in_the_place_of_numeric_limits_and_everything_says_so(project: Project) -> None:
-    outcome = built(project, [{**TOP, "decides": True}, {**REGRESSION, "floor": None}])
+def test_decisions_judge_in_the_place_of_numeric_limits_and_everything_says_so(built: Project) -> None:
+    outcome = build(built, [{**TOP, "decides": True}, {**REGRESSION, "floor": None}])
     assert units(outcome, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
     reason = units(outcome, "reason")["cpu int8"]
     assert "judged by top_k" in reason and "golden.metric decides" in reason
@@ -28,10 +28,10 @@ def test_decisions_judge_in_the_place_of_numeric_limits_and_everything_says_so(p
     assert "golden.metric" not in units(outcome, "reason")["cpu fp32"]
     values = units(outcome, "metrics")["cpu int8"]
     assert values.keys() == {"top_k", "r2", "relative_error", "largest_error"} and 0.8 <= values["top_k"] <= 1
-    shown = project.run("show", "tiny", "--json").json
+    shown = built.run("show", "tiny", "--json").json
     assert reason in {engine["reason"] for engine in shown["engines"]}
-    assert project.run("report", "tiny", "--out", project.folder / "page.html").code == 0
-    page = (project.folder / "page.html").read_text()
+    assert built.run("report", "tiny", "--out", built.folder / "page.html").code == 0
+    page = (built.folder / "page.html").read_text()
     assert (
         "limit 100.0 dB not applied" in page
         and "limit 150.0 dB not applied" in page
@@ -48,7 +48,7 @@ def test_decisions_judge_in_the_place_of_numeric_limits_and_everything_says_so(p
         ({**REGRESSION, "relative_error": 1e-9, "decides": True}, "task rel"),
     ],
 )
-def test_what_decides_for_others_or_fails_itself_lifts_nothing(project, metric, failed) -> None:
-    outcome = built(project, metric)
+def test_what_decides_for_others_or_fails_itself_lifts_nothing(built: Project, metric: Any, failed: str) -> None:
+    outcome = build(built, metric)
     assert units(outcome, "status") == {"cpu fp32": "proven", "cpu int8": "failed"}
     assert units(outcome, "reason")["cpu int8"].startswith(failed)

@@ -14,12 +14,6 @@ import pytest
 from tests.pipeline.projects import Project
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of Prefect: half of a server's first start goes into its database."""
-    return tmp_path_factory.mktemp("prefect")
-
-
 def with_prefect(project: Project, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `enginery build --runner prefect`."""
     command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry, "--json"]

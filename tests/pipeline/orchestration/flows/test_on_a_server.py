@@ -31,8 +31,8 @@ def samples():
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
-    with prefect_server(tmp_path_factory.mktemp("server") / "prefect") as made:
+def server(home: Path) -> Iterator[Prefect]:
+    with prefect_server(home) as made:
         yield made
 
 

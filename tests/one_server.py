@@ -1,0 +1,54 @@
+"""One fork server for all builds of a test process, as there is one for all jobs of a build.
+
+A server forks only for the environment that it was started with. So pytest's variable of the current test, another for
+each, is taken away while a test or a fixture runs, and a build in another environment replaces the server.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+
+from builders.execution.forking import fork_server
+from builders.execution.starting import Start, environment
+
+CURRENT_TEST = "PYTEST_CURRENT_TEST"
+# What each export imports for itself, 0.4 s of CPU time; the product's server leaves it to them for its memory.
+ALSO_PRELOADED = ("onnx_ir.passes.common", "pipeline.sources.canonical", "pipeline.sources.constant_ifs")
+
+
+@contextmanager
+def without_current_test() -> Iterator[None]:
+    """While inside, the environment is the same for every test."""
+    name = os.environ.pop(CURRENT_TEST, None)
+    try:
+        yield
+    finally:
+        if name is not None:
+            os.environ[CURRENT_TEST] = name
+
+
+class OneServer:
+    """Stands for `fork_server`. A server that is in use is left as it is, and spawns for another environment."""
+
+    def __init__(self) -> None:
+        self._server, self._lock, self._users = ExitStack(), Lock(), 0
+        self._made_for: tuple[dict[str, str], Sequence[str]] | None = None
+        self._start: Start
+
+    @contextmanager
+    def __call__(self, modules: Sequence[str]) -> Iterator[Start]:
+        with self._lock:
+            if not self._users and self._made_for != (environment(), modules):
+                self.stop()
+                self._start = self._server.enter_context(fork_server([*modules, *ALSO_PRELOADED]))
+                self._made_for = environment(), modules
+            self._users += 1
+        try:
+            yield self._start
+        finally:
+            with self._lock:
+                self._users -= 1
+
+    def stop(self) -> None:
+        self._server.close()

@@ -1,0 +1,50 @@
+"""Builds of one test process share a server, whose jobs see exactly the environment of their test."""
+
+import os
+from typing import Any
+
+import pytest
+
+from builders.execution.starting import FOLDER_VARIABLE, environment
+from pipeline.orchestration.run import RunOptions, start_executors
+from tests.calls import call_job
+
+pytestmark = pytest.mark.usefixtures("one_server")
+
+WHERE = call_job("where", "tests.builders.jobs:where")
+
+
+def run(function: str) -> Any:
+    """What a job of a build of its own gives."""
+    with start_executors(RunOptions()) as executors:
+        return executors.local.run(call_job(function, f"tests.builders.jobs:{function}"))
+
+
+def apart(variables: dict[str, str]) -> dict[str, str]:
+    """All but those that name a job's own folder."""
+    return {name: value for name, value in variables.items() if name not in ("TMPDIR", FOLDER_VARIABLE)}
+
+
+@pytest.fixture
+def parent() -> int:
+    return run("where")["parent"]
+
+
+def test_builds_in_fixtures_and_tests_share_a_server(parent: int) -> None:
+    assert parent == run("where")["parent"] != os.getpid()
+
+
+def test_jobs_see_exactly_the_environment_of_their_test(parent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("where")["parent"] == parent and apart(run("variables")) == apart(environment())
+    monkeypatch.setenv("ANOTHER", "1")
+    assert run("where")["parent"] not in (parent, os.getpid())
+    assert apart(run("variables")) == apart(environment())
+
+
+def test_a_build_beside_another_leaves_its_server_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    with start_executors(RunOptions()) as executors:
+        parent = executors.local.run(WHERE)["parent"]
+        monkeypatch.setenv("ANOTHER", "1")
+        assert run("where")["parent"] == os.getpid()
+        monkeypatch.delenv("ANOTHER")
+        assert executors.local.run(WHERE)["parent"] == parent
