@@ -52,9 +52,9 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_an_error_in_a_task_is_one_message(project: Project, home: Path) -> None:
+def test_an_error_in_a_task_is_one_message_in_an_empty_home_too(project: Project, tmp_path: Path) -> None:
     (project.folder / "tiny.onnx").write_bytes(b"garbage")
-    done = with_prefect(project, home)
+    done = with_prefect(project, tmp_path / "prefect")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "tiny.onnx" in done.stderr
