@@ -124,8 +124,12 @@ def limit_items(items: Sequence[RunItem]) -> tuple[RunItem, ...]:
 
 
 def new_id(model: str) -> str:
-    """A new run name, which sorts by time and contains the model: '20261120T181105Z.digits.3fa9c1'."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.{model}.{secrets.token_hex(3)}"
+    """A new run name, which sorts by time and contains the model: '20261120T181105Z.digits.3fa9c1'.
+
+    Its end is the milliseconds of that second, and a random number, in three hexadecimal digits each.
+    """
+    now = datetime.now(UTC)
+    return f"{now:%Y%m%dT%H%M%SZ}.{model}.{now.microsecond // 1000:03x}{secrets.randbelow(1 << 12):03x}"
 
 
 def model_of(run: str) -> str:

@@ -101,7 +101,7 @@ class TensorRTEdition:
         EngineryError with TensorRT's words and a remedy when the build itself fails: StepError of kind 'memory' when
         that is what was short, 'cancelled' when it was asked to end.
         """
-        from builders.backends.tensorrt.stored_weights import with_dequantized_weights
+        from builders.onnx_graphs.dequantized_weights import with_dequantized_weights
 
         self._check_host(request.target)
         check_model(model)

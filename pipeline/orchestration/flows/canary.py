@@ -98,7 +98,7 @@ def _tell(store: Store, wanted: CanaryRequest, done: CanaryOutcome) -> None:
 def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: Run) -> State[object]:
     """Run the canaries that were lost, one after the other: what is timed must not be two at once."""
     logger, target = get_run_logger(), target_named(like.target)
-    grace = timedelta(seconds=max(GRACE_S, 2 * (like.duration or 0.0)))
+    grace = timedelta(seconds=GRACE_S + 2 * (like.duration or 0.0))
     before = (datetime.now(UTC) - grace).isoformat(timespec="seconds")
     told, failed = [], 0
     for model in models:

@@ -136,10 +136,10 @@ def test_only_an_engine_of_the_exported_model_itself_is_proven_with_its_answers(
 
 
 def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builders.backends.tensorrt.TensorRTRTX.revision", 2)
+    monkeypatch.setattr("builders.backends.tensorrt.TensorRTRTX.revision", 9)
     plan = built.run("plan", built.spec, "--json").json["units"]
     assert {unit["target"] for unit in plan if unit["action"] == "build"} == {"sm_75", "sm_89"}
-    assert all("enginery-tensorrt-rtx: 1 -> 2" in unit["reason"] for unit in plan if unit["action"] == "build")
+    assert all("enginery-tensorrt-rtx: 2 -> 9" in unit["reason"] for unit in plan if unit["action"] == "build")
 
 
 class Editing:

@@ -1,5 +1,6 @@
 """Which runs are kept, and how they are found and read."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ def test_runs_are_listed_newest_first(store: Store) -> None:
     store.create("runs/nonsense.json", b"{}")
     assert journal.run_ids(store) == [second.id, first.id]
     assert journal.model_of(second.id) == "mini-lm.v2" and journal.model_of(journal.new_id("a.b")) == "a.b"
+
+
+def test_names_of_one_second_sort_by_time_too() -> None:
+    names = []
+    for _ in range(5):
+        names.append(journal.new_id("digits"))
+        time.sleep(0.002)
+    assert names == sorted(names) and all(journal.model_of(name) == "digits" for name in names)
 
 
 def test_a_run_is_found_by_its_name_and_by_its_model(store: Store) -> None:
