@@ -47,7 +47,7 @@ of all precisions; and the peak of all its processes' memory together (PSS).
 """
 _OTHERS = """\
 What each takes or refuses, in the first precision of the spec (TensorRT for RTX: in every precision, for sm_80, built
-without a GPU and therefore unproven).
+without a GPU and therefore unproven). Where a cell is empty it was not tried.
 """
 
 
