@@ -212,30 +212,12 @@ def try_to_prove(
     afresh: bool = False,
     answers: str | None = None,
 ) -> Proof:
-    """`prove_engine`; of an engine that cannot be opened or run, the one check `CRASHED`, which failed.
+    """The proof of an engine: it is run against the graph it was built from; of one that cannot be opened or run, the
+    one check `CRASHED`, which failed.
 
-    Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when cancelled.
-    """
-    try:
-        return prove_engine(built, spec, golden, context, afresh, answers)
-    except EngineryError as error:
-        if stops_run(error):
-            raise
-        return Proof((replace(CRASHED, note=str(error)),))
-
-
-def prove_engine(
-    built: Built,
-    spec: "ModelSpec",
-    golden: str,
-    context: RunContext,
-    afresh: bool = False,
-    answers: str | None = None,
-) -> Proof:
-    """Run an engine against the graph it was built from. afresh: also when the same proof is on record.  answers: of
-    that graph, as in `CheckEngine`; the proof is the same without.
-
-    Raises EngineryError for an engine that cannot be opened.
+    afresh: also when the same proof is on record.  answers: of that graph, as in `CheckEngine`; the proof is the same
+    without. Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when
+    cancelled.
     """
     request = built.unit.request
     check = CheckEngine(
@@ -257,7 +239,12 @@ def prove_engine(
     }
     known = replace(check, answers=answers)
     job = Job(f"prove {built.unit.name}", known, context.store.uri, engine_limits(spec, "proof"))
-    return context.once("check-engine", job.name, key, job)
+    try:
+        return context.once("check-engine", job.name, key, job)
+    except EngineryError as error:
+        if stops_run(error):
+            raise
+        return Proof((replace(CRASHED, note=str(error)),))
 
 
 def contract_of(spec: "ModelSpec") -> ContractTerms | None:

@@ -114,9 +114,7 @@ class DeploymentPlan:
 
     def deployments(self) -> tuple[WantedDeployment, ...]:
         """The deployments to register."""
-        placed: dict[str, object] = {"executor": self.executor}
-        placed |= {"ray_address": self.ray_address} if self.ray_address else {}
-        placed |= {"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {}
+        placed = self._placed()
         builds = {"registry": self.registry, **placed, "gpu_slots": True}
         proofs, canaries = ({name: self.on, **placed} if self.on else {} for name in ("on", "target"))
         hardware = f"Ray's workers with {self.on}" if self.on else "the workers of this pool"
@@ -173,6 +171,12 @@ class DeploymentPlan:
         flows = self.only or [item.flow for item in found if item.flow != "reconcile_fleet" or self.fleet != "off"]
         wanted = (item for item in found if item.flow in flows)
         return tuple(replace(item, name=self.name, pool=self.pool, variables=self.variables) for item in wanted)
+
+    def _placed(self) -> dict[str, object]:
+        """Where builds run, as parameters of a flow."""
+        placed: dict[str, object] = {"executor": self.executor}
+        placed |= {"ray_address": self.ray_address} if self.ray_address else {}
+        return placed | ({"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {})
 
     def limits(self) -> dict[str, int | None]:
         """Slots of each GPU generation; None: 1 where there is no limit yet, and otherwise unchanged."""
