@@ -31,7 +31,8 @@ from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.compile.suspects import find_suspects
 from pipeline.outcome import JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, RunConcluded
-from pipeline.spec.model import ModelSpec, matches_unit
+from pipeline.spec.consistency import matches_unit
+from pipeline.spec.model import ModelSpec
 from pipeline.values import Attributed, BuildPlan, Built, Exported, Graph, GraphVariant, Observed, Unit
 
 Item = TypeVar("Item")

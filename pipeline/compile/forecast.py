@@ -21,7 +21,8 @@ from pipeline.compile.steps.graphs import quantize, write_graph
 from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.progress.events import Progress
-from pipeline.spec.model import ModelSpec, matches_unit
+from pipeline.spec.consistency import matches_unit
+from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Graph, Json, Observed, Searched, SearchResult, Unit
 
 

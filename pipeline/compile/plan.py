@@ -13,7 +13,8 @@ from enginery.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
-from pipeline.spec.model import ModelSpec, matches_unit
+from pipeline.spec.consistency import matches_unit
+from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Exported, Graph, GraphVariant, Unit
 
 # TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give. A CPU engine

@@ -8,13 +8,14 @@ checks, which say the same, one at a time, and what headers do not show.
 import math
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from builders.backends import discovery
 from builders.onnx_graphs.shard_names import graph_bytes, list_weight_files
 from enginery.core.errors import EngineryError, ModelError
+from enginery.core.state import without_states
 from enginery.core.text import format_bytes
 from enginery.core.types import Precision, TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
@@ -65,18 +66,21 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         yield from _wrong_weights(spec.file(spec.source.weights))
     # Where the model says otherwise than the spec, the spec is wrong; data is not held to what it says there.
     wrong = {name for name, _ in wrong_inputs(header, spec.tensors())} if header else set()
-    sound = tuple(item for item in spec.tensors() if item.name not in wrong)
+    sound = tuple(item for item in without_states(spec.tensors(), spec.states()) if item.name not in wrong)
     others = (wrong | {item.name for item in header.inputs} if header else wrong) - {item.name for item in sound}
+    others -= spec.state.keys()  # data that has them is told so
     if spec.calibration and ("calibration", "data") not in unread:
         path, function = spec.file(spec.calibration.file), spec.calibration.function
         place: Loc = ("calibration", "data")
         if function:
             yield from _wrong_function(place, spec, path, function)
         else:
-            yield from _wrong_samples(place, spec, path, sound, spec.calibration.labels, others)
+            extra = [name for name in (spec.calibration.labels, spec.calibration.sequence) if name]
+            yield from _wrong_samples(place, spec, path, sound, extra, others)
     if spec.golden and ("golden", "data") not in unread:
         path = spec.file(spec.golden.data)
-        yield from _wrong_samples(("golden", "data"), spec, path, sound, spec.golden.labels, others)
+        extra = [name for name in (spec.golden.labels, spec.golden.sequence) if name]
+        yield from _wrong_samples(("golden", "data"), spec, path, sound, extra, others)
 
 
 def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
@@ -137,6 +141,7 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
     golden = spec.golden.outputs() if spec.golden else []
     named: list[tuple[Loc, str]] = [(("golden", *below), output) for below, output in golden]
     named += [(("validation", "contract", *below), output) for below, output in contract]
+    named += [(("state", name, "output"), item.output) for name, item in spec.state.items()]
     for loc, name in named:
         yield from ((loc, text) for _, text in wrong_outputs(header.outputs, [name]))
 
@@ -186,14 +191,14 @@ def _wrong_function(loc: Loc, spec: ModelSpec, path: Path, function: str) -> Ite
 
 
 def _wrong_samples(
-    loc: Loc, spec: ModelSpec, path: Path, inputs: tuple[TensorSpec, ...], labels: str | None, others: set[str]
+    loc: Loc, spec: ModelSpec, path: Path, inputs: tuple[TensorSpec, ...], extra: Sequence[str], others: set[str]
 ) -> Iterator[Mistake]:
-    """What of stored samples does not fit these inputs. others: arrays that are not looked at."""
+    """What of stored samples does not fit these inputs. extra: other arrays.  others: what is not looked at."""
     from validation.data.samples import Samples
 
     if inputs:
         try:
-            found = Samples.find_mistakes(path, inputs, spec.named_dims(), labels, others)
+            found = Samples.find_mistakes(path, inputs, spec.named_dims(), extra, others)
             yield from ((loc, text) for text in found)
         except EngineryError as error:
             yield loc, str(error)

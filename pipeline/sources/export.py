@@ -8,7 +8,7 @@ runs in a process of its own (`user_process`).
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +29,16 @@ from pipeline.sources.arguments import fix_inputs
 from pipeline.sources.canonical import canonical
 from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import wrong_outputs
-from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx
+from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
+from pipeline.sources.steps import StateModel, check_states
 from pipeline.sources.user_process import start_user_process
+from validation.comparison.free_running import free_running_checks
 from validation.comparison.sessions import expected_checks
 from validation.data.samples import Samples
 from validation.golden.answers import RecordedSession
-from validation.golden.golden_set import freeze
+from validation.golden.free_running import FreeRunningSession
+from validation.golden.golden_set import GoldenSequences, freeze
 from validation.limits.budget import budgets
 from validation.metrics.tally import Spreads
 
@@ -84,20 +87,25 @@ def export(
     workdir: Path,
     limits: Mapping[str, float | None] | None = None,
     known: Path | None = None,
+    order: Array | None = None,
 ) -> ExportResult:
     """Write `model.onnx` and `golden.safetensors` into `workdir`, and compare the model with its source.
 
     samples: golden inputs; None takes seeded random ones.  labels: their true answers, for the golden set.
     limits: of a spec, in place of documented ones.  known: the canonical model, if this source was exported before and
-    only the golden set is new. A failed check is a value, not an error. Raises ModelError for a source that cannot be
+    only the golden set is new.  order: of a model with state, for each sample which sequence it is a step of; None
+    where all are of one. A failed check is a value, not an error. Raises ModelError for a source that cannot be
     exported, and DataError for samples that cannot be read.
     """
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
     spreads = Spreads()
-    groups = samples or list(random_groups(request.inputs, request.dims))
+    groups: Samples | Sequence[Tensors] = samples or list(random_groups(request.inputs, request.dims))
+    sequences: GoldenSequences | None = None
     with fork_here() as start:  # before a framework is imported, whose threads no fork would copy
         with write_model(request, model_file, workdir, known) as source:
             try:
+                if request.states:
+                    groups, sequences = _with_states(request, source, model_file, samples, order)
                 golden = freeze(groups, request.inputs, request.dims, source.run, labels)
             except ModelError as error:
                 if samples:
@@ -105,13 +113,21 @@ def export(
                 raise ModelError(
                     f"{error}; its inputs were random, of the sizes in dims: correct these, or add golden.data"
                 ) from error
-        golden = replace(golden, noise=measure_noise(model_file, golden, request.inputs, request.dims, workdir, start))
+        noise = measure_noise(model_file, golden, request.inputs, request.dims, workdir, start)
+        if sequences:
+            handed_on = measure_noise(model_file, sequences, request.inputs, request.dims, workdir, start)
+            sequences = replace(sequences, golden=replace(sequences.golden, noise=handed_on))
+        golden = replace(golden, noise=noise, sequences=sequences)
     with ReferenceSession(model_file, name="the exported model") as session:
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
         recorded = RecordedSession(session, len(golden.cases))
         checks = expected_checks("export", recorded, golden, budget, spreads)
         answers = recorded.save(workdir / "answers.safetensors")
+        if sequences:
+            rolled = FreeRunningSession(session, sequences)
+            allowed = budgets("export", "fp32", sequences.golden.noise).override(limits or {})
+            checks += free_running_checks("export", None, rolled, sequences.golden, allowed)
     notes = [*source.notes]
     if not samples:
         notes.append(
@@ -122,6 +138,19 @@ def export(
         notes.append(f"the noise floor of float32 is not known ({reason}): the documented limits count")
     found = checks, tuple(notes), spreads.at("export"), answers
     return ExportResult(model_file, golden_file, golden_digest, *found)
+
+
+def _with_states(
+    request: ExportRequest, source: _Source, model: Path, samples: Samples | None, order: Array | None
+) -> tuple[list[dict[str, Array]], GoldenSequences]:
+    """The golden inputs of a model with state. Raises ModelError for states that its outputs cannot give."""
+    check_states(request.states, *specs_of(load_outline(model)))
+    stateful = StateModel(source.run, request.inputs, request.dims, request.states)
+    if samples:
+        groups = stateful.complete(samples, order)
+    else:
+        groups = stateful.complete_random([*random_groups(request.inputs, request.dims)])
+    return groups, stateful.sequences(samples, order, groups)
 
 
 @contextmanager
@@ -146,7 +175,8 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 
     Raises ModelError naming the user's file and line, and StepError when the user's code ends its process.
     """
-    task = Task(TorchProgram(**{name: value for name, value in vars(request).items() if name != "outputs"}))
+    known = {field.name for field in fields(TorchProgram)}
+    task = Task(TorchProgram(**{name: value for name, value in vars(request).items() if name in known}))
     with start_user_process(task) as process:
         captured, _ = process.ask(task, Captured)
         names = request.outputs or captured.outputs

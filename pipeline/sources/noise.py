@@ -6,7 +6,8 @@ it measures makes limits follow from the model; without it the documented ones c
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +19,8 @@ from enginery.core.errors import StepError
 from enginery.core.types import Dim, Tensors, TensorSpec
 from validation.data.batches import leading_dim
 from validation.data.samples import resize, sizes_of
-from validation.golden.golden_set import Case, GoldenSet
+from validation.golden.free_running import FreeRunningSession
+from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 from validation.limits.noise_floor import MOST_CASES, Noise
 
 # Bounds of the process: seconds, and MiB besides those that the weights take (`WEIGHTS` times the model's file: as it
@@ -43,14 +45,20 @@ class MeasureNoise:
         except ValueError as error:
             return Noise(reason=_first_line(error))
         golden = GoldenSet.load(self.cases)
-        cases = {kind: [case.inputs for case in golden.of_kind(kind)] for kind in ("golden", "edge")}
         with ReferenceSession(self.model, name="the exported model") as single:
+            if golden.sequences:
+                rolled = FreeRunningSession(single, golden.sequences)
+                double = partial(rolled.roller.roll, exact.run)
+                return noise_floor(
+                    double, rolled.run, {"golden": [case.inputs for case in golden.sequences.golden.cases]}
+                )
+            cases = {kind: [case.inputs for case in golden.of_kind(kind)] for kind in ("golden", "edge")}
             return noise_floor(exact.run, single.run, cases)
 
 
 def measure_noise(
     model: Path,
-    golden: GoldenSet,
+    golden: GoldenSet | GoldenSequences,
     inputs: Sequence[TensorSpec],
     dims: Sequence[Dim],
     workdir: Path,
@@ -63,13 +71,17 @@ def measure_noise(
     """
     if has_shards(model):
         return Noise(reason="its weights lie in shards, and are not all held in float64")
-    edges = sorted(golden.of_kind("edge"), key=lambda case: sum(array.size for array in case.inputs.values()))
-    ends = [edges[0], edges[-1]] if edges else []
-    chosen = [*_singles(golden.of_kind("golden"), inputs, dims), *_singles(ends, inputs, dims)]
+    if isinstance(golden, GoldenSequences):
+        chosen = GoldenSet((), sequences=golden)
+    else:
+        edges = sorted(golden.of_kind("edge"), key=lambda case: sum(array.size for array in case.inputs.values()))
+        ends = [edges[0], edges[-1]] if edges else []
+        singles = _singles(golden.of_kind("golden"), inputs, dims), _singles(ends, inputs, dims)
+        chosen = GoldenSet(tuple(chain(*singles)))
     limits = ProcessLimits(MOST_S, noise_memory_mib(model))
     with TemporaryDirectory(dir=workdir) as name:
         folder = Path(name).resolve()
-        GoldenSet(tuple(chosen)).save(folder / "cases.safetensors")
+        chosen.save(folder / "cases.safetensors")
         try:
             request = MeasureNoise(model.resolve(), folder / "cases.safetensors")
             return run_job(Job("the float64 run", request, limits=limits), folder, start=start)

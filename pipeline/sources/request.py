@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from enginery.core.state import State
 from enginery.core.types import Dim, Scalar, TensorSpec
 
 # Of a model with its external data, which is taken into one file; graphs that are made of it (fp32 for fp16) must fit
@@ -36,3 +37,4 @@ class ExportRequest:
     opset: int = 20
     module: str = ""
     most_embedded_bytes: int = MOST_EMBEDDED_BYTES
+    states: tuple[State, ...] = ()

@@ -1,10 +1,9 @@
 """The spec of one model: its sections, what they demand of each other, and how its file is read."""
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self, cast
+from typing import ClassVar, Literal, Self, cast
 
 import yaml
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -12,12 +11,14 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from builders.backends import discovery as backends
 from enginery.core.errors import EngineryError, InputError, SpecError
 from enginery.core.hardware import targets
-from enginery.core.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
+from enginery.core.state import State
+from enginery.core.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
+from pipeline.spec.consistency import find_mistakes
 from pipeline.spec.document import load_document
 from pipeline.spec.golden import Golden
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.quantization import Calibration, Quantization
-from pipeline.spec.source import FILL_IN, WEIGHTS, DimRange, Input, Source
+from pipeline.spec.source import WEIGHTS, DimRange, Input, Source, StateInput
 from pipeline.spec.validation import StageLimits, Validation
 from pipeline.spec.value_types import (
     Channel,
@@ -75,6 +76,9 @@ class ModelSpec(SpecPart):
         None, description="names of the outputs, in order; default: the model's own"
     )
     dims: dict[DimName, DimRange] = Field({})
+    state: dict[GraphName, StateInput] = Field(
+        {}, description="inputs that take what an output gave in the call before; data has none of them"
+    )
     precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
     targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
     backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
@@ -86,6 +90,7 @@ class ModelSpec(SpecPart):
     timeouts: Timeouts = Timeouts()
     publication: Publication = Publication()
 
+    omitted: ClassVar[frozenset[str]] = frozenset({"state"})
     _path: Path = PrivateAttr(default=Path())
     _address: str = PrivateAttr(default="")
 
@@ -114,7 +119,7 @@ class ModelSpec(SpecPart):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if mistakes := tuple(_mistakes_between(self)):
+        if mistakes := tuple(find_mistakes(self)):
             raise Mistakes(mistakes)
         return self
 
@@ -159,6 +164,10 @@ class ModelSpec(SpecPart):
         """The inputs, in order."""
         return tuple(TensorSpec(name, item.dtype, item.shape) for name, item in self.inputs.items())
 
+    def states(self) -> tuple[State, ...]:
+        """The inputs that outputs of the call before give, in the spec's order."""
+        return tuple(State(name, item.output, item.initial) for name, item in self.state.items())
+
     def named_dims(self) -> tuple[Dim, ...]:
         """The dynamic dims, in the spec's order."""
         return tuple(item.to_dim(name) for name, item in self.dims.items())
@@ -173,36 +182,6 @@ class ModelSpec(SpecPart):
         return tuple(p for p in PRECISIONS if p in self.precisions)
 
 
-def _mistakes_between(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
-    """Mistakes between sections: (key that it is about, message)."""
-    yield from _wrong_dims(spec)
-    needy = [precision for precision in CALIBRATED if precision in spec.precisions]
-    if needy and spec.calibration is None and spec.source.kind != "onnx":
-        place: Loc = ("precisions", spec.precisions.index(needy[0]))
-        yield place, f"precisions has {needy[0]}, which needs real samples; add calibration.data"
-    if spec.quantization.searches and spec.calibration is None:
-        place = ("quantization", spec.quantization.searches[0])
-        yield place, "quantization.smoothing, floor and latency are searched on real samples; add calibration.data"
-    floor = spec.quantization.floor
-    if floor and floor.accuracy is not None and spec.calibration and not spec.calibration.labels:
-        place = ("quantization", "floor", "accuracy")
-        yield place, "quantization.floor.accuracy needs the right answers; name their array in calibration.labels"
-    combinations = list(itertools.product(spec.target_list(), spec.precision_list(), spec.backends))
-    for index, pattern in enumerate(spec.build.required):
-        if not any(
-            matches_unit(pattern, f"{target.name} {precision} {name}") for target, precision, name in combinations
-        ):
-            yield (
-                ("build", "required", index),
-                f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names",
-            )
-    for below, output in spec.golden.outputs() if spec.golden and spec.outputs else ():
-        if output not in (spec.outputs or ()):
-            loc = "golden", *below
-            yield loc, f"{'.'.join(map(str, loc))} {output!r} is not one of the outputs {list(spec.outputs or ())}"
-    yield from _broken_contract(spec)
-
-
 def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:
     """Unknown backends, and options that a backend does not take: (key, message)."""
     for name, options in chosen.items():
@@ -210,42 +189,6 @@ def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple
             backends.configure(name, options)
         except EngineryError as error:
             yield (name,), str(error).removeprefix("backends.")
-
-
-def _wrong_dims(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
-    """Dims that inputs name and `dims` does not define, and the other way round: (key, message)."""
-    used: dict[str, Loc] = {}
-    for name, item in spec.inputs.items():
-        for axis, dim in enumerate(item.shape):
-            place = ("inputs", name, "shape", axis)
-            if dim == FILL_IN:
-                yield place, f"{FILL_IN} stands where the model does not say it; write dtype and shape, axis by axis"
-            elif isinstance(dim, str):
-                used.setdefault(dim, place)
-    for dim in sorted(set(used) - set(spec.dims)):
-        yield used[dim], f"inputs name dim {dim!r}, which dims does not define; add dims.{dim}.max"
-    for dim in sorted(set(spec.dims) - set(used)):
-        yield ("dims", dim), f"dims.{dim} is used by no input; remove it or name it in a shape"
-
-
-def _broken_contract(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
-    """Outputs and inputs that the contract names and the spec does not have: (key, message)."""
-    contract, place = spec.validation.contract, ("validation", "contract")
-    for below, output in contract.outputs():
-        if spec.outputs and output not in spec.outputs:
-            where = ".".join((*place, *below))
-            yield (*place, *below), f"{where} names {output!r}, which is not one of the outputs {list(spec.outputs)}"
-    seeds = contract.distributional.seeds if contract.distributional else None
-    if seeds and seeds.vary is not None and seeds.vary not in spec.inputs:
-        below = ("distributional", "seeds", "vary")
-        yield (*place, *below), f"{'.'.join((*place, *below))} {seeds.vary!r} is not one of {list(spec.inputs)}"
-
-
-def matches_unit(pattern: str, unit: str) -> bool:
-    """Whether 'sm_89 int8' covers the unit 'sm_89 int8 tensorrt-rtx'."""
-    wanted, have = pattern.split(), unit.split()
-    names = {target.name for target in targets.parse_targets(wanted[0])}
-    return have[0] in names and wanted[1:] == have[1 : len(wanted)]
 
 
 def overrides(

@@ -1,6 +1,6 @@
 """How other precisions are made: the samples, the rules, the search."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,6 +10,8 @@ from pipeline.spec.value_types import GraphName, Loc, Mistakes, SpecPart
 
 class Calibration(SpecPart):
     """Real samples from which int8 and fp8 ranges are measured, and how a range is chosen from what they show."""
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"sequence"})
 
     data: str = Field(
         description=".npz or safetensors with one array per input, .npy or a folder of them, or 'file.py:function': a "
@@ -26,6 +28,10 @@ class Calibration(SpecPart):
 
     labels: GraphName | None = Field(
         None, description="name of the array of class indices in stored data, for a floor of accuracy"
+    )
+    sequence: GraphName | None = Field(
+        None,
+        description="of a model with state: name of the array that says which sequence each step is of",
     )
 
     @field_validator("data")
@@ -45,6 +51,9 @@ class Calibration(SpecPart):
             )
         if self.parts > 1 and self.function:
             found.append((("parts",), "a generator cannot be divided into parts; remove parts, or store the samples"))
+        if self.sequence and self.function:
+            text = "the samples of a generator are the steps of one sequence; remove sequence, or store the samples"
+            found.append((("sequence",), text))
         if self.labels and self.function:
             found.append((("labels",), "a generator gives no labels; remove labels, or store the samples"))
         if found:

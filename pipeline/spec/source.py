@@ -1,14 +1,14 @@
 """Where a model comes from, and the shapes it takes."""
 
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from enginery.core.names import inside
 from enginery.core.text import join_first
 from enginery.core.types import Dim, Scalar
-from pipeline.spec.value_types import Axis, File, Mistakes, Size, SpecPart
+from pipeline.spec.value_types import Axis, File, GraphName, Least, Mistakes, Size, SpecPart
 
 InputDtype = Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 INPUT_DTYPES: tuple[str, ...] = get_args(InputDtype)
@@ -103,10 +103,19 @@ class Input(SpecPart):
     shape: tuple[Axis, ...] = Field(description="sizes, and names of dims for the dynamic axes")
 
 
+class StateInput(SpecPart):
+    """Where an input comes from that a caller does not give: the call before."""
+
+    output: GraphName = Field(description="the output whose value it takes in the next call")
+    initial: float = Field(description="each of its elements in the first call, such as 0")
+
+
 class DimRange(SpecPart):
     """The sizes a dynamic dimension may take: one range, or buckets that each get their own profile."""
 
-    min: Size = 1
+    omitted: ClassVar[frozenset[str]] = frozenset({"multiple"})
+
+    min: Least = 1
     opt: Size | None = Field(None, description="the size to tune for; defaults to max")
     max: Size | None = Field(None, description="needed unless buckets are given")
     buckets: tuple[Size, ...] | None = Field(None, description="rising upper edges, e.g. [32, 64, 128]")
@@ -145,11 +154,6 @@ class DimRange(SpecPart):
             raise ValueError("has buckets and also opt or max; the buckets say it all, remove the others")
         if not edges or list(edges) != sorted(set(edges)) or edges[0] < self.min:
             raise ValueError(f"buckets must rise from min={self.min}, found {list(edges)}")
-
-    @model_serializer(mode="wrap")
-    def _omit_multiple(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        # Versions are named by the content of their spec, and specs of older ones have no such key.
-        return {key: value for key, value in write(self).items() if key != "multiple" or value != 1}
 
     def to_dim(self, name: str) -> Dim:
         """As a `Dim`."""

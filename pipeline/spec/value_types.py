@@ -2,9 +2,17 @@
 several keys."""
 
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from enginery.core.errors import EngineryError, UnknownNameError
 from enginery.core.hardware import targets
@@ -94,6 +102,8 @@ File = Annotated[str, AfterValidator(inside)]
 GraphName = Annotated[str, BeforeValidator(_as_name)]
 DimName = Annotated[str, _validator(_check_dim_name)]
 Size = Annotated[int, Field(strict=True, ge=1, lt=LARGEST_SIZE)]
+# Of a dim: 0 is for states that begin empty.
+Least = Annotated[int, Field(strict=True, ge=0, lt=LARGEST_SIZE)]
 Axis = Annotated[int | str, BeforeValidator(_check_axis)]
 
 
@@ -103,6 +113,17 @@ def off(value: object) -> object:
 
 
 class SpecPart(BaseModel):
-    """Base of all parts of a spec: frozen and closed."""
+    """Base of all parts of a spec: frozen and closed. omitted: fields that are not written while they have their
+    default: versions are named by the content of their spec, and specs of older ones have no such keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    omitted: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields, written = type(self).model_fields, write(self)
+        return {
+            key: value
+            for key, value in written.items()
+            if key not in self.omitted or getattr(self, key) != fields[key].default
+        }

@@ -84,15 +84,14 @@ class Samples:
         path: Path,
         inputs: Sequence[TensorSpec],
         dims: Sequence[Dim],
-        labels: str | None = None,
+        extra: Sequence[str] = (),
         ignored: Collection[str] = (),
     ) -> Iterator[str]:
-        """Everything about the samples at a path for which `open` and `column(labels)` would raise, as far as headers
-        show it. Of a folder of samples the first few are read, so that it takes no longer for a large one.
+        """Everything about the samples at a path for which `open` and `column` would raise, as far as headers show it.
+        Of a folder of samples the first few are read, so that it takes no longer for a large one.
 
-        ignored: arrays that are right, and of which nothing else is known.
+        extra: as in `open`, of whole numbers.  ignored: arrays that are right, and of which nothing else is known.
         """
-        extra = (labels,) if labels else ()
         try:
             found = find_arrays(path, [spec.name for spec in inputs], most_files=MOST_HEADERS)
         except DataError as error:
@@ -109,8 +108,7 @@ class Samples:
             return
         wrong = list(_wrong_layout([arrays[spec.name] for spec in there], there))
         wrong += _wrong_counts(arrays)
-        if labels in arrays and (told := _wrong_labels(arrays[labels])):
-            wrong.append(told)
+        wrong += [told for name in extra if name in arrays and (told := _wrong_labels(arrays[name]))]
         ranked = [spec for spec in there if len(arrays[spec.name].shape) - len(spec.shape) in (0, 1)]
         alike = {len(arrays[spec.name].shape) - len(spec.shape) for spec in ranked}
         if len(alike) == 1:

@@ -5,7 +5,7 @@ combination, where compilers switch kernels and profiles; they are made of the s
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -18,6 +18,7 @@ from enginery.arrays import Array
 from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import DataError, IntegrityError, ModelError
+from enginery.core.state import State
 from enginery.core.types import Dim, Tensors, TensorSpec, sizes_product
 from validation.data.batches import enough_samples
 from validation.data.samples import Samples, resize
@@ -27,6 +28,8 @@ MAX_EDGE_CASES = 64
 _KINDS = "biuf"
 _NO_GOLDEN = (OSError, IntegrityError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _FORMAT = 1
+# Before the names of the tensors of sequences.
+_SEQUENCES = "sequences/"
 
 CaseKind = Literal["golden", "edge"]
 
@@ -48,12 +51,23 @@ class _CaseName:
 
 
 @dataclass(frozen=True)
+class _SequencesHeader:
+    """Names of the sequences, and the rest of `GoldenSequences`."""
+
+    states: tuple[State, ...]
+    least: Mapping[str, int]
+    cases: tuple[_CaseName, ...]
+    noise: Noise | None = field(default=None, metadata=OMIT_NONE)
+
+
+@dataclass(frozen=True)
 class _GoldenHeader:
     """The metadata of a golden set's file."""
 
     format: int
     cases: tuple[_CaseName, ...]
     noise: Noise | None = field(default=None, metadata=OMIT_NONE)
+    sequences: _SequencesHeader | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +75,14 @@ class GoldenSet:
     """Frozen cases; those of a loaded set are read from its file (`source`) one at a time.
 
     labels: the true answers of all golden cases in order, if known.  noise: the model's own noise floor on these cases;
-    None where it was not measured.
+    None where it was not measured.  sequences: of a model with state.
     """
 
     cases: Sequence[Case]
     labels: Array | None = None
     source: Path | None = field(default=None, repr=False)
     noise: Noise | None = None
+    sequences: "GoldenSequences | None" = None
 
     @cached_property
     def digest(self) -> str:
@@ -94,12 +109,33 @@ class GoldenSet:
                 header = json.loads((file.metadata() or {}).get("golden", "{}"))
                 names = tuple(file.keys())
                 labels = file.get_tensor("labels") if "labels" in names else None
-            if isinstance(header, dict) and (found := header.get("format", _FORMAT)) != _FORMAT:
-                raise ValueError(f"format {str(found)[:40]}; this version reads {_FORMAT}")
+            if isinstance(header, dict) and (stated := header.get("format", _FORMAT)) != _FORMAT:
+                raise ValueError(f"format {str(stated)[:40]}; this version reads {_FORMAT}")
             read = decode(header, _GoldenHeader)
         except (SafetensorError, *_NO_GOLDEN) as error:
             raise DataError(f"{path} is not a golden set ({str(error)[:300]}); freeze it again") from error
-        return cls(_StoredCases(path, read.cases, names), labels, path, read.noise)
+        sequences = None
+        if found := read.sequences:
+            inner = GoldenSet(_StoredCases(path, found.cases, names, _SEQUENCES), noise=found.noise)
+            sequences = GoldenSequences(found.states, found.least, inner)
+        return cls(_StoredCases(path, read.cases, names), labels, path, read.noise, sequences)
+
+
+@dataclass(frozen=True, eq=False)
+class GoldenSequences:
+    """Sequences of steps that a model with state is run through, handing its states on. least: as in `Streams`.
+
+    golden: a case is a sequence: inputs of its steps, without states, along a new axis 0 (`FreeRunningSession`).
+    """
+
+    states: tuple[State, ...]
+    least: Mapping[str, int]
+    golden: GoldenSet
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are in all."""
+        return sum(len(next(iter(case.inputs.values()))) for case in self.golden.cases)
 
 
 def freeze(
@@ -119,8 +155,10 @@ def freeze(
     if not groups:
         raise DataError("a golden set needs at least one group of inputs; none was given")
     cases = [_case(f"golden {index}", "golden", inputs, run) for index, inputs in enumerate(groups)]
+    # States of first steps can be empty, and nothing is made of these.
+    full = [group for group in groups if all(array.size for array in group.values())] or groups
     for index, sizes in enumerate(edge_sizes(specs, dims)):
-        inputs = resize(enough_samples(groups, index % len(groups), specs, sizes), specs, sizes)
+        inputs = resize(enough_samples(full, index % len(full), specs, sizes), specs, sizes)
         cases.append(_case(" ".join(f"{name}={size}" for name, size in sizes.items()), "edge", inputs, run))
     return GoldenSet(tuple(cases), labels)
 
@@ -168,11 +206,13 @@ def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], T
 
 @dataclass(frozen=True)
 class _StoredCases(Sequence[Case]):
-    """The cases of a file, each read on access. named: of each case.  names: of all tensors."""
+    """The cases of a file, each read on access. named: of each case.  names: of all tensors.  root: before the names of
+    these."""
 
     path: Path
     named: tuple[_CaseName, ...]
     names: tuple[str, ...]
+    root: str = ""
 
     def __len__(self) -> int:
         return len(self.named)
@@ -192,15 +232,15 @@ class _StoredCases(Sequence[Case]):
         from safetensors import safe_open
 
         with safe_open(self.path, framework="numpy") as file:
-            for prefix in (_prefix(at, "in"), _prefix(at, "out")):
+            for prefix in (self.root + _prefix(at, "in"), self.root + _prefix(at, "out")):
                 yield {name.removeprefix(prefix): file.get_tensor(name) for name in self._by_prefix.get(prefix, ())}
 
     @cached_property
     def _by_prefix(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for name in self.names:
-            index, _, rest = name.partition("/")
-            found.setdefault(f"{index}/{rest.partition('/')[0]}/", []).append(name)
+        for name in (name for name in self.names if name.startswith(self.root)):
+            index, _, rest = name.removeprefix(self.root).partition("/")
+            found.setdefault(f"{self.root}{index}/{rest.partition('/')[0]}/", []).append(name)
         return found
 
 
@@ -208,13 +248,25 @@ def _encode(golden: GoldenSet) -> bytes:
     from safetensors.numpy import save
 
     tensors: dict[str, Array] = {} if golden.labels is None else {"labels": np.asarray(golden.labels, order="C")}
-    named = []
-    for index, case in enumerate(golden.cases):
-        named.append(_CaseName(case.name, case.kind))
-        for side, arrays in (("in", case.inputs), ("out", case.expected)):
-            tensors |= {_prefix(index, side) + name: np.asarray(value, order="C") for name, value in arrays.items()}
-    header = encode(_GoldenHeader(_FORMAT, tuple(named), golden.noise))
+    tensors |= _tensors(golden)
+    sequences = None
+    if inner := golden.sequences:
+        tensors |= {_SEQUENCES + name: array for name, array in _tensors(inner.golden).items()}
+        sequences = _SequencesHeader(inner.states, inner.least, _names(inner.golden), inner.golden.noise)
+    header = encode(_GoldenHeader(_FORMAT, _names(golden), golden.noise, sequences))
     return save(tensors, {"golden": canonical_json(header).decode()})
+
+
+def _names(golden: GoldenSet) -> tuple[_CaseName, ...]:
+    return tuple(_CaseName(case.name, case.kind) for case in _headings(golden))
+
+
+def _tensors(golden: GoldenSet) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for index, case in enumerate(golden.cases):
+        for side, arrays in (("in", case.inputs), ("out", case.expected)):
+            found |= {_prefix(index, side) + name: np.asarray(value, order="C") for name, value in arrays.items()}
+    return found
 
 
 def _prefix(index: int, side: str) -> str:

@@ -117,6 +117,7 @@ def honest_rounding(
     half: Precision | None = None,
     activation_blocks: bool = False,
     thorough: bool = False,
+    whole: bool = False,
 ) -> Iterator[Honest]:
     """The drift of honest kernels of a graph, on some cases of the golden set.
 
@@ -125,7 +126,8 @@ def honest_rounding(
     THOROUGH_SAMPLES, THOROUGH_DRAWS times, and yielded after each; a small one only where it has more golden cases.
     reference: a session of the graph.  opens: opens an ONNX file without rewriting it.  workdir: for such a file.
     half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
-    activation_blocks: as in `with_rounding`.
+    activation_blocks: as in `with_rounding`.  whole: whether all golden cases are run whole, as sequences are, and none
+    is cut to its first samples.
 
     It is ended after `MOST_S`, and when the runs take too much memory; then, and where a graph cannot be perturbed or
     run so, the last result has what is known and says why it is no more.
@@ -139,7 +141,7 @@ def honest_rounding(
         write_graph(perturbed, path)
         halves, grids = traits(perturbed)
         with opens(path) as rounding:
-            groups = _groups(golden, graph, reference, SAMPLES)
+            groups = _groups(golden, graph, reference, SAMPLES, whole)
             ways = [list(_ways(halves, grids, group)) for group in groups]
             first = [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]
             passes = [[chosen[part] for chosen in ways] for part in first]
@@ -147,7 +149,7 @@ def honest_rounding(
                 yield known_so_far
             few = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
             if thorough and few and (halves or half or grids):
-                groups = _groups(golden, graph, reference, THOROUGH_SAMPLES)
+                groups = _groups(golden, graph, reference, THOROUGH_SAMPLES, whole)
                 ways = [[way for way in _ways(halves, grids, group) if not way.draw] for group in groups]
                 draws = range(THOROUGH_DRAWS)
                 passes = [[[replace(way, draw=draw) for way in chosen] for chosen in ways] for draw in draws]
@@ -272,15 +274,16 @@ def _run(
     return {key: sums for key, sums in found.items() if sums.drift.count}
 
 
-def _groups(golden: GoldenSet, graph: Path, reference: Session, samples: int) -> list[_Group]:
+def _groups(golden: GoldenSet, graph: Path, reference: Session, samples: int, uncut: bool) -> list[_Group]:
     """The golden cases to measure on, as one group, and edge cases, each as one of its own. samples: in all; of a small
-    model cases, MOST_CASES at least."""
+    model cases, MOST_CASES at least.  uncut: `whole` of `honest_rounding`."""
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
     small = graph_bytes(graph) < SMALL_BYTES and max(sizes.values(), default=0) < SMALL_INPUTS
-    whole = list(islice(golden.of_kind("golden"), max(MOST_CASES, samples) if small else samples))
-    cases = whole if small else [_first_samples(case, reference) for case in whole]
-    if not small:
+    most = None if uncut else max(MOST_CASES, samples) if small else samples
+    whole = list(islice(golden.of_kind("golden"), most))
+    cases = whole if small or uncut else [_first_samples(case, reference) for case in whole]
+    if not (small or uncut):
         counts = itertools.accumulate(_count_samples(case) for case in cases)
         enough = next((index for index, count in enumerate(counts, 1) if count >= samples), len(cases))
         whole, cases = whole[:enough], cases[:enough]

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Executor, Job, Needs, WorkerContext
-from enginery.core.codec import encode
+from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
 from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError
+from enginery.core.state import State, without_states
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import source_files
 from pipeline.compile.run_context import RunContext
@@ -33,7 +34,8 @@ class CalibrationSamples:
     """Where calibration samples are. root: the spec's folder.  data: what the spec names there.
 
     digest: of the data when the step was keyed.  labels: name of an array of class indices that no input takes.
-    shapes: of the model's inputs.
+    shapes: of the model's inputs.  states: which of them samples do not have.  sequence: name of an array that says
+    which sequence each sample is a step of; None where all are of one.
     """
 
     root: Path
@@ -41,6 +43,8 @@ class CalibrationSamples:
     digest: str
     labels: str | None
     shapes: ModelShapes
+    states: tuple[State, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    sequence: str | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class ObservePart:
             index, count = self.part
             span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
             noted = DigestCollector(source)
-            seen = observe_samples(model, noted, everything, histograms=needed, span=span)
+            completed = complete_samples(noted, source, self.samples, model)
+            seen = observe_samples(model, completed, everything, histograms=needed, span=span)
         if seen.dataset != self.samples.digest:
             raise DataError(f"{self.samples.data} changed while it was read; nothing was kept: run again")
         return _store(place, seen, noted.seen)
@@ -117,8 +122,28 @@ def open_samples(samples: CalibrationSamples) -> "AbstractContextManager[SampleS
     """The samples, to be read as a stream. Raises DataError for data that does not suit the model's inputs."""
     from pipeline.quantization.statistics.observe import open_source
 
-    shapes = samples.shapes.inputs, samples.shapes.dims
-    return open_source(samples.root, samples.data, samples.digest, *shapes, samples.labels)
+    shapes = without_states(samples.shapes.inputs, samples.states), samples.shapes.dims
+    extra = [name for name in (samples.labels, samples.sequence) if name]
+    return open_source(samples.root, samples.data, samples.digest, *shapes, extra)
+
+
+def complete_samples(
+    steps: "SampleSource", stored: "SampleSource", samples: CalibrationSamples, model: Path
+) -> "SampleSource":
+    """The samples as they are; those of a model with state as steps with the states that the ONNX file `model` hands
+    on. stored: what `open_samples` gave, below `steps`. Raises DataError for an array of sequences that is not there.
+    """
+    from builders.reference import ReferenceSession
+    from enginery.streams import Streams
+    from validation.data.samples import Samples
+    from validation.data.sequences import SequenceSamples
+
+    if not samples.states:
+        return steps
+    order = stored.column(samples.sequence) if isinstance(stored, Samples) and samples.sequence else None
+    least = {dim.name: dim.min for dim in samples.shapes.dims}
+    streams = Streams(ReferenceSession(model).run, samples.shapes.inputs, samples.states, least)
+    return SequenceSamples(steps, streams, order)
 
 
 def _store(place: Store, seen: "Observations", inputs: bytes) -> Observed:
@@ -201,8 +226,9 @@ def calibration_method(spec: "ModelSpec") -> CalibrationMethod | None:
 def calibration_samples(spec: "ModelSpec") -> CalibrationSamples:
     """The samples that the spec names, with the digest that they have now."""
     wanted = spec.calibration
-    data, labels = (wanted.data, wanted.labels) if wanted else ("", None)
-    return CalibrationSamples(spec.folder, data, calibration_digest(spec), labels, model_shapes(spec))
+    data, labels, sequence = (wanted.data, wanted.labels, wanted.sequence) if wanted else ("", None, None)
+    of = calibration_digest(spec), labels, model_shapes(spec), spec.states(), sequence
+    return CalibrationSamples(spec.folder, data, *of)
 
 
 def samples_key(samples: CalibrationSamples) -> Json:

@@ -1,6 +1,7 @@
 """The limits of one graph's or engine's checks: documented, measured on the model, or a person's."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
     from validation.limits.budget import Budgets, OutputLimits, StagedLimits
     from validation.limits.rounding import Honest
+
+Opener = Callable[[Path], AbstractContextManager[Session]]
 
 WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
 DECIDED = (
@@ -32,11 +35,13 @@ def engine_drift_limits(
     golden: "GoldenSet",
     limits: Mapping[str, float],
     workdir: Path,
+    opens: Opener | None = None,
 ) -> "StagedLimits":
     """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
 
     graph: as it is run (`blobs.runnable`); reference: that graph, opened, for as long as limits are asked for.
-    limits: what the spec says; with any, honest rounding is measured at once.
+    limits: what the spec says; with any, honest rounding is measured at once.  opens: graphs with rounding
+    in them, where sessions take whole sequences.
     """
     from validation.limits.budget import OutputLimits, StagedLimits, budgets, strictest
     from validation.perturbation.honest import honest_rounding
@@ -45,7 +50,14 @@ def engine_drift_limits(
         backend = discovery.configure(request.backend, dict(request.options))
         blocks = request.precision == "int4" and backend.capabilities.rounds_activations
         for honest in honest_rounding(
-            graph, golden, reference, _as_written, workdir, activation_blocks=blocks, thorough=True
+            graph,
+            golden,
+            reference,
+            opens or as_written,
+            workdir,
+            activation_blocks=blocks,
+            thorough=True,
+            whole=opens is not None,
         ):
             found = budgets("engine", request.precision, golden.noise, honest).override(limits)
             yield OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
@@ -66,6 +78,7 @@ def graph_drift_limits(
     limits: Mapping[str, float],
     metrics: Sequence[TaskMetric],
     workdir: Path,
+    opens: Opener | None = None,
 ) -> "StagedLimits":
     """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
     from validation.limits.budget import OutputLimits, StagedLimits, budgets
@@ -79,7 +92,10 @@ def graph_drift_limits(
     half: Precision | None = None if precision == "fp32" else precision
 
     def measured() -> "Iterator[OutputLimits]":
-        for honest in honest_rounding(path, golden, reference, _as_written, workdir, half=half, thorough=True):
+        honestly = honest_rounding(
+            path, golden, reference, opens or as_written, workdir, half=half, thorough=True, whole=opens is not None
+        )
+        for honest in honestly:
             found = budgets("quantization", precision, golden.noise, honest).override(limits)
             yield OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
 
@@ -91,7 +107,7 @@ def _unknown(honest: "Honest") -> str:
     return f"honest rounding is not known: {honest.reason}" if honest.reason else ""
 
 
-def _as_written(path: Path) -> "ReferenceSession":
+def as_written(path: Path) -> "ReferenceSession":
     """A graph with rounding in it, opened for a few runs."""
     from builders.reference import ReferenceSession
 

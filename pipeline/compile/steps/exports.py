@@ -4,7 +4,7 @@ Two records are kept, because a new golden set needs no new export; one process 
 framework.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError, InputError, ModelError, StepError
+from enginery.core.state import without_states
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.run_context import RunContext, import_versions
@@ -66,7 +67,7 @@ class ExportModel:
     """Export to canonical ONNX, freeze the golden set and compare the two (the export stage).
 
     known: digest of the exported model when only the golden set is new.  data: the file or folder of the golden inputs,
-    labels: its array of right answers; None where there are none.
+    labels, sequence: its arrays of right answers and of which sequence each sample is of; None where there are none.
     """
 
     source: ExportRequest
@@ -75,6 +76,7 @@ class ExportModel:
     labels: str | None
     metrics: tuple[TaskMetric, ...]
     limits: Mapping[str, float]
+    sequence: str | None = None
 
     def run(self, context: WorkerContext) -> ExportOutcome:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
@@ -84,16 +86,19 @@ class ExportModel:
         from validation.golden.golden_set import GoldenSet
 
         place, workdir, labels = open_store(context.store), context.workdir, self.labels
-        samples = _open_golden_samples(self.data, self.source, labels) if self.data else None
+        extra = [name for name in (labels, self.sequence) if name]
+        samples = _open_golden_samples(self.data, self.source, extra) if self.data else None
         column = samples.column(labels) if samples and labels else None
+        order = samples.column(self.sequence) if samples and self.sequence else None
         known = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
-        exported = export_source(self.source, samples, column, workdir, self.limits, known)
+        exported = export_source(self.source, samples, column, workdir, self.limits, known, order)
         frozen = GoldenSet.load(exported.golden)
         proof = Proof(exported.checks, spreads=exported.spreads)
         if self.metrics:
             with ReferenceSession(exported.onnx, name="the exported model") as session:
                 proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", exported.spreads)
-        groups = (case.inputs for case in frozen.of_kind("golden"))
+        given = [spec.name for spec in without_states(self.source.inputs, self.source.states)]
+        groups = ({name: case.inputs[name] for name in given} for case in frozen.of_kind("golden"))
         inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None
         model = None if self.known else store_model(place, exported.onnx)
         answers = KeptAnswers(place.put_file(exported.answers), this_machine()) if exported.answers else None
@@ -101,7 +106,7 @@ class ExportModel:
         return ExportOutcome(model, golden)
 
 
-def _open_golden_samples(data: Path, wanted: ExportRequest, labels: str | None) -> "Samples":
+def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]) -> "Samples":
     """The golden inputs. Raises DataError; ModelError instead where it is the spec that names other inputs than an ONNX
     source has."""
     from pipeline.sources.canonical import check_names
@@ -109,7 +114,7 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, labels: str | None) 
     from validation.data.samples import Samples
 
     try:
-        return Samples.open(data, wanted.inputs, wanted.dims, (labels,) if labels else ())
+        return Samples.open(data, without_states(wanted.inputs, wanted.states), wanted.dims, extra)
     except DataError:
         if wanted.kind == "onnx":
             own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root, wanted.most_embedded_bytes))
@@ -263,6 +268,7 @@ class _ExportKeys:
             **self.reads,
             "onnx": onnx,
             "golden": golden.model_dump(exclude={"frozen"}) if golden else None,
+            **({"states": encode(self.spec.states())} if self.spec.state else {}),
             "shapes": shapes_of(self.spec),
             "limits": limits_of(self.spec, "fp32", "export"),
             **code_key(ExportModel),
@@ -299,6 +305,7 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
         source.opset,
         source.module,
         MOST_EMBEDDED_BYTES,
+        spec.states(),
     )
     request = ExportModel(
         reads,
@@ -307,5 +314,6 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
         golden.labels if golden else None,
         metrics_of(spec),
         limits_of(spec, "fp32", "export"),
+        golden.sequence if golden else None,
     )
     return Job("export", request, context.store.uri, step_limits(spec, "export"))

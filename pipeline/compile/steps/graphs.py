@@ -23,6 +23,7 @@ from pipeline.compile.steps.blobs import (
 )
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
 from pipeline.compile.steps.drift_limits import graph_drift_limits
+from pipeline.compile.steps.free_running import check_free_running
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
 from pipeline.compile.steps.search import node_overrides, not_searched
 from pipeline.quantization.schemes.overrides import Override
@@ -207,6 +208,14 @@ class CheckGraph:
         ):
             held = graph_drift_limits(original, expected, self.precision, frozen, self.limits, self.metrics, workdir)
             checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
+            checks += check_free_running(
+                "quantization",
+                (expected, actual),
+                frozen.sequences,
+                lambda session, cases, opens: graph_drift_limits(
+                    original, session, self.precision, cases, self.limits, self.metrics, workdir, opens
+                ),
+            )
             decided = decision_checks(checks, frozen, self.metrics, self.limits) if self.precision in QUANTIZED else []
             if self.samples:
                 golden, calibration = place.read_blob(self.samples.golden), place.read_blob(self.samples.calibration)

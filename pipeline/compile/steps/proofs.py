@@ -28,6 +28,7 @@ from pipeline.compile.steps.blobs import (
     runnable,
 )
 from pipeline.compile.steps.drift_limits import engine_drift_limits, threads_for
+from pipeline.compile.steps.free_running import check_free_running
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
@@ -101,6 +102,14 @@ class CheckEngine:
             held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
             usual: dict[str, Drift] = {}
             drift = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
+            drift += check_free_running(
+                "engine",
+                (expected, actual),
+                frozen.sequences,
+                lambda session, cases, opens: engine_drift_limits(
+                    graph, session, wanted, cases, self.limits, workdir, opens
+                ),
+            )
             checks = tuple(lift_limits(drift, self.metrics))
             elsewhere = limits_elsewhere(spreads.at("engine"), self.metrics)
             documented = default_budget("engine", wanted.precision)

@@ -24,6 +24,7 @@ from pipeline.compile.steps.calibration import (
     calibration_method,
     calibration_samples,
     chosen_ranges,
+    complete_samples,
     open_samples,
     samples_key,
 )
@@ -113,10 +114,12 @@ class SearchQuantization:
         from validation.data.samples import Samples
 
         clock, place, search = SearchClock.start(self.most_s), open_store(context.store), self.search
-        model = onnx.load(fetch_graph(place, self.model, context.workdir / "model.onnx"))
+        file = fetch_graph(place, self.model, context.workdir / "model.onnx")
+        model = onnx.load(file)
         overrides = resolve(prepare_model(model), search.overrides) if search.overrides else {}
         shapes, labels = (self.samples.shapes.inputs, self.samples.shapes.dims), None
-        with open_samples(self.samples) as source, ExitStack() as opened:
+        with open_samples(self.samples) as stored, ExitStack() as opened:
+            source = complete_samples(stored, stored, self.samples, file)
             if self.answer and isinstance(source, Samples):
                 labels = RunLabels(self.answer, _read_labels(source, self.samples))
             targets = []

@@ -97,17 +97,17 @@ class Tapped:
 
 @contextmanager
 def open_source(
-    root: Path, data: str, digest: str, inputs: Sequence[TensorSpec], dims: Sequence[Dim], labels: str | None = None
+    root: Path, data: str, digest: str, inputs: Sequence[TensorSpec], dims: Sequence[Dim], extra: Sequence[str] = ()
 ) -> Iterator[SampleSource]:
     """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
 
-    digest: of the samples, where they come from code.  labels: name of an array of stored data that no input takes.
+    digest: of the samples, where they come from code.  extra: names of arrays of stored data that no input takes.
     Raises DataError for stored data that does not fit the inputs, ModelError for an entry point that is missing or
     cannot be imported.
     """
     file, _, function = data.partition(":")
     if not function:
-        yield Samples.open(root / file, inputs, dims, (labels,) if labels else ())
+        yield Samples.open(root / file, inputs, dims, extra)
         return
     task = Task(SampleGenerator(root, file, function, data))
     with start_user_process(task) as process:

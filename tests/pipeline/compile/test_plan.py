@@ -17,7 +17,8 @@ from pipeline.compile import plan
 from pipeline.compile.causes import causes_of, explain_change
 from pipeline.compile.plan import Selection, candidates
 from pipeline.compile.run_context import RunContext
-from pipeline.spec.model import ModelSpec, load_spec, matches_unit
+from pipeline.spec.consistency import matches_unit
+from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof
 from tests.pipeline.projects import Project
 

@@ -336,7 +336,7 @@ def test_mistakes_are_found_exactly_where_opening_raises(tmp_path_factory, found
     dims, labels = (Dim("n", 2, 2, 3),), "label" if labelled else None
     path = tmp_path_factory.mktemp("samples") / "s.npz"
     np.savez(path, **{name: np.zeros(shape, dtype) for name, (dtype, shape) in found.items()})
-    told = list(Samples.find_mistakes(path, inputs, dims, labels))
+    told = list(Samples.find_mistakes(path, inputs, dims, (labels,) if labels else ()))
     try:
         samples = Samples.open(path, inputs, dims, (labels,) if labels else ())
         if labels:

@@ -1,0 +1,135 @@
+"""Runs a model with state call after call: what the outputs of one call gave, the inputs of the next one take."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from enginery.arrays import Array, dtype_of
+from enginery.core.codec import decode
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.parsing import count, field, many, mapping, mapping_of, parse_json
+from enginery.core.state import State, without_states
+from enginery.core.types import Tensors, TensorSpec
+
+# Of a description.
+MOST_BYTES = 16 << 20
+
+
+class Streams:
+    """One stream, or a batch of streams side by side, over a session. Not for several threads at once.
+
+    run: runs the model once on all of its inputs, by name: `Session.run`, or the call of a server's own runtime.
+    inputs: of the model, states among them.  states: which of them are carried.
+    least: sizes in the first call of dims that states alone have, as a cache that grows; 0 for those not given.
+
+    The number of streams is that of the first call's rows. The arrays of states are handed from call to call without
+    a copy: do not write into those that an answer holds.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Tensors], Tensors],
+        inputs: Sequence[TensorSpec],
+        states: Sequence[State],
+        least: Mapping[str, int] | None = None,
+    ) -> None:
+        self._run, self._least = run, least or {}
+        self.inputs = without_states(inputs, states)
+        self._pairs = [(state.input, state.output) for state in states]
+        self._initial = {state.input: state.initial for state in states}
+        self._specs = [spec for spec in inputs if spec.name in self._initial]
+        self._batch = _batch_name(self.inputs)
+        self._held: dict[str, Array] = {}
+
+    @classmethod
+    def described(cls, run: Callable[[Tensors], Tensors], description: Path | str) -> "Streams":
+        """Streams over a pulled engine. description: the JSON beside it. Raises DataError for a file that is none."""
+        try:
+            found = parse_json(Path(description).read_bytes(), MOST_BYTES)
+            inputs = [decode(item, TensorSpec) for item in field(found, "inputs", many(mapping))]
+            states = [decode(item, State) for item in field(found, "state", many(mapping))]
+            return cls(run, inputs, states, field(found, "least", mapping_of(count)))
+        except (OSError, IntegrityError) as error:
+            raise DataError(f"{description} describes no engine of a model with state: {error}") from error
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """All outputs of the next step of every stream. Raises as `complete`, and what the session raises; then the
+        states are as before."""
+        fed = self.complete(inputs)
+        try:
+            answer = self._run(fed)
+        except DataError as error:
+            if not self._held:
+                raise
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in self._held.items())
+            raise DataError(f"{error}; the states have come to {shapes}: reset() begins anew") from error
+        self.take(answer)
+        return answer
+
+    def complete(self, inputs: Tensors) -> dict[str, Array]:
+        """The inputs of the next step with the states. Raises DataError for another number of rows than streams."""
+        if not self._held:
+            return {**inputs, **self._first(inputs)}
+        if self._batch is not None:
+            name, axis = self._batch
+            for spec in self._specs:
+                if axis in spec.shape and name in inputs:
+                    count, rows = self._held[spec.name].shape[spec.shape.index(axis)], len(inputs[name])
+                    if count != rows:
+                        raise DataError(
+                            f"input {name!r} has {rows} rows, and there are {count} streams; give a row for each, or "
+                            "keep(rows) those that go on"
+                        )
+                    break
+        return {**inputs, **self._held}
+
+    def take(self, answer: Tensors) -> None:
+        """Hand the outputs of a step on to the next one. Raises DataError for an answer that lacks a state."""
+        try:
+            self._held = {name: np.asarray(answer[output]) for name, output in self._pairs}
+        except KeyError as error:
+            raise DataError(f"the answer has no output {error}, which an input of the next call takes") from error
+
+    def reset(self, rows: Sequence[int] | None = None) -> None:
+        """Begin anew: the streams of these rows, or all of them, then also with another number of streams."""
+        if rows is None:
+            self._held = {}
+        for spec in self._specs if self._held else ():
+            held = np.array(self._held[spec.name])
+            held[(slice(None),) * self._axis(spec) + (list(rows or ()),)] = self._initial[spec.name]
+            self._held[spec.name] = held
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with the streams of these rows alone, in this order; a row may come twice."""
+        for spec in self._specs if self._held else ():
+            self._held[spec.name] = np.take(self._held[spec.name], list(rows), self._axis(spec))
+
+    def _axis(self, spec: TensorSpec) -> int:
+        """The axis along which a state has a row for each stream. Raises DataError for one that has none."""
+        axis = self._batch[1] if self._batch else None
+        if axis not in spec.shape:
+            raise DataError(f"state {spec.name!r} {list(spec.shape)} has no axis for streams; reset() all of it")
+        return spec.shape.index(axis)
+
+    def _first(self, inputs: Tensors) -> dict[str, Array]:
+        sizes = dict(self._least)
+        for spec in self.inputs:
+            if spec.name in inputs:
+                shape = np.shape(inputs[spec.name])
+                sizes |= {dim: size for dim, size in zip(spec.shape, shape, strict=False) if isinstance(dim, str)}
+        return {
+            spec.name: np.full(
+                [sizes.get(dim, 0) if isinstance(dim, str) else dim for dim in spec.shape],
+                self._initial[spec.name],
+                dtype_of(spec.dtype),
+            )
+            for spec in self._specs
+        }
+
+
+def _batch_name(inputs: Sequence[TensorSpec]) -> tuple[str, str] | None:
+    """(name of the first input, name of its first axis) where all inputs have that axis first; None else."""
+    firsts = {spec.shape[0] if spec.shape else None for spec in inputs}
+    axis = firsts.pop() if len(firsts) == 1 else None
+    return (inputs[0].name, axis) if isinstance(axis, str) else None

@@ -1,0 +1,90 @@
+"""What a golden set of a model with state is made of: steps with the states that the model itself hands on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from enginery.arrays import Array
+from enginery.core.errors import ModelError
+from enginery.core.state import State, without_states
+from enginery.core.types import Dim, Tensors, TensorSpec
+from enginery.streams import Streams
+from pipeline.sources.onnx_header import format_shape
+from validation.data.samples import Samples
+from validation.data.sequences import SequenceSamples, roll_out, stack
+from validation.golden.free_running import Roller, visible
+from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
+
+# What is run with its own states: the first sequences, and the first steps of each. An error that is handed on reaches
+# its full size in a few times the model's memory; 256 steps of speech in frames of 32 ms are 8 s.
+MOST_SEQUENCES, MOST_STEPS = 4, 256
+
+
+@dataclass(frozen=True)
+class StateModel:
+    """A model with state. run: the original model.  inputs: all of them.  dims: of the inputs."""
+
+    run: Callable[[Tensors], Tensors]
+    inputs: tuple[TensorSpec, ...]
+    dims: tuple[Dim, ...]
+    states: tuple[State, ...]
+
+    @property
+    def least(self) -> dict[str, int]:
+        """The least size of each dim."""
+        return {dim.name: dim.min for dim in self.dims}
+
+    @property
+    def streams(self) -> Streams:
+        """Streams over it, before their first call."""
+        return Streams(self.run, self.inputs, self.states, self.least)
+
+    def complete(self, samples: Samples, order: Array | None) -> list[dict[str, Array]]:
+        """The steps of stored samples with their states, in groups for runs. order: as in `SequenceSamples`."""
+        steps = SequenceSamples(samples, self.streams, order).runs()
+        return list(stack((inputs for _, inputs in steps), self.inputs, self.dims))
+
+    def complete_random(self, groups: Sequence[Tensors]) -> list[dict[str, Array]]:
+        """Groups of random inputs as the steps of one sequence, with the states that follow from them."""
+        steps = without_states(self.inputs, self.states)
+        numbered = ((at, {spec.name: group[spec.name] for spec in steps}) for at, group in enumerate(groups, 1))
+        return [inputs for _, inputs in roll_out(numbered, self.streams)]
+
+    def sequences(self, samples: Samples | None, order: Array | None, groups: Sequence[Tensors]) -> GoldenSequences:
+        """The sequences that the model is run through with its own states; of random inputs (`groups`) one."""
+        steps = [spec.name for spec in without_states(self.inputs, self.states)]
+        if samples is None:
+            found = [[{name: group[name] for name in steps} for group in groups]]
+        else:
+            read = SequenceSamples(samples, self.streams, order).sequences()
+            found = [[inputs for _, inputs in sequence][:MOST_STEPS] for sequence in islice(read, MOST_SEQUENCES)]
+        cases = [self._case(f"sequence {index}", sequence, steps) for index, sequence in enumerate(found)]
+        return GoldenSequences(self.states, self.least, GoldenSet(tuple(cases)))
+
+    def _case(self, name: str, sequence: Sequence[Tensors], steps: Sequence[str]) -> Case:
+        """A sequence's steps as one case, up to the first whose inputs have other shapes than those before it."""
+        shapes = [[np.shape(step[each]) for each in steps] for step in sequence]
+        length = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), len(shapes))
+        inputs = {each: np.stack([step[each] for step in sequence[:length]]) for each in steps}
+        outputs = visible([*self.run(self.streams.complete(sequence[0]))], self.states)
+        roller = Roller(self.inputs, self.states, self.least, tuple(steps), outputs)
+        return Case(name, "golden", inputs, roller.roll(self.run, inputs))
+
+
+def check_states(states: Sequence[State], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Raise ModelError for a state whose output is not there, or whose dtype or shape its input cannot take."""
+    own, given = {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs}
+    for state in states:
+        spec, found = own[state.input], given.get(state.output)
+        where = f"state.{state.input}"
+        if found is None:
+            raise ModelError(f"{where}: the model has no output {state.output!r}; its outputs are {', '.join(given)}")
+        if found.dtype != spec.dtype:
+            raise ModelError(f"{where} is {spec.dtype}, and {state.output!r} is {found.dtype}; they must be the same")
+        sizes = zip(spec.shape, found.shape, strict=False)
+        both = [pair for pair in sizes if all(isinstance(size, int) for size in pair)]
+        if len(spec.shape) != len(found.shape) or any(left != right for left, right in both):
+            shapes = f"{format_shape(spec.shape)}, and {state.output!r} is {format_shape(found.shape)}"
+            raise ModelError(f"{where} is {shapes}; an input can take a tensor of its own shape alone")

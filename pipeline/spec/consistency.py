@@ -1,0 +1,110 @@
+"""What the sections of a spec demand of each other: each mistake with the key that it is about."""
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from enginery.core.hardware import targets
+from enginery.core.types import CALIBRATED
+from pipeline.spec.source import FILL_IN
+from pipeline.spec.value_types import Loc
+
+if TYPE_CHECKING:
+    from pipeline.spec.model import ModelSpec
+
+
+def find_mistakes(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
+    """Mistakes between sections: (key that it is about, message)."""
+    yield from _wrong_dims(spec)
+    yield from _wrong_states(spec)
+    yield from _wrong_sequences(spec)
+    needy = [precision for precision in CALIBRATED if precision in spec.precisions]
+    if needy and spec.calibration is None and spec.source.kind != "onnx":
+        place: Loc = ("precisions", spec.precisions.index(needy[0]))
+        yield place, f"precisions has {needy[0]}, which needs real samples; add calibration.data"
+    if spec.quantization.searches and spec.calibration is None:
+        place = ("quantization", spec.quantization.searches[0])
+        yield place, "quantization.smoothing, floor and latency are searched on real samples; add calibration.data"
+    floor = spec.quantization.floor
+    if floor and floor.accuracy is not None and spec.calibration and not spec.calibration.labels:
+        place = ("quantization", "floor", "accuracy")
+        yield place, "quantization.floor.accuracy needs the right answers; name their array in calibration.labels"
+    combinations = list(itertools.product(spec.target_list(), spec.precision_list(), spec.backends))
+    for index, pattern in enumerate(spec.build.required):
+        if not any(
+            matches_unit(pattern, f"{target.name} {precision} {name}") for target, precision, name in combinations
+        ):
+            yield (
+                ("build", "required", index),
+                f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names",
+            )
+    for below, output in spec.golden.outputs() if spec.golden and spec.outputs else ():
+        if output not in (spec.outputs or ()):
+            loc = "golden", *below
+            yield loc, f"{'.'.join(map(str, loc))} {output!r} is not one of the outputs {list(spec.outputs or ())}"
+    yield from _broken_contract(spec)
+
+
+def _wrong_dims(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
+    """Dims that inputs name and `dims` does not define, and the other way round: (key, message)."""
+    used: dict[str, Loc] = {}
+    for name, item in spec.inputs.items():
+        for axis, dim in enumerate(item.shape):
+            place = ("inputs", name, "shape", axis)
+            if dim == FILL_IN:
+                yield place, f"{FILL_IN} stands where the model does not say it; write dtype and shape, axis by axis"
+            elif isinstance(dim, str):
+                used.setdefault(dim, place)
+    for dim in sorted(set(used) - set(spec.dims)):
+        yield used[dim], f"inputs name dim {dim!r}, which dims does not define; add dims.{dim}.max"
+    for dim in sorted(set(spec.dims) - set(used)):
+        yield ("dims", dim), f"dims.{dim} is used by no input; remove it or name it in a shape"
+
+
+def _wrong_states(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
+    """States that are no input, that no output gives, or that leave nothing for a caller to give, and dims that are
+    empty in something else than a state: (key, message)."""
+    outputs = list(spec.outputs or ())
+    for name, item in spec.state.items():
+        if name not in spec.inputs:
+            yield ("state", name), f"state {name!r} is not one of the inputs {list(spec.inputs)}; add it there"
+        if outputs and item.output not in outputs:
+            text = f"state {name!r} takes {item.output!r}, which is not one of the outputs {outputs}; add it"
+            yield ("state", name, "output"), text
+    if spec.state and not spec.inputs.keys() - spec.state.keys():
+        yield ("state",), "every input is a state, so that no step is given anything; leave one input out of state"
+    steps = {dim for name, item in spec.inputs.items() if name not in spec.state for dim in item.shape}
+    for dim, size in spec.dims.items():
+        if size.min == 0 and dim in steps:
+            yield ("dims", dim, "min"), f"dims.{dim}.min is 0, which only sizes of states can be; the least is 1"
+
+
+def _wrong_sequences(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
+    """Sequences of data for a model without state, and what data of a model with state cannot have: (key, message)."""
+    for section, part in (("golden", spec.golden), ("calibration", spec.calibration)):
+        if part and part.sequence and not spec.state:
+            yield (section, "sequence"), f"{section}.sequence is for models with state; add state, or remove it"
+    if spec.state and spec.calibration and spec.calibration.parts > 1:
+        yield ("calibration", "parts"), "steps follow each other, so that samples of a model with state are one part"
+    if spec.state and spec.calibration and spec.calibration.labels:
+        yield ("calibration", "labels"), "a floor of accuracy is not measured over steps; remove labels"
+
+
+def _broken_contract(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
+    """Outputs and inputs that the contract names and the spec does not have: (key, message)."""
+    contract, place = spec.validation.contract, ("validation", "contract")
+    for below, output in contract.outputs():
+        if spec.outputs and output not in spec.outputs:
+            where = ".".join((*place, *below))
+            yield (*place, *below), f"{where} names {output!r}, which is not one of the outputs {list(spec.outputs)}"
+    seeds = contract.distributional.seeds if contract.distributional else None
+    if seeds and seeds.vary is not None and seeds.vary not in spec.inputs:
+        below = ("distributional", "seeds", "vary")
+        yield (*place, *below), f"{'.'.join((*place, *below))} {seeds.vary!r} is not one of {list(spec.inputs)}"
+
+
+def matches_unit(pattern: str, unit: str) -> bool:
+    """Whether 'sm_89 int8' covers the unit 'sm_89 int8 tensorrt-rtx'."""
+    wanted, have = pattern.split(), unit.split()
+    names = {target.name for target in targets.parse_targets(wanted[0])}
+    return have[0] in names and wanted[1:] == have[1 : len(wanted)]

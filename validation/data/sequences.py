@@ -1,0 +1,116 @@
+"""Samples of a model with state: steps, in order, each completed with what the model gave in the step before.
+
+So every run of the model that follows (calibration, golden cases) is an ordinary one, of inputs that it meets in use.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from enginery.arrays import Array
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, Tensors, TensorSpec
+from enginery.streams import Streams
+from validation.data.samples import SampleSource
+
+Run = tuple[int, dict[str, Array]]
+
+
+@dataclass(frozen=True)
+class SequenceSamples:
+    """Steps as complete inputs. streams: over the model that gives the states; one pass at a time.
+
+    order: for each step which sequence it is of; None where all are of one.
+    """
+
+    steps: SampleSource
+    streams: Streams
+    order: Array | None = None
+
+    @property
+    def name(self) -> str:
+        """See `SampleSource`."""
+        return self.steps.name
+
+    @property
+    def digest(self) -> str:
+        """See `SampleSource`."""
+        return self.steps.digest
+
+    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
+        """See `SampleSource`: steps from the first one on are run, those from `start` on are given."""
+        for sequence in self.sequences(stop):
+            yield from ((end, inputs) for end, inputs in roll_out(sequence, self.streams) if end > start)
+
+    def sequences(self, stop: int | None = None) -> Iterator[Iterator[Run]]:
+        """The steps of each sequence, without states; each is to be read before the next. Raises DataError for a run of
+        several samples, as they are not one step."""
+        runs, ahead = self.steps.runs(0, stop), list[Run]()
+
+        def steps(first: Run) -> Iterator[Run]:
+            before = first[0]
+            yield first
+            for end, inputs in runs:
+                if end != before + 1:
+                    raise DataError(
+                        f"{self.name}: a step has {end - before} samples, since the model takes no fewer at once; "
+                        "store one complete input per entry of a new axis 0, in every array"
+                    )
+                if self._begins(end):
+                    ahead.append((end, inputs))
+                    return
+                before = end
+                yield end, inputs
+
+        ahead.extend([first] if (first := next(runs, None)) else [])
+        while ahead:
+            yield steps(ahead.pop())
+
+    def _begins(self, end: int) -> bool:
+        return self.order is not None and bool(self.order[end - 1] != self.order[end - 2])
+
+
+def roll_out(steps: Iterable[Run], streams: Streams) -> Iterator[Run]:
+    """The steps of one sequence, each with the states that those before it left. The last is not run."""
+    streams.reset()
+    held: dict[str, Array] = {}
+    for end, inputs in steps:
+        if held:
+            streams.run(held)
+        held = inputs
+        yield end, streams.complete(inputs)
+
+
+def stack(runs: Iterable[Tensors], specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, Array]]:
+    """Complete steps in groups of the batch's opt, each step a row: the states of a step are among its inputs, so that
+    steps of one sequence can be run side by side. Steps of other shapes than those before them begin a group; those of
+    a model without a batch in all of its inputs are groups of their own."""
+    batch = _batch_axes(specs, dims)
+    group: list[Tensors] = []
+    for inputs in runs:
+        if group and (batch is None or len(group) == batch[0] or not _alike(inputs, group[0])):
+            yield _join(group, batch)
+            group = []
+        group.append(inputs)
+    if group:
+        yield _join(group, batch)
+
+
+def _batch_axes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> tuple[int, dict[str, int]] | None:
+    """(opt of the batch, its axis in each input), where every input has one and the least batch is 1."""
+    names = {dim.name: dim for dim in dims if dim.min == 1}
+    first = next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] in names), None)
+    if first is None or not all(spec.shape.count(first) == 1 for spec in specs):
+        return None
+    return names[str(first)].opt, {spec.name: spec.shape.index(first) for spec in specs}
+
+
+def _alike(left: Tensors, right: Tensors) -> bool:
+    return all(array.shape == right[name].shape for name, array in left.items())
+
+
+def _join(group: Sequence[Tensors], batch: tuple[int, dict[str, int]] | None) -> dict[str, Array]:
+    if batch is None or len(group) == 1:
+        return dict(group[0])
+    return {name: np.concatenate([step[name] for step in group], axis) for name, axis in batch[1].items()}

@@ -1,0 +1,76 @@
+"""A model with state as a session of whole sequences, which carries its own states from step to step.
+
+Golden cases show each step with the states of the reference; what errors grow to when they are handed on, only a run
+of many steps shows. As one call takes a whole sequence, such runs are compared as all others are, and the limits of
+honest rounding are measured in the same way: with states that the rounded graph has handed on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from enginery.arrays import Array
+from enginery.core.errors import DataError
+from enginery.core.state import State, without_states
+from enginery.core.types import Session, Tensors, TensorSpec
+from enginery.streams import Streams
+from validation.golden.golden_set import GoldenSequences
+
+# The axis of steps, before all others.
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class Roller:
+    """Runs a model through a sequence from its beginning.
+
+    inputs: of the model.  least: as in `Streams`.  steps: names of the inputs that each step gives; the others are the
+    same in all of them.  outputs: names of those that are wanted.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    states: tuple[State, ...]
+    least: Mapping[str, int]
+    steps: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def roll(self, run: Callable[[Tensors], Tensors], inputs: Tensors) -> dict[str, Array]:
+        """The outputs of all steps, each stacked along a new axis 0, as the steps of `inputs` are. run: the model.
+
+        Raises DataError for inputs without a step, and what the model raises.
+        """
+        count = min((len(inputs[name]) for name in self.steps), default=0)
+        if not count:
+            raise DataError("a sequence without steps; give at least one")
+        same = {name: array for name, array in inputs.items() if name not in self.steps}
+        streams = Streams(run, self.inputs, self.states, self.least)
+        answers = [streams.run({**same, **{name: inputs[name][at] for name in self.steps}}) for at in range(count)]
+        return {name: np.stack([np.asarray(answer[name]) for answer in answers]) for name in self.outputs}
+
+
+class FreeRunningSession(Session):
+    """A session whose calls take all steps of a sequence, as the cases of `GoldenSequences` are. Outputs that are
+    states are left out, where there are others."""
+
+    def __init__(self, session: Session, sequences: GoldenSequences) -> None:
+        states, steps = sequences.states, tuple(next(iter(sequences.golden.cases)).inputs)
+        seen = visible([spec.name for spec in session.outputs], states)
+        self._session, self.outputs = session, [_stacked(spec) for spec in session.outputs if spec.name in seen]
+        given = without_states(session.inputs, states)
+        self.inputs: Sequence[TensorSpec] = [_stacked(spec) if spec.name in steps else spec for spec in given]
+        self.roller = Roller(tuple(session.inputs), states, sequences.least, steps, seen)
+
+    def run(self, inputs: Tensors) -> dict[str, Array]:
+        """The outputs of all steps. Raises as `Roller.roll`."""
+        return self.roller.roll(self._session.run, inputs)
+
+
+def visible(outputs: Sequence[str], states: Sequence[State]) -> tuple[str, ...]:
+    """The outputs that are no states; all of them where every one is."""
+    own = {state.output for state in states}
+    return tuple(name for name in outputs if name not in own) or tuple(outputs)
+
+
+def _stacked(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, shape=(STEP, *spec.shape))
