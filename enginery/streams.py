@@ -8,7 +8,7 @@ import numpy as np
 from enginery.arrays import Array, dtype_of
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.parsing import count, field, many, mapping, mapping_of, parse_json
+from enginery.core.parsing import field, many, mapping, mapping_of, pair, parse_json
 from enginery.core.state import State, without_states
 from enginery.core.types import Tensors, TensorSpec
 
@@ -21,7 +21,8 @@ class Streams:
 
     run: runs the model once on all of its inputs, by name: `Session.run`, or the call of a server's own runtime.
     inputs: of the model, states among them.  states: which of them are carried.
-    least: sizes in the first call of dims that states alone have, as a cache that grows; 0 for those not given.
+    ends: least and greatest size of dims that states alone have, as a cache that grows: of the first call, and of any.
+    Without them such dims begin at 0, and have no bound.
 
     The number of streams is that of the first call's rows. The arrays of states are handed from call to call without
     a copy: do not write into those that an answer holds.
@@ -32,14 +33,21 @@ class Streams:
         run: Callable[[Tensors], Tensors],
         inputs: Sequence[TensorSpec],
         states: Sequence[State],
-        least: Mapping[str, int] | None = None,
+        ends: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        self._run, self._least = run, least or {}
+        self._run, self._ends = run, ends or {}
         self.inputs = without_states(inputs, states)
         self._pairs = [(state.input, state.output) for state in states]
         self._initial = {state.input: state.initial for state in states}
         self._specs = [spec for spec in inputs if spec.name in self._initial]
         self._batch = _batch_name(self.inputs)
+        given = {dim for spec in self.inputs for dim in spec.shape}
+        self._bounds = [
+            (spec.name, axis, dim, self._ends[dim][1])
+            for spec in self._specs
+            for axis, dim in enumerate(spec.shape)
+            if isinstance(dim, str) and dim in self._ends and dim not in given
+        ]
         self._held: dict[str, Array] = {}
 
     @classmethod
@@ -49,26 +57,20 @@ class Streams:
             found = parse_json(Path(description).read_bytes(), MOST_BYTES)
             inputs = [decode(item, TensorSpec) for item in field(found, "inputs", many(mapping))]
             states = [decode(item, State) for item in field(found, "state", many(mapping))]
-            return cls(run, inputs, states, field(found, "least", mapping_of(count)))
+            return cls(run, inputs, states, field(found, "ends", mapping_of(pair)))
         except (OSError, IntegrityError) as error:
             raise DataError(f"{description} describes no engine of a model with state: {error}") from error
 
     def run(self, inputs: Tensors) -> Tensors:
         """All outputs of the next step of every stream. Raises as `complete`, and what the session raises; then the
         states are as before."""
-        fed = self.complete(inputs)
-        try:
-            answer = self._run(fed)
-        except DataError as error:
-            if not self._held:
-                raise
-            shapes = ", ".join(f"{name} {array.shape}" for name, array in self._held.items())
-            raise DataError(f"{error}; the states have come to {shapes}: reset() begins anew") from error
+        answer = self._run(self.complete(inputs))
         self.take(answer)
         return answer
 
     def complete(self, inputs: Tensors) -> dict[str, Array]:
-        """The inputs of the next step with the states. Raises DataError for another number of rows than streams."""
+        """The inputs of the next step with the states. Raises DataError for another number of rows than streams, and for
+        a state that has outgrown its bound."""
         if not self._held:
             return {**inputs, **self._first(inputs)}
         if self._batch is not None:
@@ -82,6 +84,12 @@ class Streams:
                             "keep(rows) those that go on"
                         )
                     break
+        for state, axis, dim, most in self._bounds:
+            if (size := self._held[state].shape[axis]) > most:
+                raise DataError(
+                    f"state {state!r} has come to {dim}={size}, and the model takes at most {most}: reset() to begin anew, "
+                    f"give shorter sequences, or build with a larger dims.{dim}.max"
+                )
         return {**inputs, **self._held}
 
     def take(self, answer: Tensors) -> None:
@@ -113,7 +121,7 @@ class Streams:
         return spec.shape.index(axis)
 
     def _first(self, inputs: Tensors) -> dict[str, Array]:
-        sizes = dict(self._least)
+        sizes = {dim: least for dim, (least, _) in self._ends.items()}
         for spec in self.inputs:
             if spec.name in inputs:
                 shape = np.shape(inputs[spec.name])

@@ -17,7 +17,7 @@ from enginery.core.errors import IntegrityError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.core.requirements import SessionOption
-from enginery.core.state import least_sizes, states_of
+from enginery.core.state import state_ends, states_of
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.latencies import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest
@@ -189,7 +189,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     if states := states_of(manifest.spec):
         found |= {
             "state": [vars(state) for state in states],
-            "least": least_sizes(engine.inputs, states, engine.profiles),
+            "ends": state_ends(engine.inputs, states, engine.profiles),
         }
     if options := {item.name: item.value for item in engine.requires if isinstance(item, SessionOption)}:
         found["session_options_without_vnni"] = options

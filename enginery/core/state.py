@@ -22,17 +22,18 @@ def without_states(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tup
     return tuple(spec for spec in inputs if spec.name not in held)
 
 
-def least_sizes(
+def state_ends(
     inputs: Sequence[TensorSpec], states: Sequence[State], profiles: Sequence[ShapeProfile]
-) -> dict[str, int]:
-    """The sizes in the first call of dims that states alone have, as a cache that grows: the least of all profiles."""
+) -> dict[str, tuple[int, int]]:
+    """The least and the greatest size, over all profiles, of dims that states alone have, as a cache that grows."""
     given = {dim for spec in without_states(inputs, states) for dim in spec.shape}
-    found: dict[str, int] = {}
-    for name, low, *_ in (ranges for profile in profiles for ranges in profile.inputs):
-        shape = next((spec.shape for spec in inputs if spec.name == name), ())
-        for dim, size in zip(shape, low, strict=True):
+    shapes = {spec.name: spec.shape for spec in inputs}
+    found: dict[str, tuple[int, int]] = {}
+    for name, low, _, high in (ranges for profile in profiles for ranges in profile.inputs):
+        for dim, least, most in zip(shapes.get(name, ()), low, high, strict=False):
             if isinstance(dim, str) and dim not in given:
-                found[dim] = min(size, found.get(dim, size))
+                before = found.get(dim, (least, most))
+                found[dim] = min(least, before[0]), max(most, before[1])
     return found
 
 

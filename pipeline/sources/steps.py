@@ -13,7 +13,7 @@ from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.streams import Streams
 from pipeline.sources.onnx_header import format_shape
 from validation.data.samples import Samples
-from validation.data.sequences import SequenceSamples, roll_out, stack
+from validation.data.sequences import SequenceSamples, roll_out, split, stack
 from validation.golden.free_running import Roller, visible
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 
@@ -32,14 +32,14 @@ class StateModel:
     states: tuple[State, ...]
 
     @property
-    def least(self) -> dict[str, int]:
-        """The least size of each dim."""
-        return {dim.name: dim.min for dim in self.dims}
+    def ends(self) -> dict[str, tuple[int, int]]:
+        """The least and the greatest size of each dim."""
+        return {dim.name: (dim.min, dim.max) for dim in self.dims}
 
     @property
     def streams(self) -> Streams:
         """Streams over it, before their first call."""
-        return Streams(self.run, self.inputs, self.states, self.least)
+        return Streams(self.run, self.inputs, self.states, self.ends)
 
     def complete(self, samples: Samples, order: Array | None) -> list[dict[str, Array]]:
         """The steps of stored samples with their states, in groups for runs. order: as in `SequenceSamples`."""
@@ -58,10 +58,12 @@ class StateModel:
         if samples is None:
             found = [[{name: group[name] for name in steps} for group in groups]]
         else:
-            read = SequenceSamples(samples, self.streams, order).sequences()
-            found = [[inputs for _, inputs in sequence][:MOST_STEPS] for sequence in islice(read, MOST_SEQUENCES)]
+            found = [
+                [inputs for _, inputs in sequence][:MOST_STEPS]
+                for sequence in islice(split(samples, order), MOST_SEQUENCES)
+            ]
         cases = [self._case(f"sequence {index}", sequence, steps) for index, sequence in enumerate(found)]
-        return GoldenSequences(self.states, self.least, GoldenSet(tuple(cases)))
+        return GoldenSequences(self.states, self.ends, GoldenSet(tuple(cases)))
 
     def _case(self, name: str, sequence: Sequence[Tensors], steps: Sequence[str]) -> Case:
         """A sequence's steps as one case, up to the first whose inputs have other shapes than those before it."""
@@ -69,7 +71,7 @@ class StateModel:
         length = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), len(shapes))
         inputs = {each: np.stack([step[each] for step in sequence[:length]]) for each in steps}
         outputs = visible([*self.run(self.streams.complete(sequence[0]))], self.states)
-        roller = Roller(self.inputs, self.states, self.least, tuple(steps), outputs)
+        roller = Roller(self.inputs, self.states, self.ends, tuple(steps), outputs)
         return Case(name, "golden", inputs, roller.roll(self.run, inputs))
 
 

@@ -2,18 +2,15 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from enginery.core.hardware import targets
 from enginery.core.types import CALIBRATED
+from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import FILL_IN
 from pipeline.spec.value_types import Loc
 
-if TYPE_CHECKING:
-    from pipeline.spec.model import ModelSpec
 
-
-def find_mistakes(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
+def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Mistakes between sections: (key that it is about, message)."""
     yield from _wrong_dims(spec)
     yield from _wrong_states(spec)
@@ -45,7 +42,7 @@ def find_mistakes(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
     yield from _broken_contract(spec)
 
 
-def _wrong_dims(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
+def _wrong_dims(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Dims that inputs name and `dims` does not define, and the other way round: (key, message)."""
     used: dict[str, Loc] = {}
     for name, item in spec.inputs.items():
@@ -61,7 +58,7 @@ def _wrong_dims(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
         yield ("dims", dim), f"dims.{dim} is used by no input; remove it or name it in a shape"
 
 
-def _wrong_states(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
+def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """States that are no input, that no output gives, or that leave nothing for a caller to give, and dims that are
     empty in something else than a state: (key, message)."""
     outputs = list(spec.outputs or ())
@@ -79,7 +76,7 @@ def _wrong_states(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
             yield ("dims", dim, "min"), f"dims.{dim}.min is 0, which only sizes of states can be; the least is 1"
 
 
-def _wrong_sequences(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
+def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Sequences of data for a model without state, and what data of a model with state cannot have: (key, message)."""
     for section, part in (("golden", spec.golden), ("calibration", spec.calibration)):
         if part and part.sequence and not spec.state:
@@ -90,7 +87,7 @@ def _wrong_sequences(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
         yield ("calibration", "labels"), "a floor of accuracy is not measured over steps; remove labels"
 
 
-def _broken_contract(spec: "ModelSpec") -> Iterator[tuple[Loc, str]]:
+def _broken_contract(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Outputs and inputs that the contract names and the spec does not have: (key, message)."""
     contract, place = spec.validation.contract, ("validation", "contract")
     for below, output in contract.outputs():

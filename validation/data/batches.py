@@ -24,8 +24,11 @@ def enough_samples(
     """The inputs of group `start`, and of those after it until there are as many samples as `sizes` has for the batch.
 
     After the last group comes the first; all groups together may hold fewer samples. Only the one group where `sizes`
-    lacks the batch dim, or where it is another axis too. Groups whose samples have another shape are left out.
+    lacks the batch dim, or where it is another axis too. Groups whose samples have another shape are left out. Where an
+    input of group `start` is empty, as a state of a first step can be, that of the next group in which none is.
     """
+    turns = ((start + step) % len(groups) for step in range(len(groups)))
+    start = next((at for at in turns if _is_full(groups[at])), start)
     first, batch = groups[start], leading_dim(specs)
     if batch is None or batch not in sizes or any(batch in spec.shape[1:] for spec in specs):
         return first
@@ -41,3 +44,7 @@ def enough_samples(
     if len(taken) == 1:
         return first
     return {spec.name: np.concatenate([group[spec.name] for group in taken]) for spec in specs}
+
+
+def _is_full(group: Tensors) -> bool:
+    return all(array.size for array in group.values())

@@ -1,6 +1,7 @@
 """Whether golden samples are calibration samples too: errors on samples that scales were chosen with are too small."""
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -13,6 +14,9 @@ from validation.data.samples import Samples, SampleSource
 # The greatest share of golden samples that may be calibration samples too. A few are where data repeats itself; beyond
 # a half, the measured errors are mostly those on samples that the scales were chosen with.
 LARGEST = 0.5
+
+# Of a model with state: steps that make one sample.
+WINDOW = 8
 
 _DIGEST_BYTES = 16
 
@@ -45,6 +49,18 @@ class DigestCollector:
 def golden_digests(groups: Iterable[Tensors], complete: bool) -> bytes:
     """The digests of the golden samples, in order and joined. complete: a group is one sample; else its rows are."""
     return b"".join(_digests(groups, complete))
+
+
+def window_digests(sequences: Iterable[Iterable[Tensors]]) -> bytes:
+    """The digests of the steps of sequences, in order and joined, each with up to `WINDOW` - 1 steps before it: a step
+    alone, such as one token, is in many sequences."""
+    found = list[bytes]()
+    for sequence in sequences:
+        window = deque[bytes](maxlen=WINDOW)
+        for inputs in sequence:
+            window.append(_digest(inputs))
+            found.append(hashlib.sha256(b"".join(window)).digest()[:_DIGEST_BYTES])
+    return b"".join(found)
 
 
 def merge_digests(parts: Iterable[bytes]) -> bytes:

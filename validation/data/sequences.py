@@ -12,6 +12,7 @@ from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.streams import Streams
+from validation.data.overlap import merge_digests, window_digests
 from validation.data.samples import SampleSource
 
 Run = tuple[int, dict[str, Array]]
@@ -38,37 +39,45 @@ class SequenceSamples:
         """See `SampleSource`."""
         return self.steps.digest
 
+    @property
+    def digests(self) -> bytes:
+        """The digests of all steps, each once, sorted and joined."""
+        return merge_digests(
+            [window_digests((inputs for _, inputs in steps) for steps in split(self.steps, self.order))]
+        )
+
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
         """See `SampleSource`: steps from the first one on are run, those from `start` on are given."""
-        for sequence in self.sequences(stop):
+        for sequence in split(self.steps, self.order, stop):
             yield from ((end, inputs) for end, inputs in roll_out(sequence, self.streams) if end > start)
 
-    def sequences(self, stop: int | None = None) -> Iterator[Iterator[Run]]:
-        """The steps of each sequence, without states; each is to be read before the next. Raises DataError for a run of
-        several samples, as they are not one step."""
-        runs, ahead = self.steps.runs(0, stop), list[Run]()
 
-        def steps(first: Run) -> Iterator[Run]:
-            before = first[0]
-            yield first
-            for end, inputs in runs:
-                if end != before + 1:
-                    raise DataError(
-                        f"{self.name}: a step has {end - before} samples, since the model takes no fewer at once; "
-                        "store one complete input per entry of a new axis 0, in every array"
-                    )
-                if self._begins(end):
-                    ahead.append((end, inputs))
-                    return
-                before = end
-                yield end, inputs
+def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> Iterator[Iterator[Run]]:
+    """The steps of each sequence, without states; each is to be read before the next.
 
-        ahead.extend([first] if (first := next(runs, None)) else [])
-        while ahead:
-            yield steps(ahead.pop())
+    order: as in `SequenceSamples`.  stop: the steps before it alone. Raises DataError for a run of several samples, as
+    they are not one step.
+    """
+    runs, ahead = steps.runs(0, stop), list[Run]()
 
-    def _begins(self, end: int) -> bool:
-        return self.order is not None and bool(self.order[end - 1] != self.order[end - 2])
+    def read(first: Run) -> Iterator[Run]:
+        before = first[0]
+        yield first
+        for end, inputs in runs:
+            if end != before + 1:
+                raise DataError(
+                    f"{steps.name}: a step has {end - before} samples, since the model takes no fewer at once; store "
+                    "one complete input per entry of a new axis 0, in every array"
+                )
+            if order is not None and order[end - 1] != order[end - 2]:
+                ahead.append((end, inputs))
+                return
+            before = end
+            yield end, inputs
+
+    ahead.extend([first] if (first := next(runs, None)) else [])
+    while ahead:
+        yield read(ahead.pop())
 
 
 def roll_out(steps: Iterable[Run], streams: Streams) -> Iterator[Run]:

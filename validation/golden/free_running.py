@@ -25,13 +25,13 @@ STEP = "step"
 class Roller:
     """Runs a model through a sequence from its beginning.
 
-    inputs: of the model.  least: as in `Streams`.  steps: names of the inputs that each step gives; the others are the
+    inputs: of the model.  ends: as in `Streams`.  steps: names of the inputs that each step gives; the others are the
     same in all of them.  outputs: names of those that are wanted.
     """
 
     inputs: tuple[TensorSpec, ...]
     states: tuple[State, ...]
-    least: Mapping[str, int]
+    ends: Mapping[str, tuple[int, int]]
     steps: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -44,7 +44,7 @@ class Roller:
         if not count:
             raise DataError("a sequence without steps; give at least one")
         same = {name: array for name, array in inputs.items() if name not in self.steps}
-        streams = Streams(run, self.inputs, self.states, self.least)
+        streams = Streams(run, self.inputs, self.states, self.ends)
         answers = [streams.run({**same, **{name: inputs[name][at] for name in self.steps}}) for at in range(count)]
         return {name: np.stack([np.asarray(answer[name]) for answer in answers]) for name in self.outputs}
 
@@ -59,7 +59,7 @@ class FreeRunningSession(Session):
         self._session, self.outputs = session, [_stacked(spec) for spec in session.outputs if spec.name in seen]
         given = without_states(session.inputs, states)
         self.inputs: Sequence[TensorSpec] = [_stacked(spec) if spec.name in steps else spec for spec in given]
-        self.roller = Roller(tuple(session.inputs), states, sequences.least, steps, seen)
+        self.roller = Roller(tuple(session.inputs), states, sequences.ends, steps, seen)
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs of all steps. Raises as `Roller.roll`."""

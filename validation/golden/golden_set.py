@@ -55,7 +55,7 @@ class _SequencesHeader:
     """Names of the sequences, and the rest of `GoldenSequences`."""
 
     states: tuple[State, ...]
-    least: Mapping[str, int]
+    ends: Mapping[str, tuple[int, int]]
     cases: tuple[_CaseName, ...]
     noise: Noise | None = field(default=None, metadata=OMIT_NONE)
 
@@ -93,6 +93,19 @@ class GoldenSet:
         """The golden cases, or the edge cases, in order."""
         return (self.cases[index] for index, found in enumerate(case_kinds(self)) if found == kind)
 
+    @property
+    def real_inputs(self) -> Tensors:
+        """The inputs of the first golden case of which none is empty, as states of first steps can be; of the first
+        case where all have an empty one. Raises DataError without any case."""
+        found = None
+        for case in self.of_kind("golden"):
+            if all(array.size for array in case.inputs.values()):
+                return case.inputs
+            found = found or case.inputs
+        if found is None:
+            raise DataError("the golden set has no golden case; freeze it again")
+        return found
+
     def save(self, path: Path) -> str:
         """Write a safetensors file, the same bytes for the same set, and return its digest."""
         data = _encode(self)
@@ -117,19 +130,19 @@ class GoldenSet:
         sequences = None
         if found := read.sequences:
             inner = GoldenSet(_StoredCases(path, found.cases, names, _SEQUENCES), noise=found.noise)
-            sequences = GoldenSequences(found.states, found.least, inner)
+            sequences = GoldenSequences(found.states, found.ends, inner)
         return cls(_StoredCases(path, read.cases, names), labels, path, read.noise, sequences)
 
 
 @dataclass(frozen=True, eq=False)
 class GoldenSequences:
-    """Sequences of steps that a model with state is run through, handing its states on. least: as in `Streams`.
+    """Sequences of steps that a model with state is run through, handing its states on. ends: as in `Streams`.
 
     golden: a case is a sequence: inputs of its steps, without states, along a new axis 0 (`FreeRunningSession`).
     """
 
     states: tuple[State, ...]
-    least: Mapping[str, int]
+    ends: Mapping[str, tuple[int, int]]
     golden: GoldenSet
 
     @property
@@ -155,10 +168,8 @@ def freeze(
     if not groups:
         raise DataError("a golden set needs at least one group of inputs; none was given")
     cases = [_case(f"golden {index}", "golden", inputs, run) for index, inputs in enumerate(groups)]
-    # States of first steps can be empty, and nothing is made of these.
-    full = [group for group in groups if all(array.size for array in group.values())] or groups
     for index, sizes in enumerate(edge_sizes(specs, dims)):
-        inputs = resize(enough_samples(full, index % len(full), specs, sizes), specs, sizes)
+        inputs = resize(enough_samples(groups, index % len(groups), specs, sizes), specs, sizes)
         cases.append(_case(" ".join(f"{name}={size}" for name, size in sizes.items()), "edge", inputs, run))
     return GoldenSet(tuple(cases), labels)
 
@@ -252,7 +263,7 @@ def _encode(golden: GoldenSet) -> bytes:
     sequences = None
     if inner := golden.sequences:
         tensors |= {_SEQUENCES + name: array for name, array in _tensors(inner.golden).items()}
-        sequences = _SequencesHeader(inner.states, inner.least, _names(inner.golden), inner.golden.noise)
+        sequences = _SequencesHeader(inner.states, inner.ends, _names(inner.golden), inner.golden.noise)
     header = encode(_GoldenHeader(_FORMAT, _names(golden), golden.noise, sequences))
     return save(tensors, {"golden": canonical_json(header).decode()})
 

@@ -70,6 +70,7 @@ class ObservePart:
         from pipeline.quantization.statistics.observe import observe as observe_samples
         from validation.data.overlap import DigestCollector
         from validation.data.samples import Samples
+        from validation.data.sequences import SequenceSamples
 
         place = open_store(context.store)
         model = fetch_graph(place, self.model, context.workdir / "model.onnx")
@@ -80,11 +81,12 @@ class ObservePart:
             index, count = self.part
             span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
             noted = DigestCollector(source)
-            completed = complete_samples(noted, source, self.samples, model)
+            completed = complete_samples(source, self.samples, model) if self.samples.states else noted
             seen = observe_samples(model, completed, everything, histograms=needed, span=span)
+            inputs = completed.digests if isinstance(completed, SequenceSamples) else noted.seen
         if seen.dataset != self.samples.digest:
             raise DataError(f"{self.samples.data} changed while it was read; nothing was kept: run again")
-        return _store(place, seen, noted.seen)
+        return _store(place, seen, inputs)
 
 
 @dataclass(frozen=True)
@@ -127,23 +129,20 @@ def open_samples(samples: CalibrationSamples) -> "AbstractContextManager[SampleS
     return open_source(samples.root, samples.data, samples.digest, *shapes, extra)
 
 
-def complete_samples(
-    steps: "SampleSource", stored: "SampleSource", samples: CalibrationSamples, model: Path
-) -> "SampleSource":
-    """The samples as they are; those of a model with state as steps with the states that the ONNX file `model` hands
-    on. stored: what `open_samples` gave, below `steps`. Raises DataError for an array of sequences that is not there.
-    """
+def complete_samples(stored: "SampleSource", samples: CalibrationSamples, model: Path) -> "SampleSource":
+    """What `open_samples` gave, as it is; of a model with state, as steps with the states that the ONNX file `model`
+    hands on. Raises DataError for an array of sequences that is not there."""
     from builders.reference import ReferenceSession
     from enginery.streams import Streams
     from validation.data.samples import Samples
     from validation.data.sequences import SequenceSamples
 
     if not samples.states:
-        return steps
+        return stored
     order = stored.column(samples.sequence) if isinstance(stored, Samples) and samples.sequence else None
-    least = {dim.name: dim.min for dim in samples.shapes.dims}
-    streams = Streams(ReferenceSession(model).run, samples.shapes.inputs, samples.states, least)
-    return SequenceSamples(steps, streams, order)
+    ends = {dim.name: (dim.min, dim.max) for dim in samples.shapes.dims}
+    streams = Streams(ReferenceSession(model).run, samples.shapes.inputs, samples.states, ends)
+    return SequenceSamples(stored, streams, order)
 
 
 def _store(place: Store, seen: "Observations", inputs: bytes) -> Observed:

@@ -6,6 +6,7 @@ framework.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,8 @@ class ExportModel:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
         from builders.reference import ReferenceSession
         from pipeline.sources.export import export as export_source
-        from validation.data.overlap import golden_digests
+        from validation.data.overlap import golden_digests, window_digests
+        from validation.data.sequences import split
         from validation.golden.golden_set import GoldenSet
 
         place, workdir, labels = open_store(context.store), context.workdir, self.labels
@@ -97,9 +99,13 @@ class ExportModel:
         if self.metrics:
             with ReferenceSession(exported.onnx, name="the exported model") as session:
                 proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", exported.spreads)
-        given = [spec.name for spec in without_states(self.source.inputs, self.source.states)]
-        groups = ({name: case.inputs[name] for name in given} for case in frozen.of_kind("golden"))
-        inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None
+        inputs = None
+        if samples and self.source.states:
+            sequences = (map(itemgetter(1), steps) for steps in split(samples, order))
+            inputs = place.put_bytes(window_digests(sequences))
+        elif samples:
+            groups = (case.inputs for case in frozen.of_kind("golden"))
+            inputs = place.put_bytes(golden_digests(groups, samples.complete))
         model = None if self.known else store_model(place, exported.onnx)
         answers = KeptAnswers(place.put_file(exported.answers), this_machine()) if exported.answers else None
         golden = FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof, answers)

@@ -139,7 +139,7 @@ def _buckets(
     from validation.latency.measurement.buckets import make_buckets, sizes_of_buckets
 
     sizes = sizes_of_buckets(shapes.dims, which) if isinstance(which, str) else list(which)
-    real = next(golden_set(place, golden, workdir).of_kind("golden")).inputs
+    real = golden_set(place, golden, workdir).real_inputs
     return make_buckets(sizes, shapes.inputs, real)
 
 

@@ -119,7 +119,7 @@ class SearchQuantization:
         overrides = resolve(prepare_model(model), search.overrides) if search.overrides else {}
         shapes, labels = (self.samples.shapes.inputs, self.samples.shapes.dims), None
         with open_samples(self.samples) as stored, ExitStack() as opened:
-            source = complete_samples(stored, stored, self.samples, file)
+            source = complete_samples(stored, self.samples, file)
             if self.answer and isinstance(source, Samples):
                 labels = RunLabels(self.answer, _read_labels(source, self.samples))
             targets = []

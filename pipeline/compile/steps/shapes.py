@@ -39,7 +39,7 @@ class ProbeShapes:
         from validation.data.samples import resize
 
         place, wanted, workdir = open_store(context.store), self.engine.request, context.workdir
-        real = next(golden_set(place, self.golden, workdir).of_kind("golden")).inputs
+        real = golden_set(place, self.golden, workdir).real_inputs
         graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with ReferenceSession(graph) as expected, open_session(place, self.engine, workdir) as actual:
 

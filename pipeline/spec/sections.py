@@ -1,0 +1,180 @@
+"""The sections of a spec, each checked by itself, and what they say as values of the other rooms."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, PrivateAttr, field_validator
+
+from builders.backends import discovery as backends
+from enginery.core.errors import EngineryError
+from enginery.core.hardware import targets
+from enginery.core.state import State
+from enginery.core.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
+from pipeline.spec.golden import Golden
+from pipeline.spec.quantization import Calibration, Quantization
+from pipeline.spec.source import DimRange, Input, Source, StateInput
+from pipeline.spec.validation import Validation
+from pipeline.spec.value_types import (
+    Channel,
+    DimName,
+    GraphName,
+    Loc,
+    Mistakes,
+    ModelName,
+    SpecPart,
+    TargetName,
+    UnitPattern,
+    VersionName,
+    format_value,
+)
+
+DEFAULT_BACKENDS: dict[str, dict[str, Scalar]] = {"onnxruntime": {}, "tensorrt-rtx": {}}
+
+
+class Build(SpecPart):
+    """What each unit's process may use, and which units must not be refused."""
+
+    timeout_s: float = Field(1800, gt=0, le=86400, description="wall clock, per unit")
+    memory_mib: int = Field(8192, ge=64, description="memory without mapped files, per unit")
+    required: tuple[UnitPattern, ...] = Field(
+        (), description="units such as 'sm_89 int8' or 'cpu': a refusal fails the run"
+    )
+
+
+class Timeouts(SpecPart):
+    """Wall clock of each step's process but the build's, which is build.timeout_s. A step that passes it is ended."""
+
+    export_s: float = Field(1800, gt=0, le=86400, description="reading or exporting the model, and its golden set")
+    calibration_s: float = Field(3600, gt=0, le=86400, description="observing the calibration samples, per part")
+    quantization_s: float = Field(3600, gt=0, le=86400, description="searching and writing the graph of a precision")
+    proof_s: float = Field(1800, gt=0, le=86400, description="checking a quantized graph, or proving an engine")
+    latency_s: float = Field(1800, gt=0, le=86400, description="timing an engine")
+    attribution_s: float = Field(300, gt=0, le=86400, description="finding which node drifted, per failed check")
+
+
+class Publication(SpecPart):
+    """Where a finished version goes."""
+
+    registry: str | None = Field(None, description="path or URI; the command line and ENGINERY_REGISTRY come first")
+    channel: Channel = Field("candidate", description="channel that points to the new version")
+
+
+class SpecSections(SpecPart):
+    """The sections of a spec, each checked by itself."""
+
+    model: ModelName = Field(description="name in the registry: lower-case letters, digits, '.', '_' and '-'")
+    version: VersionName | None = Field(None, description="a version name of your own; default: the next number")
+    source: Source
+    inputs: dict[GraphName, Input] = Field(min_length=1)
+    outputs: tuple[GraphName, ...] | None = Field(
+        None, description="names of the outputs, in order; default: the model's own"
+    )
+    dims: dict[DimName, DimRange] = Field({})
+    state: dict[GraphName, StateInput] = Field(
+        {}, description="inputs that take what an output gave in the call before; data has none of them"
+    )
+    precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
+    targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
+    backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
+    calibration: Calibration | None = None
+    quantization: Quantization = Quantization()
+    golden: Golden | None = None
+    validation: Validation = Validation()
+    build: Build = Build()
+    timeouts: Timeouts = Timeouts()
+    publication: Publication = Publication()
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"state"})
+    _path: Path = PrivateAttr(default=Path())
+    _address: str = PrivateAttr(default="")
+
+    @field_validator("outputs")
+    @classmethod
+    def _named_once(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if twice := next((name for name in names or () if names and names.count(name) > 1), None):
+            raise ValueError(f"{twice!r} is named twice; keep one")
+        return names
+
+    @field_validator("backends", mode="before")
+    @classmethod
+    def _options_of_each(cls, chosen: object) -> object:
+        if isinstance(chosen, list) and chosen and all(isinstance(name, str) for name in chosen):
+            raise ValueError(f"give each its options: {{{', '.join(f'{name}: {{}}' for name in chosen)}}}")
+        if isinstance(chosen, dict) and (bare := next((k for k, v in chosen.items() if not isinstance(v, dict)), None)):
+            raise ValueError(f"{bare} has {format_value(chosen[bare])}; give its options, or {{}} for none")
+        return chosen
+
+    @field_validator("backends")
+    @classmethod
+    def _known_backends(cls, chosen: dict[str, dict[str, Scalar]]) -> dict[str, dict[str, Scalar]]:
+        if mistakes := tuple(_wrong_options(chosen)):
+            raise Mistakes(mistakes)
+        return chosen
+
+    @property
+    def path(self) -> Path:
+        """The spec file, as it was given."""
+        return self._path
+
+    @property
+    def address(self) -> str:
+        """What to type for it again: its path, or where it was copied from for this run (`registered:MODEL@DIGEST`)."""
+        return self._address or str(self._path)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the file is a copy that is gone after the run."""
+        return self.address != str(self._path)
+
+    @property
+    def folder(self) -> Path:
+        """The spec's real folder; every file it names lies inside."""
+        return self._path.resolve().parent
+
+    @property
+    def source_file(self) -> str:
+        """The source's main file, relative to the folder."""
+        return self.source.file_in(self.folder)
+
+    def file(self, relative: str) -> Path:
+        """Path of a file that the spec names, relative to its folder."""
+        return self.folder / relative
+
+    def named_files(self) -> Iterator[tuple[Loc, str]]:
+        """(key, path relative to the folder) of each file that the spec names; data may be folders."""
+        calibration, golden = self.calibration and self.calibration.file, self.golden and self.golden.data
+        source = {self.source.kind: self.source_file, "weights": self.source.weights}
+        yield from ((("source", key), name) for key, name in source.items() if name)
+        data = {"calibration": calibration, "golden": golden}
+        yield from (((section, "data"), name) for section, name in data.items() if name)
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The inputs, in order."""
+        return tuple(TensorSpec(name, item.dtype, item.shape) for name, item in self.inputs.items())
+
+    def states(self) -> tuple[State, ...]:
+        """The inputs that outputs of the call before give, in the spec's order."""
+        return tuple(State(name, item.output, item.initial) for name, item in self.state.items())
+
+    def named_dims(self) -> tuple[Dim, ...]:
+        """The dynamic dims, in the spec's order."""
+        return tuple(item.to_dim(name) for name, item in self.dims.items())
+
+    def target_list(self) -> tuple[Target, ...]:
+        """Targets with groups resolved, each once, in the spec's order."""
+        found = [target for name in self.targets for target in targets.parse_targets(name)]
+        return tuple(dict.fromkeys(found))
+
+    def precision_list(self) -> tuple[Precision, ...]:
+        """Precisions, each once, from wide to narrow."""
+        return tuple(p for p in PRECISIONS if p in self.precisions)
+
+
+def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:
+    """Unknown backends, and options that a backend does not take: (key, message)."""
+    for name, options in chosen.items():
+        try:
+            backends.configure(name, options)
+        except EngineryError as error:
+            yield (name,), str(error).removeprefix("backends.")
