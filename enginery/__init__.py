@@ -8,6 +8,7 @@
     outcome = enginery.build("model.yaml", registry="./registry", targets=["cpu"])
     pulled = enginery.pull("model:stable", registry="./registry", target="auto", dest="engines/")
     client = enginery.Client("s3://models/registry")                                # what serves: docs/guides/client.md
+    streams = enginery.Streams.described(run, pulled.description)                   # of a model with state
     recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
     log = enginery.ObservationLog("stable.jsonl", pulled.description)               # what became of them
 """
@@ -17,10 +18,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from enginery.client.client import Client, Command, Machine, Policy, Post, pull
     from enginery.recording.recorder import ObservationLog, Recorder
+    from enginery.streams import Streams
     from pipeline.api import build
     from pipeline.spec.model import load_spec
 
-__all__ = ["Client", "Command", "Machine", "ObservationLog", "Policy", "Post", "Recorder", "build", "load_spec", "pull"]
+__all__ = [
+    "Client",
+    "Command",
+    "Machine",
+    "ObservationLog",
+    "Policy",
+    "Post",
+    "Recorder",
+    "Streams",
+    "build",
+    "load_spec",
+    "pull",
+]
 
 _CLIENT = "enginery.client.client"
 
@@ -28,6 +42,7 @@ _HOMES = {
     **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "pull"), _CLIENT),
     "ObservationLog": "enginery.recording.recorder",
     "Recorder": "enginery.recording.recorder",
+    "Streams": "enginery.streams",
     "build": "pipeline.api",
     "load_spec": "pipeline.spec.model",
 }

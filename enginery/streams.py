@@ -42,7 +42,8 @@ class Streams:
         self._specs = [spec for spec in inputs if spec.name in self._initial]
         self._batch = _batch_name(self.inputs)
         given = {dim for spec in self.inputs for dim in spec.shape}
-        self._bounds = [
+        # (state, axis, dim, greatest size)
+        self._bounds: list[tuple[str, int, str, int]] = [
             (spec.name, axis, dim, self._ends[dim][1])
             for spec in self._specs
             for axis, dim in enumerate(spec.shape)
@@ -69,28 +70,30 @@ class Streams:
         return answer
 
     def complete(self, inputs: Tensors) -> dict[str, Array]:
-        """The inputs of the next step with the states. Raises DataError for another number of rows than streams, and for
-        a state that has outgrown its bound."""
+        """The inputs of the next step with the states. Raises DataError for another number of rows than there are
+        streams, and for a state that has outgrown its bound."""
         if not self._held:
             return {**inputs, **self._first(inputs)}
-        if self._batch is not None:
-            name, axis = self._batch
-            for spec in self._specs:
-                if axis in spec.shape and name in inputs:
-                    count, rows = self._held[spec.name].shape[spec.shape.index(axis)], len(inputs[name])
-                    if count != rows:
-                        raise DataError(
-                            f"input {name!r} has {rows} rows, and there are {count} streams; give a row for each, or "
-                            "keep(rows) those that go on"
-                        )
-                    break
+        self._check_rows(inputs)
         for state, axis, dim, most in self._bounds:
             if (size := self._held[state].shape[axis]) > most:
                 raise DataError(
-                    f"state {state!r} has come to {dim}={size}, and the model takes at most {most}: reset() to begin anew, "
-                    f"give shorter sequences, or build with a larger dims.{dim}.max"
+                    f"state {state!r} has come to {dim}={size}, and the model takes at most {most}: reset() begins "
+                    f"anew; or give shorter sequences, or build with a larger dims.{dim}.max"
                 )
         return {**inputs, **self._held}
+
+    def _check_rows(self, inputs: Tensors) -> None:
+        name, axis = self._batch or ("", "")
+        spec = next((spec for spec in self._specs if axis in spec.shape), None)
+        if spec is None or name not in inputs:
+            return
+        streams, rows = self._held[spec.name].shape[spec.shape.index(axis)], len(inputs[name])
+        if streams != rows:
+            raise DataError(
+                f"input {name!r} has {rows} rows, and there are {streams} streams; give a row for each, or keep(rows) "
+                "those that go on"
+            )
 
     def take(self, answer: Tensors) -> None:
         """Hand the outputs of a step on to the next one. Raises DataError for an answer that lacks a state."""
@@ -137,7 +140,8 @@ class Streams:
 
 
 def _batch_name(inputs: Sequence[TensorSpec]) -> tuple[str, str] | None:
-    """(name of the first input, name of its first axis) where all inputs have that axis first; None else."""
-    firsts = {spec.shape[0] if spec.shape else None for spec in inputs}
-    axis = firsts.pop() if len(firsts) == 1 else None
-    return (inputs[0].name, axis) if isinstance(axis, str) else None
+    """(name of the first input, name of its first axis) where all inputs with axes have that one first; None else."""
+    named = [(spec.name, spec.shape[0]) for spec in inputs if spec.shape]
+    axes = {axis for _, axis in named}
+    axis = axes.pop() if len(axes) == 1 else None
+    return (named[0][0], axis) if isinstance(axis, str) else None

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from enginery.core.errors import DataError
+from enginery.core.state import State
 from enginery.core.types import TensorSpec
 
 # How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
@@ -37,6 +38,7 @@ class FoundModel:
     unknown: inputs of which nothing says what they are, and why; a person has to fill them in.
     left_out: outputs of the model that no spec can have, and why; `outputs` are the others.
     metric: the task metric that it most likely wants, as a spec has it; empty where nothing is evident.
+    states: inputs that seem to take what an output gave in the call before.
     """
 
     name: str
@@ -49,6 +51,7 @@ class FoundModel:
     unknown: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     metric: Mapping[str, object] = field(default_factory=dict)
+    states: tuple[State, ...] = ()
 
     def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
         """The same with other dims."""

@@ -13,6 +13,7 @@ from pipeline.drafts.fixed_axes import fixed_axes
 from pipeline.drafts.found import FoundModel, model_name, name_axes
 from pipeline.drafts.metrics import suggest_metric
 from pipeline.drafts.probing import find_dims, open_graph
+from pipeline.drafts.states import begin_empty, find_states
 from pipeline.sources.canonical import canonical
 from pipeline.sources.export import choose_outputs
 from pipeline.sources.onnx_header import format_shape
@@ -60,7 +61,11 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
         left_out=left_out,
         metric=_suggest_metric(tidy, outputs),
     )
-    return found if unknown else find_dims(found, lambda: open_graph(tidy, path, found.name))
+    if unknown:
+        return found
+    given = [spec_of(value, "output") for value in tidy.graph.output]
+    found = find_dims(found, lambda: open_graph(tidy, path, found.name))
+    return begin_empty(replace(found, states=find_states(found.inputs, given)), given)
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:

@@ -42,6 +42,11 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
         yield f"outputs: [{', '.join(map(quote, found.outputs))}]"
     elif found.outputs:
         yield f"# outputs: [{', '.join(map(quote, found.outputs))}]   # the model's own; or other names, in this order"
+    if found.states:
+        yield ""
+        yield "state:                        # taken from the call before, and not from data: remove what is no state"
+        for state in found.states:
+            yield f"  {quote(state.input)}: {{output: {quote(state.output)}, initial: 0}}"
     if found.dims:
         yield ""
         yield "dims:                         # sizes that engines must take; the smaller the range, the faster they are"

@@ -84,6 +84,12 @@ def test_sessions_and_openings_keep_every_promise(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", INSTALLED)
+def test_streams_of_models_with_state_answer_as_each_stream_alone(name, tmp_path):
+    found = call("streams:behave", tmp_path / "job", backend=name, target=target(name))
+    assert [f"{model}: {told}" for model, all_told in found.items() for told in all_told] == []
+
+
+@pytest.mark.parametrize("name", INSTALLED)
 def test_two_builds_are_as_alike_as_the_backend_claims(name, tmp_path):
     digests, answers = [], []
     for turn in ("first", "second"):

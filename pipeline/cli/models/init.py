@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -79,7 +80,8 @@ def init(model: str | None, out: Path | None, requests: Path | None, scaling: "S
     found, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out)
     if found.unknown and requests:
         raise InputError(f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests")
-    found, data = _split(found, requests, scaling) if requests else (found, {})
+    # Requests were taken from a caller, who gave all of the inputs.
+    found, data = _split(replace(found, states=()), requests, scaling) if requests else (found, {})
     text = write_spec(found, *data).encode()
     _write({path: lambda stream: stream.write(text), **{path.parent / name: data[name] for name in data}}, force)
     say(f"wrote {path}: {pluralize(len(found.inputs), 'input')}, {pluralize(len(found.dims), 'dim')}")

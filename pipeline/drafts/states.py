@@ -1,0 +1,51 @@
+"""Which inputs of a model take what its outputs gave in the call before, as far as names, types and shapes say it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from enginery.core.state import State, without_states
+from enginery.core.types import TensorSpec
+from pipeline.drafts.found import FoundModel
+
+# What distinguishes the name of a state on its way in from that on its way out: `state` and `stateN`, `h0` and `hn`,
+# `hidden_in` and `hidden_out`, `past_key_values.0.key` and `present.0.key`, as exporters and audio libraries write.
+_WAYS = r"past_key_values?|past|present|prev(?:ious)?|next|new|last|old|cur(?:rent)?|input|output|in|out|cache|n"
+_WORD = re.compile(rf"(?:^|(?<=[^A-Za-z0-9]))(?:{_WAYS})(?=$|[^A-Za-z0-9])", re.I)
+
+
+def find_states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tuple[State, ...]:
+    """Pairs of inputs and outputs that differ in such words alone and have one dtype and shapes that can be equal; they
+    begin with zeros. None where a pair is not the only one of its name, or where every input would be a state."""
+    found = []
+    for given in inputs:
+        alike = [item for item in outputs if _stem(item.name) == _stem(given.name) and _can_meet(given, item)]
+        rivals = [item for item in inputs if _stem(item.name) == _stem(given.name)]
+        if _stem(given.name) and len(alike) == len(rivals) == 1 and alike[0].name != given.name:
+            found.append(State(given.name, alike[0].name))
+    return tuple(found) if len(found) < len(inputs) else ()
+
+
+def begin_empty(found: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
+    """The same with 0 as the least size of dims that states alone have and that grow: the output does not give its axis
+    the input's name."""
+    given = {dim for spec in without_states(found.inputs, found.states) for dim in spec.shape}
+    into, out = ({spec.name: spec.shape for spec in specs} for specs in (found.inputs, outputs))
+    axes = (zip(into[state.input], out[state.output], strict=True) for state in found.states)
+    grown = {dim for pairs in axes for dim, after in pairs if isinstance(dim, str) and after != dim} - given
+    why = "what calls have left; none before the first"
+    dims = {name: replace(dim, min=0, multiple=1, why=why) for name, dim in found.dims.items() if name in grown}
+    return found.with_dims({**found.dims, **dims})
+
+
+def _stem(name: str) -> tuple[str, ...]:
+    """The words of a name that do not say which way it goes; numbers are words, and a 0 at the end of a letter goes."""
+    spread = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+    words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", _WORD.sub("_", spread)) if word]
+    return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words)
+
+
+def _can_meet(given: TensorSpec, found: TensorSpec) -> bool:
+    both = zip(given.shape, found.shape, strict=False)
+    alike = all(left == right for left, right in both if isinstance(left, int) and isinstance(right, int))
+    return given.dtype == found.dtype and bool(given.shape) and len(given.shape) == len(found.shape) and alike

@@ -1,0 +1,53 @@
+"""Which inputs seem to take what the outputs gave in the call before."""
+
+import pytest
+
+from enginery.core.state import State
+from enginery.core.types import TensorSpec
+from pipeline.drafts.found import FoundDim, FoundModel
+from pipeline.drafts.states import begin_empty, find_states
+
+
+def tensors(names, shape=("batch", 4)):
+    return [TensorSpec(name, "float32", shape) for name in names.split()]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "pairs"),
+    [
+        ("input state sr", "output stateN", {"state": "stateN"}),
+        ("x h0 c0", "y hn cn", {"h0": "hn", "c0": "cn"}),
+        ("input h c", "probs hn cn", {"h": "hn", "c": "cn"}),
+        ("spec hidden_in", "gain hidden_out", {"hidden_in": "hidden_out"}),
+        ("spec conv_cache", "gain conv_cache_out", {"conv_cache": "conv_cache_out"}),
+        ("ids past_key_values.0.key", "logits present.0.key", {"past_key_values.0.key": "present.0.key"}),
+        ("ids prevHidden", "logits nextHidden", {"prevHidden": "nextHidden"}),
+        ("input", "output", {}),
+        ("input mask", "output logits", {}),
+        ("state_in", "state_out", {}),  # nothing would be left for a caller
+        ("x state past_state", "y next_state", {}),  # which of two
+    ],
+)
+def test_names_say_which(inputs, outputs, pairs):
+    found = find_states(tensors(inputs), tensors(outputs))
+    assert {state.input: state.output for state in found} == pairs
+
+
+def test_types_and_shapes_must_allow_it():
+    given = [*tensors("x"), TensorSpec("h", "float32", (2, "batch"))]
+    assert find_states(given, [TensorSpec("hn", "float32", (2, "b"))])
+    assert not find_states(given, [TensorSpec("hn", "float16", (2, "b"))])
+    assert not find_states(given, [TensorSpec("hn", "float32", (3, "b"))])
+    assert not find_states(given, [TensorSpec("hn", "float32", (2, "b", 1))])
+
+
+def test_a_cache_that_grows_begins_empty_and_a_batch_does_not():
+    inputs = (TensorSpec("x", "float32", ("batch", 1)), TensorSpec("past", "float32", ("batch", "length", "width")))
+    outputs = [TensorSpec("present", "float32", ("batch", "all", "width"))]
+    dims = {name: FoundDim(1, 2, 4, "") for name in ("batch", "length", "width")}
+    found = FoundModel("m", {}, inputs, ("present",), dims, states=(State("past", "present"),))
+    assert {name: dim.min for name, dim in begin_empty(found, outputs).dims.items()} == {
+        "batch": 1,
+        "length": 0,
+        "width": 1,
+    }

@@ -1,0 +1,161 @@
+"""Models with state, from a spec to the answers of a pulled engine, step after step."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import enginery
+from enginery.core.errors import EngineryError, SpecError
+from pipeline.spec.model import load_spec
+from tests.pipeline.projects import arrays
+from tests.stateful import CACHED, RECURRENT, write_stateful
+
+SPECS = {spec["model"]: spec for spec in (RECURRENT, CACHED)}
+
+
+@pytest.fixture(scope="module", params=list(SPECS))
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp(request.param) / "project"
+    path = write_stateful(folder, SPECS[request.param])
+    return folder, enginery.build(path, registry=folder.parent / "registry")
+
+
+def test_engines_are_proven_step_by_step_and_free_running(built: tuple[Path, Any]) -> None:
+    folder, outcome = built
+    assert {item.precision: item.status for item in outcome.engines} == {"fp32": "proven", "int8": "proven"}
+    place = folder.parent / "registry" / "models" / outcome.model / "versions" / outcome.version
+    reports = json.loads((place / "report.json").read_text())["reports"]
+    assert len(reports) == 2
+    for report in reports:
+        checks = report["checks"]
+        stages = {check["joint"] for check in checks if check["case"] == "golden" and check["name"] == "sqnr_db"}
+        assert stages >= {"export", "engine"}
+        free = {check["joint"] for check in checks if check["case"] == "free running" and check["name"] == "sqnr_db"}
+        assert free == stages
+        assert all(check["value"] == 0 for check in checks if check["name"] == "calibration overlap")
+
+
+def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, outcome = built
+    pulled = enginery.pull(f"{outcome.model}@1", registry=folder.parent / "registry", dest=tmp_path, precision="fp32")
+    session, source = (ort.InferenceSession(str(path)) for path in (pulled.path, folder / "model.onnx"))
+    names = [output.name for output in session.get_outputs()]
+    streams = enginery.Streams.described(
+        lambda given: dict(zip(names, session.run(names, given), strict=True)), pulled.description
+    )
+    (state,) = load_spec(folder / "model.yaml").states()
+    x = arrays(folder / "golden.npz")["x"]
+    shape = {"h": (1, 3, 16), "past": (3, 0, 8)}[state.input]
+    held = np.zeros(shape, np.float32)
+    for step in range(8):
+        rows = np.stack([x[step], x[12 + step], x[24 + step]])
+        wanted = dict(zip(names, source.run(names, {"x": rows, state.input: held}), strict=True))
+        held = wanted[state.output]
+        np.testing.assert_allclose(streams.run({"x": rows})["y"], wanted["y"], atol=1e-5)
+
+
+def test_a_second_run_finds_everything_on_record(built: tuple[Path, Any]) -> None:
+    folder, outcome = built
+    again = enginery.build(folder / "model.yaml", registry=folder.parent / "registry")
+    assert again.cached
+    assert again.version == outcome.version
+
+
+def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(spec)
+    *above, last = path.split(".")
+    place = changed
+    for name in above:
+        place = place.setdefault(name, {})
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "value", "told"),
+    [
+        (RECURRENT, "state.h.initial", None, "state.h.initial"),
+        (RECURRENT, "state.g", {"output": "hn", "initial": 0}, "state 'g' is not one of the inputs ['x', 'h']"),
+        (RECURRENT, "state.h.output", "gone", "takes 'gone', which is not one of the outputs ['y', 'hn']"),
+        (RECURRENT, "state.x", {"output": "y", "initial": 0}, "every input is a state"),
+        (RECURRENT, "state", {}, "golden.sequence is for models with state"),
+        (RECURRENT, "calibration.parts", 2, "samples of a model with state are one part"),
+        (RECURRENT, "calibration.labels", "clip", "remove labels"),
+        (RECURRENT, "dims.batch.min", 0, "dims.batch.min is 0, which only sizes of states can be"),
+        (RECURRENT, "golden.sequence", "gone", "no array 'gone'"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_its_key(
+    spec: dict[str, Any], path: str, value: Any, told: str, tmp_path: Path
+) -> None:
+    written = write_stateful(tmp_path / "project", change(spec, path, value))
+    with pytest.raises(SpecError) as raised:
+        enginery.build(written, registry=tmp_path / "registry")
+    assert told in str(raised.value)
+
+
+def widen(model: onnx.ModelProto) -> None:
+    model.graph.node.append(onnx.helper.make_node("Cast", ["hn"], ["wide"], to=onnx.TensorProto.DOUBLE))
+    model.graph.output[1].CopyFrom(
+        onnx.helper.make_tensor_value_info("wide", onnx.TensorProto.DOUBLE, [1, "batch", 16])
+    )
+
+
+def flatten(model: onnx.ModelProto) -> None:
+    model.graph.node.append(onnx.helper.make_node("Concat", ["hn", "hn"], ["twice"], axis=2))
+    model.graph.output[1].CopyFrom(
+        onnx.helper.make_tensor_value_info("twice", onnx.TensorProto.FLOAT, [1, "batch", 32])
+    )
+
+
+@pytest.mark.parametrize(
+    ("edit", "output", "told"),
+    [(widen, "wide", "state.h is float32, and 'wide' is float64"), (flatten, "twice", "'twice' is [1, batch, 32]")],
+)
+def test_an_output_that_its_input_cannot_take_is_refused(edit: Any, output: str, told: str, tmp_path: Path) -> None:
+    spec = change(change(RECURRENT, "state.h.output", output), "outputs", ["y", output])
+    path = write_stateful(tmp_path / "project", spec)
+    model = onnx.load(path.parent / "model.onnx")
+    edit(model)
+    onnx.save(model, path.parent / "model.onnx")
+    with pytest.raises(EngineryError) as raised:
+        enginery.build(path, registry=tmp_path / "registry")
+    assert told in str(raised.value)
+
+
+def test_sequences_beyond_the_bound_of_a_cache_are_refused(tmp_path: Path) -> None:
+    path = write_stateful(tmp_path / "project", change(CACHED, "dims.length", {"min": 0, "max": 8}))
+    with pytest.raises(EngineryError) as raised:
+        enginery.build(path, registry=tmp_path / "registry")
+    assert "'past' has come to length=9, and the model takes at most 8" in str(raised.value)
+    assert not (tmp_path / "registry" / "models").exists()
+
+
+def test_data_that_holds_the_state_is_refused(tmp_path: Path) -> None:
+    path = write_stateful(tmp_path / "project", RECURRENT)
+    golden = arrays(path.parent / "golden.npz")
+    np.savez(path.parent / "golden.npz", **golden, h=np.zeros((36, 1, 16), np.float32))
+    with pytest.raises(SpecError, match="array 'h' that nothing asks for"):
+        enginery.build(path, registry=tmp_path / "registry")
+
+
+def test_without_data_the_steps_are_random_and_the_states_are_the_models(tmp_path: Path) -> None:
+    spec = {key: value for key, value in CACHED.items() if key not in ("golden", "calibration")}
+    path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
+    outcome = enginery.build(path, registry=tmp_path / "registry")
+    assert [item.status for item in outcome.engines] == ["proven"]
+
+
+def test_a_spec_without_state_is_written_as_before(tmp_path: Path) -> None:
+    spec = {key: value for key, value in RECURRENT.items() if key not in ("golden", "calibration", "state")}
+    path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
+    assert "state" not in load_spec(path).model_dump()

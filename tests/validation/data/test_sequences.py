@@ -1,0 +1,82 @@
+"""Steps of sequences: each has the states that those before it left, whichever part of them is asked for."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import DataError
+from enginery.core.state import State
+from enginery.core.types import Dim, TensorSpec
+from enginery.streams import Streams
+from validation.data.overlap import window_digests
+from validation.data.sequences import SequenceSamples, split, stack
+
+SPECS = [TensorSpec("x", "float32", ("batch", 1)), TensorSpec("h", "float32", (1, "batch", 1))]
+DIMS = [Dim("batch", 1, 4, 8)]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Numbers as steps. width: samples of a run."""
+
+    values: tuple[float, ...]
+    width: int = 1
+    name: str = "steps"
+    digest: str = ""
+
+    def runs(self, start=0, stop=None):
+        for end in range(start + self.width, len(self.values if stop is None else self.values[:stop]) + 1, self.width):
+            yield end, {"x": np.array([[value] for value in self.values[end - self.width : end]], np.float32)}
+
+
+def streams():
+    return Streams(lambda given: {"hn": given["h"] + given["x"][None]}, SPECS, [State("h", "hn")])
+
+
+def held(runs):
+    return [float(inputs["h"].item()) for _, inputs in runs]
+
+
+VALUES, ORDER = (1.0, 2.0, 3.0, 10.0, 20.0, 5.0), np.array([0, 0, 0, 1, 1, 2])
+
+
+def test_a_step_has_what_the_steps_of_its_sequence_left():
+    samples = SequenceSamples(Steps(VALUES), streams(), ORDER)
+    assert held(samples.runs()) == [0, 1, 3, 0, 10, 0]
+    assert held(samples.runs()) == [0, 1, 3, 0, 10, 0], "each pass begins anew"
+    assert held(samples.runs(2, 5)) == [3, 0, 10], "a part has the states of the whole"
+    assert held(SequenceSamples(Steps(VALUES), streams()).runs()) == [0, 1, 3, 6, 16, 36], "all are of one"
+
+
+def test_a_run_of_several_samples_is_no_step():
+    with pytest.raises(DataError, match="a step has 2 samples"):
+        list(SequenceSamples(Steps(VALUES, width=2), streams()).runs())
+
+
+def test_sequences_are_split_where_the_number_changes():
+    read = [[end for end, _ in sequence] for sequence in split(Steps(VALUES), ORDER)]
+    assert read == [[1, 2, 3], [4, 5], [6]]
+    assert [[end for end, _ in sequence] for sequence in split(Steps(()), None)] == []
+
+
+def test_steps_are_stacked_as_rows_with_their_states():
+    runs = [inputs for _, inputs in SequenceSamples(Steps(VALUES), streams(), ORDER).runs()]
+    groups = list(stack(runs, SPECS, DIMS))
+    assert [group["x"].shape for group in groups] == [(4, 1), (2, 1)]
+    assert [group["h"].shape for group in groups] == [(1, 4, 1), (1, 2, 1)]
+    np.testing.assert_array_equal(np.concatenate([group["h"].ravel() for group in groups]), [0, 1, 3, 0, 10, 0])
+    assert len(list(stack(runs, SPECS, [Dim("batch", 2, 4, 8)]))) == len(runs), "a step is no batch there"
+    assert len(list(stack(runs, [SPECS[0], TensorSpec("h", "float32", (1, 1, 1))], DIMS))) == len(runs)
+
+
+def test_a_step_counts_as_seen_with_those_before_it_alone():
+    def digests(*sequences):
+        runs = [[{"x": np.array([value])} for value in sequence] for sequence in sequences]
+        joined = window_digests(runs)
+        return [joined[at : at + 16] for at in range(0, len(joined), 16)]
+
+    one, other = digests([1, 2, 3]), digests([9, 2, 3])
+    assert set(one) & set(other) == set(), "the same steps behind another one"
+    assert digests([1, 2, 3], [1, 2, 3])[3:] == one
+    assert digests([*range(20)])[-1] == digests([*range(5, 20)])[-1], "of long sequences the last steps decide"

@@ -1,0 +1,88 @@
+"""Sequences of a golden set, and models that are run through them with their own states."""
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import DataError
+from enginery.core.state import State
+from enginery.core.types import TensorSpec
+from tests.validation.comparison.fakes import Fake
+from validation.comparison.free_running import FREE_RUNNING, free_running_checks
+from validation.golden.free_running import FreeRunningSession
+from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
+from validation.limits.budget import budgets
+from validation.limits.noise_floor import Noise
+
+STATES = (State("h", "hn"),)
+
+
+class Sum(Fake):
+    """A running sum that is off by `gain` in each step."""
+
+    inputs = (TensorSpec("x", "float32", ("batch", 3)), TensorSpec("h", "float32", ("batch", 3)))
+    outputs = (TensorSpec("y", "float32", ("batch", 3)), TensorSpec("hn", "float32", ("batch", 3)))
+
+    def __init__(self, gain=1.0):
+        super().__init__(lambda given: self.step(given, gain))
+
+    def step(self, given, gain):
+        total = ((given["h"] + given["x"]) * np.float32(gain)).astype(np.float32)
+        return {"y": total, "hn": total}
+
+
+def sequences(steps=200):
+    x = np.random.default_rng(0).random((steps, 1, 3)).astype(np.float32)
+    cases = tuple(Case(f"sequence {at}", "golden", {"x": x[: steps // (at + 1)]}, {}) for at in range(2))
+    return GoldenSequences(STATES, {}, GoldenSet(cases, noise=Noise()))
+
+
+def test_a_sequence_is_run_with_the_models_own_states_and_its_outputs_are_stacked():
+    given = sequences()
+    session, (case, *_) = FreeRunningSession(Sum(), given), given.golden.cases
+    found = session.run(case.inputs)
+    assert list(found) == ["y"], "a state is no answer"
+    np.testing.assert_allclose(found["y"], np.cumsum(case.inputs["x"], axis=0), rtol=1e-5)
+    np.testing.assert_array_equal(session.run(case.inputs)["y"], found["y"], "each run begins anew")
+    assert [spec.shape for spec in session.outputs] == [("step", "batch", 3)]
+    with pytest.raises(DataError, match="without steps"):
+        session.run({"x": case.inputs["x"][:0]})
+
+
+@pytest.mark.parametrize(("gain", "passed"), [(1.0, True), (1.002, False)])
+def test_an_error_that_each_step_allows_is_caught_where_it_is_handed_on(gain, passed):
+    given = sequences()
+    expected, actual = (FreeRunningSession(Sum(value), given) for value in (1.0, gain))
+    limits = budgets("engine", "fp16", None)
+    checks = free_running_checks("engine", expected, actual, given.golden, limits)
+    assert all(check.passed for check in checks) is passed
+    assert {check.case for check in checks} == {FREE_RUNNING}
+    rows = {"x": np.ones((1, 3), np.float32), "h": np.full((1, 3), 50, np.float32)}
+    once = (Sum(value).run(rows)["y"] for value in (1.0, gain))
+    assert np.isclose(*once, rtol=0.003).all(), "a step alone has 54 dB, where 45 are asked for"
+
+
+def test_sequences_read_back_as_they_were(tmp_path):
+    given = sequences(8)
+    golden = GoldenSet((Case("golden 0", "golden", {"x": np.ones(2)}, {"y": np.ones(2)}),), sequences=given)
+    digest = golden.save(tmp_path / "golden.safetensors")
+    read = GoldenSet.load(tmp_path / "golden.safetensors")
+    assert read.digest == golden.digest == digest
+    assert read.sequences is not None
+    assert (read.sequences.states, read.sequences.golden.noise) == (STATES, Noise())
+    assert read.sequences.steps == 12
+    for found, wanted in zip(read.sequences.golden.cases, given.golden.cases, strict=True):
+        assert found.name == wanted.name
+        np.testing.assert_array_equal(found.inputs["x"], wanted.inputs["x"])
+    assert [*read.cases[0].inputs] == ["x"], "sequences are no cases"
+    plain = GoldenSet(golden.cases)
+    assert plain.save(tmp_path / "plain.safetensors") != digest
+
+
+def test_inputs_to_make_others_of_are_not_empty():
+    def case(size):
+        return Case(f"golden {size}", "golden", {"past": np.ones((1, size))}, {})
+
+    assert GoldenSet((case(0), case(3))).real_inputs["past"].shape == (1, 3)
+    assert GoldenSet((case(0),)).real_inputs["past"].shape == (1, 0)
+    with pytest.raises(DataError, match="no golden case"):
+        _ = GoldenSet(()).real_inputs
