@@ -63,9 +63,9 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
     )
     if unknown:
         return found
-    given = [spec_of(value, "output") for value in tidy.graph.output]
+    results = [spec_of(value, "output") for value in tidy.graph.output]
     found = find_dims(found, lambda: open_graph(tidy, path, found.name))
-    return begin_empty(replace(found, states=find_states(found.inputs, given)), given)
+    return begin_empty(replace(found, states=find_states(found.inputs, results)), results)
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:

@@ -180,10 +180,11 @@ def _import_entry(store: Store, results: Results, item: OfflineTrial, reference:
     _check_device(entry, results.device)
     _check_time(manifest, item.created_at)
     spec = spec_of(manifest)
-    if contract_of(spec):
+    if contract_of(spec) or spec.state:
+        what = "promises a contract" if contract_of(spec) else "hands its state from step to step"
         raise _Refused(
-            f"{reference} promises a contract, which takes runs of its own; `enginery validate {reference}` on a node "
-            "with that GPU shows it"
+            f"{reference} {what}, which takes runs of its own; `enginery validate {reference}` on a node with that GPU "
+            "shows it"
         )
     proof, device = _prove(store, manifest, entry, spec, item), results.device
     said = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}

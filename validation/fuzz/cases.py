@@ -96,7 +96,8 @@ def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
     if rest or values not in VALUES or set(given) != {dim.name for dim in dims}:
         wanted = " ".join([*(f"{dim.name}={dim.opt}" for dim in dims), f"values={'|'.join(VALUES)}"])
         raise InputError(f"case {text!r} is not one of this model; write it as '{wanted}'")
-    if not (nth.isdecimal() and all(size.isdecimal() and int(size) > 0 for size in given.values())):
+    least = {dim.name: min(dim.min, 1) for dim in dims}
+    if not (nth.isdecimal() and all(size.isdecimal() and int(size) >= least[name] for name, size in given.items())):
         raise InputError(f"case {text!r}: sizes are whole numbers from 1 up, and a draw is one from 0")
     sizes = tuple((dim.name, int(given[dim.name])) for dim in dims)
     outside = any(size not in dim.sizes for dim, (_, size) in zip(dims, sizes, strict=True))
