@@ -14,7 +14,8 @@ from enginery.core.digest import canonical_json, digest_of, digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.parsing import Malformed
 from enginery.core.types import CPU_KIND
-from enginery.registry.manifest import EngineEntry, Manifest, Status
+from enginery.registry.ensembles import pinned_engines
+from enginery.registry.manifest import STATUSES, EngineEntry, Manifest, Status
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import attestation_key, evidence_prefix
 
@@ -84,7 +85,8 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
 def judge_entries(
     store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
 ) -> tuple[JudgedEntry, ...]:
-    """The version's engines with their current status; of a CPU engine the one on the kind of CPU it was built for.
+    """The version's engines with their current status; of a CPU engine the one on the kind of CPU it was built for. An
+    engine of an ensemble is no better than those that it stands for.
 
     counts: whether an attestation counts by a trust policy (`trust.Vouched.counts`); None: all of them do.
     Raises IntegrityError for a damaged attestation.
@@ -93,7 +95,25 @@ def judge_entries(
     for attestation in attestations(store, manifest):
         if counts is None or counts(attestation):
             found.setdefault(attestation.engine, []).append(attestation)
-    return tuple(_judge(entry, found.get(entry.digest or "", [])) for entry in manifest.engines)
+    judged = (_judge(entry, found.get(entry.digest or "", [])) for entry in manifest.engines)
+    if not manifest.graphs:
+        return tuple(judged)
+    return tuple(_judge_whole(store, manifest, entry, counts) if entry.usable else entry for entry in judged)
+
+
+def _judge_whole(
+    store: Store, manifest: Manifest, entry: JudgedEntry, counts: Callable[[Attestation], bool] | None
+) -> JudgedEntry:
+    """An engine of an ensemble with the status of the worst engine that it stands for, where that is worse."""
+    try:
+        found = {graph.name: (pinned, engine.unit) for graph, pinned, engine in pinned_engines(store, manifest, entry)}
+    except IntegrityError as error:
+        return replace(entry, status="failed", reason=str(error), on={})
+    for name, (pinned, unit) in found.items():
+        engine = next(item for item in judge_entries(store, pinned, counts) if item.unit == unit)
+        if STATUSES.index(engine.status) > STATUSES.index(entry.status):
+            entry = replace(entry, status=engine.status, reason=f"graph {name!r}: {engine.reason}", on={})
+    return entry
 
 
 def attestations(store: Store, manifest: Manifest) -> Iterator[Attestation]:
