@@ -9,7 +9,7 @@
     pulled = enginery.pull("model:stable", registry="./registry", target="auto", dest="engines/")
     client = enginery.Client("s3://models/registry")                                # what serves: docs/guides/client.md
     streams = enginery.Streams.described(run, pulled.description)                   # of a model with state
-    whole = enginery.Ensemble.described(runs, pulled.description)                   # of several graphs
+    whole = enginery.Ensemble.described(opens, pulled.description)                  # of several graphs
     recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
     log = enginery.ObservationLog("stable.jsonl", pulled.description)               # what became of them
 """

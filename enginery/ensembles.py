@@ -43,28 +43,23 @@ class Ensemble(Session):
         self._wanted |= {spec.name for spec in outputs}
 
     @classmethod
-    def described(cls, runs: Mapping[str, Callable[[Tensors], Tensors]], description: Path | str) -> "Ensemble":
-        """The ensemble of a pulled one. runs: by graph, a function that runs its engine.  description: the JSON of the
-        whole. Raises DataError for a file that is none, and for a graph without a function."""
+    def described(cls, opens: Callable[[Path], Callable[[Tensors], Tensors]], description: Path | str) -> "Ensemble":
+        """The ensemble of a pulled one. opens: gives for an engine's file a function that runs it.  description: the
+        JSON of the whole. Raises DataError for a file that is none, and what `opens` raises."""
+        path, graphs = Path(description), dict[str, EnsembleGraph]()
         try:
-            found = parse_json(Path(description).read_bytes(), MOST_BYTES)
-            inputs, outputs = (
-                tuple(decode(item, TensorSpec) for item in field(found, name, many(mapping)))
-                for name in ("inputs", "outputs")
-            )
-            graphs = {
-                field(graph, "name", text): EnsembleGraph(
-                    runs[field(graph, "name", text)],
-                    [decode(item, TensorSpec) for item in field(graph, "inputs", many(mapping))],
+            found = parse_json(path.read_bytes(), MOST_BYTES)
+            for graph in field(found, "graphs", many(mapping)):
+                own = path.parent / field(graph, "description", text)
+                engine = parse_json(own.read_bytes(), MOST_BYTES)
+                graphs[field(graph, "name", text)] = EnsembleGraph(
+                    opens(own.parent / field(engine, "file", text)),
+                    _read_tensors(engine, "inputs"),
                     field(graph, "sources", mapping_of(text)),
                 )
-                for graph in field(found, "graphs", many(mapping))
-            }
-        except KeyError as error:
-            raise DataError(f"graph {error} of {description} has no function; give one for each graph") from error
-        except (OSError, IntegrityError) as error:
+            return cls(graphs, _read_tensors(found, "inputs"), _read_tensors(found, "outputs"))
+        except (FileNotFoundError, IntegrityError) as error:
             raise DataError(f"{description} describes no ensemble: {error}") from error
-        return cls(graphs, inputs, outputs)
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs of the whole. Raises DataError for inputs that are missing or unknown, and for a graph that lacks
@@ -99,3 +94,7 @@ def feed(graph: EnsembleGraph, inputs: Tensors, held: Tensors, before: Sequence[
         floats = array.dtype.kind == "f" and spec.dtype.startswith("float") and array.dtype.name != spec.dtype
         found[spec.name] = array.astype(spec.dtype) if floats else array
     return found
+
+
+def _read_tensors(found: Mapping[str, object], name: str) -> list[TensorSpec]:
+    return [decode(item, TensorSpec) for item in field(found, name, many(mapping))]

@@ -181,9 +181,8 @@ def _download_graphs(
         part = replace(resolution, chosen=engine, ranked=(engine,))
         pulled = download_engine(store, own, part, dest / graph.name, fetcher)
         there = there and pulled.cached
-        inputs = [vars(spec) for spec in entry.inputs]
         file = f"{graph.name}/{pulled.description.name}"
-        graphs.append({"name": graph.name, "description": file, "inputs": inputs, "sources": dict(graph.sources)})
+        graphs.append({"name": graph.name, "description": file, "sources": dict(graph.sources)})
     path = dest / f"{stem_of(located.manifest, whole)}.json"
     found = {**describe(located, whole, path.name), "graphs": graphs}
     data = _as_json(found)
