@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.ensemble import PinnedGraph
-from enginery.core.errors import IntegrityError
+from enginery.core.errors import InputError, IntegrityError
 from enginery.core.parsing import Malformed
 from enginery.registry.manifest import EngineEntry, Manifest, parse
 from enginery.registry.store.base import Store, place_of
@@ -18,6 +18,14 @@ from enginery.registry.store.layout import manifest_key
 FORMAT = 1
 MAX_BYTES = 1 << 20
 SUFFIX = ".json"
+
+
+def require_model(manifest: Manifest) -> None:
+    """Raise InputError for an ensemble: of what works on a model of one graph."""
+    if manifest.graphs:
+        graphs = ", ".join(graph.reference for graph in manifest.graphs)
+        where = f"{manifest.model}@{manifest.version}"
+        raise InputError(f"{where} is an ensemble, and this works on a model of one graph: give one of {graphs}")
 
 
 def write_engines(engines: Mapping[str, str]) -> bytes:

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,25 @@ import onnxruntime as ort
 import pytest
 
 import enginery
-from enginery.core.errors import EngineryError, SpecError
+from enginery.core.errors import EngineryError, InputError, SpecError
+from enginery.core.hardware.machine import target_named
 from enginery.core.names import parse_reference
+from enginery.core.reports.proof import Report
 from enginery.core.types import Tensors
+from enginery.exchange.mirror import mirror
+from enginery.exchange.oci import export_oci
+from enginery.registry.evidence.attestations import attest, attestations, judge_entries
 from enginery.registry.retention import Rules, find_kept_versions, inventory
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import manifest_key
 from enginery.registry.verification import verify
-from enginery.registry.versions.channels import promote, rollback
+from enginery.registry.versions.channels import policy_refusal, promote, rollback
 from enginery.registry.versions.lookup import load, locate
+from pipeline.canary.engines import choose
+from pipeline.cli.published import local_context
+from pipeline.operations.offline import write_offline_bundle
+from pipeline.operations.revalidate import spec_of
+from pipeline.operations.revalidate_ensemble import revalidate_ensemble
 from pipeline.outcome import Outcome
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from tests.pipeline.projects import arrays
@@ -131,6 +142,51 @@ def test_what_an_ensemble_pins_is_kept_and_verified(built: tuple[Path, Outcome],
     finally:
         store.create(key, data)
     assert not (built[0] / "none").exists()
+
+
+def test_a_verdict_on_a_graph_counts_for_the_whole(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "copy"), create=True)
+    found = mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
+    assert found.versions == ("pair@1",)
+    assert verify(store).sound
+    whole, encoder = load(store, "pair", "1"), load(store, "pair-encoder", "1")
+    int8 = next(entry for entry in encoder.engines if (entry.target, entry.precision) == ("cpu", "int8"))
+    report = Report.from_json(json.loads(store.read_blob(str(int8.report))))
+    attest(store, encoder, replace(report, verdict="failed", reason="it crashed", host={**report.host, "name": "b"}))
+    judged = {entry.precision: entry for entry in judge_entries(store, whole) if entry.target == "cpu"}
+    assert judged["fp32"].status == "proven"
+    assert judged["int8"].status == "failed"
+    assert judged["int8"].reason == "graph 'encoder': failed when validated later: it crashed"
+    assert "has failed where it was validated" in str(policy_refusal(store, whole, "stable"))
+
+
+def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "copy"), create=True)
+    mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
+    whole = load(store, "pair", "1")
+    with local_context(store, quiet=True) as context:
+        found = {item.entry.unit: item for item in revalidate_ensemble(whole, context)}
+    assert {unit: item.verdict for unit, item in found.items()} == {
+        "cpu fp32 ensemble": "proven",
+        "cpu int8 ensemble": "proven",
+    }
+    assert {item.engine for item in attestations(store, whole)} == {
+        entry.digest for entry in whole.engines if entry.digest
+    }
+
+
+@pytest.mark.parametrize("use", ["choose", "carry", "oci", "spec"])
+def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
+    whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
+    uses: dict[str, Callable[[], object]] = {
+        "choose": lambda: choose(store, reference, target_named("cpu"), None),
+        "carry": lambda: write_offline_bundle(store, whole, tmp_path / "bundle"),
+        "oci": lambda: export_oci(store, locate(store, reference), tmp_path / "oci"),
+        "spec": lambda: spec_of(whole),
+    }
+    with pytest.raises(InputError, match=r"pair@1 is an ensemble, .* give one of pair-encoder@1, pair-decoder@1"):
+        uses[use]()
+    assert not list(tmp_path.iterdir())
 
 
 def test_channels_move_the_whole(built: tuple[Path, Outcome], store: Store, tmp_path: Path) -> None:

@@ -105,15 +105,27 @@ def _judge_whole(
     store: Store, manifest: Manifest, entry: JudgedEntry, counts: Callable[[Attestation], bool] | None
 ) -> JudgedEntry:
     """An engine of an ensemble with the status of the worst engine that it stands for, where that is worse."""
+    engines: dict[str, JudgedEntry] = {}
     try:
-        found = {graph.name: (pinned, engine.unit) for graph, pinned, engine in pinned_engines(store, manifest, entry)}
+        for graph, pinned, engine in pinned_engines(store, manifest, entry):
+            judged = judge_entries(store, pinned, counts)
+            engines[graph.name] = next(item for item in judged if item.unit == engine.unit)
     except IntegrityError as error:
         return replace(entry, status="failed", reason=str(error), on={})
-    for name, (pinned, unit) in found.items():
-        engine = next(item for item in judge_entries(store, pinned, counts) if item.unit == unit)
-        if STATUSES.index(engine.status) > STATUSES.index(entry.status):
-            entry = replace(entry, status=engine.status, reason=f"graph {name!r}: {engine.reason}", on={})
-    return entry
+    status, reason = _worst((entry.status, entry.reason), engines)
+    on = {
+        kind: _worst(found, {name: engine.on_cpu(kind) for name, engine in engines.items()})
+        for kind, found in entry.on.items()
+    }
+    return replace(entry, status=status, reason=reason, on=on)
+
+
+def _worst(found: tuple[Status, str], engines: Mapping[str, EngineEntry]) -> tuple[Status, str]:
+    """Status and reason, those of an engine where that is worse. engines: by graph."""
+    for name, engine in engines.items():
+        if STATUSES.index(engine.status) > STATUSES.index(found[0]):
+            found = engine.status, f"graph {name!r}: {engine.reason}"
+    return found
 
 
 def attestations(store: Store, manifest: Manifest) -> Iterator[Attestation]:

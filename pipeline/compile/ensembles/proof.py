@@ -11,6 +11,7 @@ from enginery.core.errors import EngineryError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.cuda import gpus
 from enginery.core.reports.proof import Check
+from enginery.core.text import now
 from enginery.core.types import Precision, Session, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
@@ -93,10 +94,10 @@ def blame(checks: Sequence[Check]) -> str:
     return f"; with one engine among graphs in fp32: {', '.join(found)}" if found else ""
 
 
-def prove(request: ProveEnsemble, unit: str, context: RunContext) -> Proof:
+def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool = False) -> Proof:
     """The proof of an ensemble's engine; of one that cannot be opened or run, the one check `CRASHED`, which failed.
 
-    Raises UnavailableError and IntegrityError, which say nothing about the engines, and StepError when cancelled.
+    afresh: also when the same proof is on record.  Raises UnavailableError and IntegrityError, which say nothing about the engines, and StepError when cancelled.
     """
     backends = [backend_root(blob.request.backend) for blob in request.engines.values()]
     key = {
@@ -104,6 +105,7 @@ def prove(request: ProveEnsemble, unit: str, context: RunContext) -> Proof:
         "whole": request.whole.key,
         "machine": [this_kind().name, *sorted({gpu.name for gpu in gpus()})],
         **code_key(ProveEnsemble, *backends),
+        **({"at": now()} if afresh else {}),
     }
     job = Job(f"prove {unit}", request, context.store.uri, LIMITS)
     try:

@@ -53,10 +53,12 @@ class BuiltEnsemble:
 
 @dataclass(frozen=True)
 class JudgedEnsemble:
-    """A unit of an ensemble with its entry. report: None where it has no engine."""
+    """A unit of an ensemble with its entry. report: None where it has no engine.  size_bytes: of the engines of its
+    graphs together."""
 
     entry: EngineEntry
     report: Report | None = None
+    size_bytes: int | None = None
 
 
 def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: RunContext) -> JudgedEnsemble:
@@ -67,12 +69,25 @@ def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: R
     data = write_engines({name: str(engine.digest) for name, engine in unit.engines.items()})
     entry = replace(entry, digest=context.store.put_bytes(data), size_bytes=len(data), suffix=SUFFIX)
     cannot_run = entry.reason if entry.status == "unproven" else None
-    proof = Proof() if cannot_run else prove(_request(unit, built), unit.name, context)
+    proof = Proof() if cannot_run else prove(request_proof(unit, built), unit.name, context)
+    report = report_on(entry, golden, proof, cannot_run)
+    context.progress.emit(VerdictReached(unit.name, report.verdict, report.reason))
+    passed = [check.passed for check in proof.checks]
+    counts = {"passed": passed.count(True), "failed": passed.count(False)}
+    judged = replace(entry, status=report.verdict, reason=report.reason, checks=counts, report=report.digest)
+    if report.verdict == "failed":
+        judged = replace(judged, digest=None, size_bytes=None, suffix=None, report=None)
+    size = sum(built.versions[name].size_of(engine) or 0 for name, engine in unit.engines.items())
+    return JudgedEnsemble(judged, report, size)
+
+
+def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | None) -> Report:
+    """The report on an ensemble's engine. cannot_run: as of `make_report`."""
     verdict, reason = judge(proof.checks, cannot_run)
-    if unit.target.is_cpu and cannot_run is None:
-        reason = f"{reason}, on {this_kind().name}{blame(proof.checks)}"
-    report = Report(
-        unit=unit.name,
+    if entry.hardware.is_cpu and cannot_run is None:
+        reason = f"{reason}, on {this_kind().name}"
+    return Report(
+        unit=entry.unit,
         target=entry.target,
         precision=entry.precision,
         backend=entry.backend,
@@ -80,24 +95,16 @@ def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: R
         golden=golden,
         checks=proof.checks,
         verdict=verdict,
-        reason=reason,
+        reason=f"{reason}{blame(proof.checks)}",
         created_at=now(),
         host=describe_host(),
         versions=dict(entry.toolchain),
         spreads=tuple(spread.round_numbers() for spread in proof.spreads),
     )
-    context.progress.emit(VerdictReached(unit.name, verdict, reason))
-    passed = [check.passed for check in proof.checks]
-    counts = {"passed": passed.count(True), "failed": passed.count(False)}
-    if verdict == "failed":
-        return JudgedEnsemble(
-            replace(entry, status="failed", reason=reason, checks=counts, digest=None, size_bytes=None, suffix=None),
-            report,
-        )
-    return JudgedEnsemble(replace(entry, status=verdict, reason=reason, checks=counts, report=report.digest), report)
 
 
-def _request(unit: EnsembleUnit, built: BuiltEnsemble) -> ProveEnsemble:
+def request_proof(unit: EnsembleUnit, built: BuiltEnsemble) -> ProveEnsemble:
+    """The proof of a unit."""
     limits = built.loaded.spec.limits.get(unit.precision)
     blobs = {
         name: EngineBlob(request_of(engine), str(engine.digest), str(engine.suffix))
@@ -153,12 +160,15 @@ def publish_ensemble(
 
 
 def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[JudgedEnsemble]) -> Manifest:
-    said = built.loaded.spec.model_dump(mode="json", exclude={"publication"})
+    spec = built.loaded.spec
+    # Null lifts a limit, so one that was not given stays absent.
+    limits = {name: item.model_dump(mode="json", exclude_unset=True) for name, item in spec.limits.items()}
+    said = spec.model_dump(mode="json", exclude={"publication", "limits"}) | ({"limits": limits} if limits else {})
     sources = {GOLDEN: golden, **{f"onnx {graph.name}": graph.model for graph in built.chain}}
     units = sorted([item.entry.unit, item.entry.status, str(item.entry.digest)] for item in judged)
     pins = [vars(pin) for pin in built.pins()]
     return Manifest(
-        model=built.loaded.spec.model,
+        model=spec.model,
         version="",
         created_at=now(),
         content=digest_of({"spec": said, "sources": sources, "graphs": pins, "units": units}),
@@ -167,7 +177,6 @@ def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[JudgedEnsemble]) 
         toolchain=versions("enginery", "onnx", "onnxruntime", "numpy"),
         host=describe_host(),
         graphs=built.pins(),
-        shards={},
     )
 
 
@@ -185,7 +194,7 @@ def _result(item: JudgedEnsemble) -> EngineResult:
         precision=entry.precision,
         backend=entry.backend,
         digest=entry.digest,
-        size_bytes=entry.size_bytes,
+        size_bytes=item.size_bytes if entry.digest else None,
         status=entry.status,
         reason=entry.reason,
         checks=entry.checks,
