@@ -5,6 +5,7 @@ requirements and attestations as any engine has, and is ranked by them.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
@@ -28,20 +29,36 @@ def require_model(manifest: Manifest) -> None:
         raise InputError(f"{where} is an ensemble, and this works on a model of one graph: give one of {graphs}")
 
 
-def write_engines(engines: Mapping[str, str]) -> bytes:
-    """The document of an ensemble's engine. engines: graph -> digest of its engine."""
-    return canonical_json({"format": FORMAT, "engines": dict(engines)})
+@dataclass(frozen=True)
+class NamedEngine:
+    """An engine of a version. unit: as in `EngineEntry.unit`: several units may have an engine of the same bytes."""
+
+    unit: str
+    digest: str
 
 
-def read_engines(store: Store, digest: str) -> dict[str, str]:
-    """Graph -> digest of its engine, of an ensemble's engine. Raises IntegrityError for a blob that is none."""
+def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
+    """The document of an ensemble's engine. engines: of its graphs, by name."""
+    named = {graph: {"unit": entry.unit, "digest": entry.digest} for graph, entry in engines.items()}
+    return canonical_json({"format": FORMAT, "engines": named})
+
+
+def read_engines(store: Store, digest: str) -> dict[str, NamedEngine]:
+    """The engines of graphs, by name, that an ensemble's engine stands for. Raises IntegrityError for a blob that is
+    none."""
     try:
         document = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
         if (stated := parsing.field(document, "format", parsing.count)) != FORMAT:
             raise Malformed(f"format is {stated}; this enginery reads {FORMAT}: upgrade enginery")
-        return parsing.field(document, "engines", parsing.mapping_of(parsing.digest))
+        return parsing.field(document, "engines", parsing.mapping_of(_named_engine))
     except Malformed as error:
         raise IntegrityError(f"engine {digest} of an ensemble: {error}; build it again") from error
+
+
+def _named_engine(value: object, path: str) -> NamedEngine:
+    found = parsing.mapping(value, path)
+    unit = parsing.field(found, "unit", parsing.text, path)
+    return NamedEngine(unit, parsing.field(found, "digest", parsing.digest, path))
 
 
 def load_pinned(store: Store, graph: PinnedGraph) -> Manifest:
@@ -65,7 +82,8 @@ def pinned_engines(
     named = read_engines(store, str(entry.digest))
     for graph in manifest.graphs:
         pinned = load_pinned(store, graph)
-        engine = next((item for item in pinned.engines if item.digest == named.get(graph.name)), None)
-        if engine is None or engine.digest is None:
-            raise IntegrityError(f"graph {graph.name!r}: {graph.reference} lacks the engine {named.get(graph.name)}")
-        yield graph, pinned, engine
+        wanted = named.get(graph.name)
+        engines = {NamedEngine(item.unit, item.digest): item for item in pinned.engines if item.digest}
+        if wanted is None or wanted not in engines:
+            raise IntegrityError(f"graph {graph.name!r}: {graph.reference} lacks {wanted}; build the ensemble again")
+        yield graph, pinned, engines[wanted]

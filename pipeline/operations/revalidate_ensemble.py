@@ -67,8 +67,8 @@ def _prove(entry: EngineEntry, manifest: Manifest, built: BuiltEnsemble, context
         if reason := why_not_here(engine):
             return Attested(entry, entry.status, f"graph {graph.name!r}: {reason}")
     for graph, pinned, engine in parts:
-        for found in revalidate(pinned, context, engines=[str(engine.digest)], again=False):
-            if found.verdict != "proven":
+        for found in revalidate(pinned, context, [engine.target], [str(engine.digest)], again=False):
+            if found.entry.unit == engine.unit and found.verdict != "proven":
                 return Attested(entry, found.verdict, f"graph {graph.name!r}: {found.reason}")
     engines = {graph.name: engine for graph, _, engine in parts}
     precision = next(each for each in PRECISIONS if each == entry.precision)

@@ -16,9 +16,12 @@ from enginery.registry.store.base import open_store
 from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.composition import StepRunner
 from pipeline.intake.places import SCHEME, Bucket, Found, below, files_below, place_at
-from pipeline.orchestration.run import Compiled, Executors, RunOptions, compile_once
+from pipeline.orchestration.ensembles import compile_any
+from pipeline.orchestration.run import Compiled, Executors, RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress, by_model
+from pipeline.spec.document import is_ensemble
+from pipeline.spec.ensemble import named_graphs
 
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)
@@ -63,7 +66,7 @@ def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Fo
         return
     with place_at(specs) as place:
         place.refresh()
-        paths = spec_files(place.folder)
+        paths = without_graphs(spec_files(place.folder))
         if not paths:
             raise InputError(f"{specs} holds no spec: no .yaml file there has the key `model`; name another place")
         # The address of a copied file is the one that it was copied from.
@@ -87,6 +90,12 @@ def spec_files(folder: Path) -> list[Path]:
     return [path for path in files_below(folder) if path.suffix in (".yaml", ".yml") and has_model(path)]
 
 
+def without_graphs(paths: Sequence[Path]) -> list[Path]:
+    """The specs but for those of graphs of an ensemble among them: they are built with that."""
+    named = {file.resolve() for path in paths if is_ensemble(path) for file in named_graphs(path)}
+    return [path for path in paths if path.resolve() not in named]
+
+
 def compile_row(
     address: str | Found,
     options: RunOptions,
@@ -97,7 +106,7 @@ def compile_row(
 ) -> CatalogRow:
     """Compile one spec of many. An error is not raised: it is the row's reason. done: called with what was compiled."""
     try:
-        compiled = compile_once(address, options, runner, progress, executors)
+        compiled = compile_any(address, options, runner, progress, executors)
         done(compiled)
     except EngineryError as error:
         return CatalogRow(str(address), None, "failed", reason=str(error))

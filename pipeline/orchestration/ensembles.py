@@ -1,5 +1,6 @@
 """One run of a spec of either kind: of a model, or of an ensemble, whose graphs are models of their own."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,24 +30,33 @@ from pipeline.spec.ensemble import LoadedEnsemble, load_ensemble
 from pipeline.spec.model import ModelSpec
 
 
-def compile_any(address: Path | str, options: RunOptions, runner: StepRunner, progress: Progress) -> Compiled:
+def compile_any(
+    address: Path | str | Found,
+    options: RunOptions,
+    runner: StepRunner,
+    progress: Progress,
+    executors: Executors | None = None,
+) -> Compiled:
     """Build, prove and publish the spec at an address: of a model (`compile_once`), or of an ensemble with its graphs.
 
     Raises what `compile_once` raises.
     """
     with spec_at(address, options.registry) as found:
         if not is_ensemble(found.path):
-            return compile_once(found, options, runner, progress)
-        return _compile_ensemble(found, options, runner, progress)
+            return compile_once(found, options, runner, progress, executors)
+        with nullcontext(executors) if executors else start_executors(options) as both:
+            return _compile_ensemble(found, options, runner, progress, both)
 
 
-def _compile_ensemble(found: Found, options: RunOptions, runner: StepRunner, progress: Progress) -> Compiled:
+def _compile_ensemble(
+    found: Found, options: RunOptions, runner: StepRunner, progress: Progress, executors: Executors
+) -> Compiled:
     loaded = load_ensemble(found.path, found.address)
     options = replace(options, registry=ensemble_registry(loaded.spec, options))
     store = open_store(str(options.registry), create=True)
     progress = by_model(progress)
     of = loaded.spec.model, loaded.spec.address, store, options, progress
-    with start_executors(options) as executors, open_context(*of, executors) as context, workdir() as folder:
+    with open_context(*of, executors) as context, workdir() as folder:
 
         def compile_graph(spec: ModelSpec) -> CompiledGraph:
             return _compile_graph(spec, loaded, options, runner, progress, executors)

@@ -151,6 +151,15 @@ class LoadedEnsemble:
         )
 
 
+def named_graphs(path: Path) -> list[Path]:
+    """The files of an ensemble's graphs, as far as its own file can be read."""
+    try:
+        spec, _ = load_document(path, KIND)
+    except SpecError:
+        return []
+    return [path.parent / file for file in spec.graphs.values()]
+
+
 def load_ensemble(path: Path, address: str = "") -> LoadedEnsemble:
     """Read and check an ensemble and the specs of its graphs. Raises SpecError with one line per mistake."""
     spec, root = load_document(path, KIND)

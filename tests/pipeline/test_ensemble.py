@@ -31,6 +31,7 @@ from pipeline.cli.published import local_context
 from pipeline.operations.offline import write_offline_bundle
 from pipeline.operations.revalidate import spec_of
 from pipeline.operations.revalidate_ensemble import revalidate_ensemble
+from pipeline.orchestration.catalog import gather_specs
 from pipeline.outcome import Outcome
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from tests.pipeline.projects import arrays
@@ -269,6 +270,12 @@ def test_commands_of_one_graph_name_the_way_out(tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project")
     with pytest.raises(SpecError, match="is the spec of an ensemble; give that of one of its graphs"):
         enginery.load_spec(written)
+
+
+def test_a_catalog_builds_graphs_with_their_ensemble_alone(tmp_path: Path) -> None:
+    path = write_ensemble(tmp_path / "project")
+    with gather_specs(str(path.parent), None) as found:
+        assert [str(each) for each in found] == [str(path)]
 
 
 def test_data_of_the_whole_that_lacks_an_input_is_refused(tmp_path: Path) -> None:

@@ -176,8 +176,9 @@ def show_outcome(outcome: "Outcome") -> None:
 
     for graph in outcome.graphs.values():
         show_outcome(graph)
+    outcome = replace(outcome, graphs={})
     _print_engines(outcome)
-    for engine in outcome.failed if not outcome.graphs else ():
+    for engine in outcome.failed:
         say(f"failed: {engine.unit}: {engine.reason}")
         if engine.failure:
             say(f"  reproduce: {engine.failure.command}")

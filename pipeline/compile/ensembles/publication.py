@@ -66,7 +66,7 @@ def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: R
     entry = unit.entry(built.golden.inputs, built.outputs)
     if not entry.usable:
         return JudgedEnsemble(entry)
-    data = write_engines({name: str(engine.digest) for name, engine in unit.engines.items()})
+    data = write_engines(unit.engines)
     entry = replace(entry, digest=context.store.put_bytes(data), size_bytes=len(data), suffix=SUFFIX)
     cannot_run = entry.reason if entry.status == "unproven" else None
     proof = Proof() if cannot_run else prove(request_proof(unit, built), unit.name, context)
