@@ -13,7 +13,7 @@ from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.settings.fit import STRENGTHS, fit
 from pipeline.quantization.settings.groups import Statistics, find_groups, matrices
 from pipeline.quantization.settings.rounding import compensate, nearest, rounded_activation, steps_of
-from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, factors_of, folds
+from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, factors_of, find_folds
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import TENSORRT_FP32, of_type, run
 
@@ -39,14 +39,14 @@ def test_smoothing_alone_changes_nothing_in_float(residual):
 
 def test_factors_go_into_the_normalization_when_only_the_group_reads_it():
     graph, group, (changed, ranges) = smoothed(outlier_net())
-    assert folds(graph, group)
+    assert find_folds(graph, [group])
     assert len(changed.graph.node) == len(graph.graph.node)
     assert ranges.tensors["n"] == (-3.0, 3.0)
 
 
 def test_a_residual_connection_keeps_the_exact_tensor():
     graph, group, (changed, ranges) = smoothed(outlier_net(residual=True))
-    assert not folds(graph, group)
+    assert not find_folds(graph, [group])
     assert len(of_type(changed, "Mul")) == 1
     assert ranges.tensors["n"] != (-3.0, 3.0)
     assert ranges.tensors[of_type(changed, "Mul")[0].output[0]] == (-3.0, 3.0)
