@@ -113,8 +113,8 @@ class SearchQuantization:
         from validation.data.samples import Samples
 
         clock, place, search = SearchClock.start(self.most_s), open_store(context.store), self.search
-        model = onnx.load(fetch_graph(place, self.model, context.workdir / "model.onnx"))
-        overrides = resolve(prepare_model(model), search.overrides) if search.overrides else {}
+        file = fetch_graph(place, self.model, context.workdir / "model.onnx")
+        overrides = resolve(prepare_model(onnx.load(file)), search.overrides) if search.overrides else {}
         shapes, labels = (self.samples.shapes.inputs, self.samples.shapes.dims), None
         with open_samples(self.samples) as source, ExitStack() as opened:
             if self.answer and isinstance(source, Samples):
@@ -127,7 +127,9 @@ class SearchQuantization:
                     timer = opened.enter_context(_make_timer(item.probe.request, first, context.workdir))
                 targets.append(SearchTarget(ranges, _scheme_of(item.kind), timer))
             runs = group_runs(source.runs(), *shapes)
-            found = choose_each(model, targets, runs, search.floor, search.smoothing, overrides, labels, clock)
+            found = choose_each(
+                onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock
+            )
         pairs = zip(self.kinds, found, strict=True)
         return SearchResults(tuple(self._store(item, choice, place, context.workdir) for item, choice in pairs))
 

@@ -6,7 +6,6 @@ convolution's weight that two kinds round to the same levels is rounded once.
 
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,14 @@ from pipeline.quantization.settings.groups import (
     gather,
     matrices,
 )
-from pipeline.quantization.settings.runs import Run, RunLabels, SessionRunner, divide_runs, with_weights_outside
+from pipeline.quantization.settings.runs import (
+    Run,
+    RunLabels,
+    SessionRunner,
+    divide_runs,
+    with_weights_inside,
+    with_weights_outside,
+)
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, find_folds
 from validation.reporting.quantization import decibels_text
 
@@ -55,7 +61,8 @@ class SearchTarget:
 
 @dataclass(frozen=True)
 class FloatSide:
-    """What all kinds of int8 are fitted on and compared with. model: prepared.  fitted: runs that settings see.
+    """What all kinds of int8 are fitted on and compared with. model: prepared, its weights in a file, which graphs of
+    it share.  fitted: runs that settings see.
 
     runs, expected: inputs and the float model's outputs to judge on.  answers: the right ones, where there are labels.
     """
@@ -78,10 +85,14 @@ class FloatSide:
         labels: RunLabels | None,
         limits: GraphLimits | None,
         clock: SearchClock,
+        folder: Path,
     ) -> "FloatSide":
-        """From a model as it was exported and calibration runs; raises ModelError when it does not run on them."""
+        """From a model as it was exported and calibration runs; raises ModelError when it does not run on them.
+
+        folder: for the weights, until the search is over.
+        """
         fitted, judging = divide_runs(runs, filled=limits is not None)
-        graph, judged = prepare_model(model), [run.inputs for run in judging]
+        graph, judged = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging]
         answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
         plain = SessionRunner(graph)
         expected = [plain.run(inputs) for inputs in judged]
@@ -97,13 +108,11 @@ def open_trials(
     statistics, work = gather(side.model, groups, side.fitted, side.clock.check)
     plans = _fit_mixing(side, kinds, statistics, STRENGTHS if smoothing == "auto" else (None,))
     statistics.clear()
-    with tempfile.TemporaryDirectory(prefix="enginery-search-") as folder:
-        shared = with_weights_outside(side.model, Path(folder))
-        convolved = fit_convolutions(shared, kinds, side.fitted, side.clock.check)
-        return [
-            SearchTrial.of(side, shared, target, kind, own | others, work)
-            for target, kind, own, others in zip(targets, kinds, plans, convolved, strict=True)
-        ]
+    convolved = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
+    return [
+        SearchTrial.of(side, target, kind, own | others, work)
+        for target, kind, own, others in zip(targets, kinds, plans, convolved, strict=True)
+    ]
 
 
 def leave_all(side: FloatSide, target: SearchTarget, ended: str) -> MixedPrecisionChoice:
@@ -111,7 +120,8 @@ def leave_all(side: FloatSide, target: SearchTarget, ended: str) -> MixedPrecisi
     kind = _find_kind(side, target)
     left = dict.fromkeys((node for group in kind.groups for node in group.nodes), f"the search {ended}")
     point = FrontierPoint(0.0, tuple(group.activation for group in kind.groups), None)
-    return MixedPrecisionChoice(side.model, target.ranges, left, (), (), point, SweepCost(0, 0.0, 0.0), ended=ended)
+    model = with_weights_inside(side.model)
+    return MixedPrecisionChoice(model, target.ranges, left, (), (), point, SweepCost(0, 0.0, 0.0), ended=ended)
 
 
 def _find_kind(side: FloatSide, target: SearchTarget) -> FittedKind:
@@ -163,16 +173,15 @@ class SearchTrial:
     def of(
         cls,
         side: FloatSide,
-        model: ModelProto,
         target: SearchTarget,
         kind: FittedKind,
         plans: Mapping[str, SmoothingPlan],
         work: Mapping[str, StatisticsWork],
     ) -> "SearchTrial":
-        """With each group's damage measured. model: the side's, with its weights outside."""
+        """With each group's damage measured."""
         scheme = replace(target.scheme, float_precision="fp32")
         check = side.clock.check
-        alone, cost = sweep(model, kind.groups, plans, target.ranges, scheme, side.runs, check)
+        alone, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check)
         return cls(
             side, target.ranges, scheme, {group.activation: group for group in kind.groups}, plans, work, alone, cost
         )
@@ -224,7 +233,7 @@ class SearchTrial:
         return apply_plans(self.side.model, plans, self.ranges)
 
     def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
-        """The graph with these groups in float and all others in int8."""
+        """The graph with these groups in float and all others in int8; weights in float lie in the side's file."""
         changed, ranges = self.apply_other_plans(left)
         in_float: dict[str, OverridePrecision] = {node: "fp16" for name in left for node in self.groups[name].nodes}
         return quantize_int8(changed, ranges, scheme, {**self.side.overrides, **in_float})[0]
@@ -240,6 +249,7 @@ class SearchTrial:
         reads = {node.name: node.input[0] for node in model.graph.node if node.input}
         smoothed = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
         rounded = {node: value for plan in plans for node, value in plan.weight_db.items()}
+        model = with_weights_inside(model)
         return MixedPrecisionChoice(model, ranges, reasons, rows, frontier, point, self.cost, smoothed, rounded)
 
     def _reason(self, name: str) -> str:

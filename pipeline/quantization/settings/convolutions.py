@@ -114,9 +114,10 @@ def _fit_layer(
     computed = bool(name) and name not in given
     bias = to_array(given[name]) if name and not computed else np.zeros(stored.shape[0], np.float32)
     taking = [pair for pair in zip(kinds, fitted, strict=True) if node.name in pair[1].nodes]
-    spread = moments.about_zero if computed else moments.covariance
+    spread, wanted = moments.take_covariance(about_zero=computed), {kind.levels for kind, _ in taking}
     rounded = {
-        levels: compensate(matrix, spread, levels) for levels in dict.fromkeys(kind.levels for kind, _ in taking)
+        levels: compensate(matrix, spread if levels == min(wanted) else spread.copy(), levels)
+        for levels in sorted(wanted, reverse=True)
     }
     for kind, done in taking:
         done.weights[node.name] = as_weight(rounded[kind.levels], stored.shape)

@@ -172,16 +172,14 @@ class Moments:
         """Mean patch, [groups, values]."""
         return np.asarray(self.origin + self.first / self.count)
 
-    @property
-    def covariance(self) -> Floats:
-        """Covariance of the values of a patch, [groups, values, values]."""
+    def take_covariance(self, about_zero: bool = False) -> Floats:
+        """Covariance of the values of a patch, or the mean of x x', [groups, values, values]. It lies where the sums
+        did, which are gone: two of 4608 values take 170 MB."""
         self._multiply()
-        return _add_products(self.second / np.float32(self.count), (self.first / self.count).astype(np.float32), -1)
-
-    @property
-    def about_zero(self) -> Floats:
-        """Mean of x x', [groups, values, values]."""
-        return _add_products(self.covariance, self.mean.astype(np.float32), 1)
+        matrices, self.second = self.second, np.empty(0, np.float32)
+        matrices /= np.float32(self.count)
+        _add_products(matrices, (self.first / self.count).astype(np.float32), -1)
+        return _add_products(matrices, self.mean.astype(np.float32), 1) if about_zero else matrices
 
     def mean_lost(self, grid: ActivationRange) -> NDArray[np.float64]:
         """What quantizing the activation adds to a patch on average, [groups, values]."""

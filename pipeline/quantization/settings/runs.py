@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
 from builders.onnx_graphs.shards import link_shards
-from builders.onnx_graphs.weights import LOOSE, find_external, is_external, may_lie_outside, place_of, set_place
+from builders.onnx_graphs.weights import LOOSE, embed, find_external, is_external, may_lie_outside, place_of, set_place
 from builders.reference import open_interpreter, words_of
 from enginery.arrays import Array
 from enginery.core.errors import ModelError
@@ -115,6 +115,19 @@ def _join(held: Sequence[Tensors]) -> Tensors:
 
 # Threads that wait sleep, and Q/DQ is computed as it is written, without integer kernels.
 _ENTRIES = {"session.intra_op.allow_spinning": "0", "session.disable_quant_qdq": "1"}
+
+
+def with_weights_inside(model: ModelProto) -> ModelProto:
+    """A copy that holds its weights, those that are read, itself."""
+    copy = deepcopy(model)
+    read = {name for node in copy.graph.node for name in list_reads(node)} | {out.name for out in copy.graph.output}
+    kept = [tensor for tensor in copy.graph.initializer if tensor.name in read]
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(kept)
+    for tensor in copy.graph.initializer:
+        if is_external(tensor):
+            embed(tensor)
+    return copy
 
 
 def with_weights_outside(model: ModelProto, folder: Path) -> ModelProto:

@@ -19,9 +19,9 @@ from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from builders.onnx_graphs.weights import to_array
+from builders.onnx_graphs.weights import from_array, to_array
 from pipeline.quantization.graph import attribute_of, constants, consumers, sort_nodes, static_shapes, unused_name
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.settings.groups import Floats, SmoothingGroup, transpose_for
@@ -185,7 +185,8 @@ def factors_of(reach: Floats, weights: Floats, strength: float) -> Floats:
 def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Ranges) -> tuple[ModelProto, Ranges]:
     """A prepared model with the plans carried out, in float, and the ranges that quantize it so.
 
-    The weights lie on the levels that int8 will give them; node names stay.
+    The weights lie on the levels that int8 will give them; node names stay. Where the model's lie in a file they lie
+    beside it, until a session has opened the result (`with_weights_outside`).
     """
     editor, tensors = _Editor.of(model), dict(ranges.tensors)
     smoothed = [plan for plan in plans if plan.factors is not None]
@@ -238,7 +239,7 @@ class _Editor:
                 values = plan.weights[site.node]
                 if site.op_type != "Conv":
                     values = np.ascontiguousarray(transpose_for(site, values))
-                node.input[1] = self._constant(f"{site.weight}_{site.node}", values)
+                node.input[1] = self._constant(f"{site.weight}_{site.node}", values, site.weight)
             if site.node in plan.biases:
                 del node.input[2:]
                 node.input.append(self._constant(f"{site.weight}_{site.node}_bias", plan.biases[site.node]))
@@ -249,15 +250,17 @@ class _Editor:
             node = self.nodes[name]
             values = to_array(self.given[node.input[index]])
             turned = np.expand_dims(factors, [other for other in range(values.ndim) if other != axis])
-            node.input[index] = self._constant(f"{node.input[index]}_smoothed", values / turned)
+            node.input[index] = self._constant(f"{node.input[index]}_smoothed", values / turned, node.input[index])
         most = float((1 / factors).max())
         for tensor in fold.tensors:
             if tensor in ranges:
                 ranges[tensor] = (ranges[tensor][0] * most, ranges[tensor][1] * most)
 
-    def _constant(self, name: str, values: NDArray[np.floating]) -> str:
+    def _constant(self, name: str, values: NDArray[np.floating], source: str = "") -> str:
+        """A new constant's name. source: of one that it is made out of, in whose folder it lies where that does."""
         fresh = self._fresh(name)
-        self.graph.initializer.append(numpy_helper.from_array(np.asarray(values, np.float32), fresh))
+        made = from_array(np.asarray(values, np.float32), fresh, self.given.get(source, TensorProto()))
+        self.graph.initializer.append(made)
         self.given[fresh] = self.graph.initializer[-1]
         return fresh
 
