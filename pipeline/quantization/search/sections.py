@@ -9,11 +9,11 @@ where whole tails would cost its square. Models without waists, as a U-Net betwe
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
-from builders.onnx_graphs.bodies import list_reads
 from pipeline.quantization.settings.groups import SmoothingGroup
 from pipeline.quantization.settings.runs import downstream
+from pipeline.quantization.settings.waists import find_waists
 
 # Groups of a section, at least. A group is judged at the end of the section after its own.
 HORIZON = 12
@@ -38,29 +38,11 @@ def divide_sections(
     # A group that is read in many places ends with the last of them.
     waiting = sorted(groups, key=lambda group: max(places[node] for node in group.nodes))
     sections, held = list[Section](), list[SmoothingGroup]()
-    for index, tensor in _find_waists(model, groups, types):
+    changed = downstream(model, {node for group in groups for node in group.nodes})
+    for index, tensor in find_waists(model, changed, types):
         while waiting and max(places[node] for node in waiting[0].nodes) <= index:
             held.append(waiting.pop(0))
         if len(held) >= least and waiting:
             sections.append(Section(tuple(held), tensor))
             held = []
     return [*sections, Section((*held, *waiting), None)]
-
-
-def _find_waists(
-    model: ModelProto, groups: Sequence[SmoothingGroup], types: Mapping[str, int]
-) -> list[tuple[int, str]]:
-    """(index of the node that makes it, tensor) of each waist, in order."""
-    graph, changed = model.graph, downstream(model, {node for group in groups for node in group.nodes})
-    outputs, last = {value.name for value in graph.output}, dict[str, int]()
-    for index, node in enumerate(graph.node):
-        last |= dict.fromkeys(list_reads(node), index)
-    last |= dict.fromkeys(outputs, len(graph.node))
-    found, crossing = list[tuple[int, str]](), set[str]()
-    for index, node in enumerate(graph.node):
-        crossing -= {name for name in list_reads(node) if last[name] == index}
-        crossing |= {name for name in node.output if name in changed and last.get(name, 0) > index}
-        alone = next(iter(crossing)) if len(crossing) == 1 else ""
-        if alone in node.output and alone not in outputs and types.get(alone) == TensorProto.FLOAT:
-            found.append((index, alone))
-    return found

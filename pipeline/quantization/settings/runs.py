@@ -236,7 +236,7 @@ def set_ranks(model: ModelProto, runs: Sequence[Tensors]) -> None:
     open; a valid model needs ranks. A row of integers that is as long in all runs keeps its length: onnxruntime loads
     no Resize without the number of its sizes."""
     unranked = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
-    for value in (*model.graph.input, *unranked):
+    for value in (*model.graph.input, *(value for value in unranked if all(value.name in values for values in runs))):
         kind, shapes = value.type.tensor_type.elem_type, {values[value.name].shape for values in runs}
         shape, is_row = next(iter(shapes)), kind == TensorProto.INT64 and len(shapes) == 1
         open_shape = [*shape] if is_row and len(shape) == 1 else [None] * len(shape)
