@@ -157,6 +157,8 @@ def _plain_reader(kind: object) -> _Reader:
 
 
 def _read_float(data: object) -> float:
+    if type(data) is float:
+        return data
     found = float(data) if isinstance(data, str) and data in _NOT_JSON else _unmark(data)
     if isinstance(found, bool) or not isinstance(found, int | float):
         return _refuse(data, float)
