@@ -127,11 +127,15 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Causes:
-    """What changed for each unit of a model since it was built last. before: those builds, by unit."""
+    """What changed for each unit of a model since it was built last."""
 
     spec: ModelSpec
     context: RunContext
-    before: Mapping[str, LastBuild]
+
+    @cached_property
+    def before(self) -> Mapping[str, LastBuild]:
+        """Those builds, by unit; what is on record of them is read when it is asked for."""
+        return recall_builds(self.spec.model, self.context)
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -154,11 +158,6 @@ class Causes:
         if request.precision in CALIBRATED and before.request.model != request.model:
             stages = [*stages, "calibration"]
         return explain_change(before.request, request, self.list_changes(request.unit, *stages))
-
-
-def causes_of(spec: ModelSpec, context: RunContext) -> Causes:
-    """What is on record of the last builds of a model, to be compared with now."""
-    return Causes(spec, context, recall_builds(spec.model, context))
 
 
 def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Sequence[str] = ()) -> str:

@@ -19,7 +19,7 @@ from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.run_context import RunContext, import_versions
 from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph, this_machine
-from pipeline.compile.steps.golden import settle_golden
+from pipeline.compile.steps.golden import check_frozen, settle_golden
 from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
@@ -244,13 +244,13 @@ def export(spec: "ModelSpec", context: RunContext) -> Exported:
 
 
 def recorded_export(spec: "ModelSpec", context: RunContext) -> Exported | None:
-    """The export that is on record; its golden set is '' where the model alone is. Raises as `settle_golden`."""
+    """The export that is on record; its golden set is '' where the model alone is. Raises as `check_frozen`."""
     keys = _ExportKeys.of(spec, context)
     model, golden = keys.recall(context)
     if model is None:
         return None
     if golden is not None:
-        settle_golden(spec, golden.golden, context)
+        check_frozen(spec, golden.golden, context)
     return _join(model, golden or FrozenGolden("", None, (), Proof()), keys)
 
 
