@@ -13,7 +13,8 @@ from pipeline.compile.closure.code import Root, backend_root, find_code
 from pipeline.compile.last_builds import Inputs, LastBuild, recall_builds
 from pipeline.compile.run_context import NotOnRecord, RunContext
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely, calibration_digest
-from pipeline.compile.steps.exports import ExportModel, place_of, source_digests
+from pipeline.compile.steps.export_model import ExportModel
+from pipeline.compile.steps.exports import place_of, source_digests
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.keys import WRITE_MODEL, package_versions
 from pipeline.compile.steps.proofs import CheckEngine

@@ -19,7 +19,7 @@ from pipeline.compile.closure.sources import PACKAGES, SourceFile, SourceFiles
 from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely
-from pipeline.compile.steps.exports import ExportModel
+from pipeline.compile.steps.export_model import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.latency import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
