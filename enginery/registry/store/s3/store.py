@@ -69,14 +69,14 @@ class S3Store:
         self._check_writable()
         with reachable(f"reading {path}"), path.open("rb") as stream:
             found = digest_stream(stream)
-            put(self.place, UploadSource(stream, path.stat().st_size, found.digest))
+            put(self.place, UploadSource(stream, path.stat().st_size, found))
         return found
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
         self._check_writable()
         digest = digest_of_bytes(data)
-        put(self.place, UploadSource(io.BytesIO(data), len(data), digest))
+        put(self.place, UploadSource(io.BytesIO(data), len(data), BlobDigest(digest)))
         return digest
 
     def has(self, digest: str) -> bool:
