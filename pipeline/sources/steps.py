@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from enginery.arrays import Array
-from enginery.core.errors import ModelError
+from enginery.core.errors import DataError, ModelError
 from enginery.core.state import State, without_states
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.streams import Streams
@@ -62,16 +62,18 @@ class StateModel:
                 [inputs for _, inputs in sequence][:MOST_STEPS]
                 for sequence in islice(split(samples, order), MOST_SEQUENCES)
             ]
-        cases = [self._case(f"sequence {index}", sequence, steps) for index, sequence in enumerate(found)]
+        if samples and max(map(len, found)) == 1:
+            raise DataError(
+                f"{samples.name}: the sequences have one step each, so that no state is handed on; store sequences of "
+                "several steps, and in the array that golden.sequence names one number for all steps of a sequence"
+            )
+        cases = [self._case(f"sequence {index}", sequence) for index, sequence in enumerate(found)]
         return GoldenSequences(self.states, self.ends, GoldenSet(tuple(cases)))
 
-    def _case(self, name: str, sequence: Sequence[Tensors], steps: Sequence[str]) -> Case:
-        """A sequence's steps as one case, up to the first whose inputs have other shapes than those before it."""
-        shapes = [[np.shape(step[each]) for each in steps] for step in sequence]
-        length = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), len(shapes))
-        inputs = {each: np.stack([step[each] for step in sequence[:length]]) for each in steps}
+    def _case(self, name: str, sequence: Sequence[Tensors]) -> Case:
+        inputs = {each: np.stack([step[each] for step in sequence]) for each in sequence[0]}
         outputs = visible([*self.run(self.streams.complete(sequence[0]))], self.states)
-        roller = Roller(self.inputs, self.states, self.ends, tuple(steps), outputs)
+        roller = Roller(self.inputs, self.states, self.ends, tuple(inputs), outputs)
         return Case(name, "golden", inputs, roller.roll(self.run, inputs))
 
 

@@ -8,7 +8,7 @@ from enginery.core.state import State
 from enginery.core.types import TensorSpec
 from tests.validation.comparison.fakes import Fake
 from validation.comparison.free_running import FREE_RUNNING, free_running_checks
-from validation.golden.free_running import FreeRunningSession
+from validation.golden.free_running import FreeRunningSession, stack_steps
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 from validation.limits.budget import budgets
 from validation.limits.noise_floor import Noise
@@ -59,6 +59,14 @@ def test_an_error_that_each_step_allows_is_caught_where_it_is_handed_on(gain, pa
     rows = {"x": np.ones((1, 3), np.float32), "h": np.full((1, 3), 50, np.float32)}
     once = (Sum(value).run(rows)["y"] for value in (1.0, gain))
     assert np.isclose(*once, rtol=0.003).all(), "a step alone has 54 dB, where 45 are asked for"
+
+
+def test_answers_of_several_sizes_are_stacked_without_another_argmax():
+    steps = [np.array([[-3.0, -1.0, -2.0][:size]]) for size in (1, 3, 2)]
+    found = stack_steps(steps)
+    assert found.shape == (3, 1, 3)
+    assert [*found.argmax(-1)[:, 0]] == [step.argmax(-1)[0] for step in steps]
+    assert stack_steps([np.ones((1, 0)), np.ones((1, 2))]).shape == (2, 1, 2)
 
 
 def test_sequences_read_back_as_they_were(tmp_path):
