@@ -12,6 +12,8 @@ import pytest
 
 import enginery
 from enginery.core.errors import EngineryError, SpecError
+from enginery.registry.store.base import open_store
+from pipeline.operations.golden import describe_golden, golden_of
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import arrays
 from tests.stateful import CACHED, RECURRENT, write_stateful
@@ -58,6 +60,13 @@ def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, 
         wanted = dict(zip(names, source.run(names, {"x": rows, state.input: held}), strict=True))
         held = wanted[state.output]
         np.testing.assert_allclose(streams.run({"x": rows})["y"], wanted["y"], atol=1e-5)
+
+
+def test_its_golden_set_shows_its_sequences(built: tuple[Path, Any]) -> None:
+    folder, outcome = built
+    store = open_store(str(folder.parent / "registry"))
+    shown = describe_golden(store, golden_of(store, f"{outcome.model}@1"))
+    assert shown.sequences == (12,) * 4, "three, and these side by side"
 
 
 def test_a_second_run_finds_everything_on_record(built: tuple[Path, Any]) -> None:

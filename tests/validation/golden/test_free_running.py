@@ -77,7 +77,7 @@ def test_sequences_read_back_as_they_were(tmp_path):
     assert read.digest == golden.digest == digest
     assert read.sequences is not None
     assert (read.sequences.states, read.sequences.golden.noise) == (STATES, Noise())
-    assert read.sequences.steps == 12
+    assert read.sequences.lengths == (8, 4)
     for found, wanted in zip(read.sequences.golden.cases, given.golden.cases, strict=True):
         assert found.name == wanted.name
         np.testing.assert_array_equal(found.inputs["x"], wanted.inputs["x"])
