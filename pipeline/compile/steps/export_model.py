@@ -68,14 +68,14 @@ class ExportModel:
         from builders.reference import ReferenceSession
         from pipeline.sources.export import export as export_source
         from validation.data.overlap import golden_digests, window_digests
-        from validation.data.sequences import split
+        from validation.data.sequences import read_order, split
         from validation.golden.golden_set import GoldenSet
 
         place, workdir, labels = open_store(context.store), context.workdir, self.labels
         extra = [name for name in (labels, self.sequence) if name]
         samples = _open_golden_samples(self.data, self.source, extra) if self.data else None
         column = samples.column(labels) if samples and labels else None
-        order = samples.column(self.sequence) if samples and self.sequence else None
+        order = read_order(samples, self.sequence) if samples else None
         known = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
         exported = export_source(self.source, samples, column, workdir, self.limits, known, order)
         frozen = GoldenSet.load(exported.golden)
