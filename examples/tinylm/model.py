@@ -13,7 +13,7 @@ Turn = tuple[torch.Tensor, torch.Tensor]
 
 
 class Block(nn.Module):
-    """Self-attention over a cache, and a feed-forward network, each after a LayerNorm and with a residual connection."""
+    """Self-attention over a cache, and a feed-forward network, each after a LayerNorm and with a residual."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class Block(nn.Module):
     def forward(
         self, hidden: torch.Tensor, turn: Turn, past: torch.Tensor, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`hidden` is (batch, sequence, width); `past` and what comes back (batch, heads, places, 2 width / heads): keys
-        and values side by side; `bias` is added to the attention scores."""
+        """`hidden` is (batch, sequence, width); `past` and what comes back (batch, heads, places, 2 width / heads):
+        keys and values side by side; `bias` is added to the attention scores."""
         query, key, value = (
             self.split(part) for part in self.query_key_value(self.attention_norm(hidden)).chunk(3, -1)
         )
