@@ -153,7 +153,7 @@ def _llm_stack(name: str) -> str | None:
     if title is None:
         return None
     return (
-        f"backend {name!r}: {title} is not built here: it makes its engines from a checkpoint and serves them with a "
-        "runtime of its own, so no ONNX graph would prove them; use tensorrt or tensorrt-rtx for encoders and single "
-        f"steps of a decoder, and {title} itself beside Enginery for generation (docs/decisions/0008-llm-stacks.md)"
+        f"backend {name!r}: {title} is not built here: it serves a checkpoint with a runtime of its own, so no ONNX "
+        "graph would prove it; use tensorrt or tensorrt-rtx for the step of a decoder with its cache as state, and "
+        f"{title} itself beside Enginery for paged attention (docs/decisions/0008-llm-stacks.md)"
     )
