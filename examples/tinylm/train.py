@@ -24,7 +24,7 @@ SIZES = {"calibration": (4, 64), "golden": (4, 64), "held_out": (48, CONTEXT)}
 
 
 def splits() -> tuple[np.ndarray, np.ndarray]:
-    """The bytes (uint8) to train on, and those held out: whole topics, whose paragraphs are in no other topic."""
+    """The bytes (uint8) to train on, and those held out: whole topics, whose paragraphs are left out of the first."""
     held_out = {name for name in topics if zlib.crc32(name.encode()) % 12 == 1}
     kept = paragraphs(held_out, set())
     return as_bytes(paragraphs(set(topics) - held_out, set(kept))), as_bytes(kept)

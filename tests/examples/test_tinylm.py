@@ -101,6 +101,14 @@ def test_samples_have_the_probabilities_of_the_temperature(generate) -> None:
     assert share == pytest.approx(0.64 / 0.68, abs=0.02)  # squares of the probabilities
 
 
+def test_hardly_a_paragraph_is_trained_on_and_held_out() -> None:
+    with importing_from(FOLDER, "train.py"):
+        splits = call_entry_point(FOLDER, "train.py", "splits", {})
+    trained, held_out = ({part.strip() for part in text.tobytes().split(b"\n\n")} for text in splits)
+    assert len(held_out) > 50
+    assert sum(map(len, trained & held_out)) < 0.02 * len(splits[1])
+
+
 def test_the_example_is_small() -> None:
     files = [path for path in FOLDER.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 1_500_000
