@@ -1,7 +1,7 @@
 """What every kind of task metric answers, and how class indices are read from outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -17,7 +17,7 @@ from validation.metrics.drift import is_exact
 NO_WANTED, NO_ANSWER = -1, -2
 NOTHING = "there is nothing to compare"
 
-W = TypeVar("W", bound=Sequence[object] | Array)
+W = TypeVar("W", bound=Sized)
 A = TypeVar("A", bound=Sequence[object] | Array)
 
 
@@ -50,6 +50,10 @@ class Score(ABC, Generic[W, A]):
     @abstractmethod
     def read_labels(self, labels: Array) -> W:
         """The labels of all golden samples as wanted answers. Raises DataError for those of another shape."""
+
+    def join(self, wanted: W, labels: W) -> W:  # noqa: ARG002 - of use to kinds that look at both
+        """What is wanted of a case that has labels, and of the original model `wanted`: the labels."""
+        return labels
 
     @abstractmethod
     def add(self, wanted: W, answers: A) -> None:
