@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -48,12 +48,12 @@ class Score(ABC, Generic[W, A]):
         """The answers of what is judged. Raises as `read_wanted`."""
 
     @abstractmethod
-    def read_labels(self, labels: Array) -> W:
+    def read_labels(self, labels: Array) -> W | Array:
         """The labels of all golden samples as wanted answers. Raises DataError for those of another shape."""
 
-    def join(self, wanted: W, labels: W) -> W:  # noqa: ARG002 - of use to kinds that look at both
+    def join(self, wanted: W, labels: Any) -> W:  # noqa: ARG002 - of use to kinds that look at both
         """What is wanted of a case that has labels, and of the original model `wanted`: the labels."""
-        return labels
+        return cast("W", labels)
 
     @abstractmethod
     def add(self, wanted: W, answers: A) -> None:
