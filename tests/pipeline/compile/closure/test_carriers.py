@@ -23,7 +23,7 @@ from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.latency import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
-from pipeline.compile.steps.shapes import ProbeShapes
+from pipeline.operations.compare.shapes import ProbeShapes
 from tests.pipeline.compile.closure.running import Traced, run
 
 KEYED: set[type] = {ExportModel, ObservePart, MergeParts, SearchQuantization, WriteGraph, CheckGraph, CheckEngine}

@@ -24,7 +24,7 @@ from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.latency import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
-from pipeline.compile.steps.shapes import ProbeShapes
+from pipeline.operations.compare.shapes import ProbeShapes
 
 ORT, RTX = (discovery.entry_point(name) for name in ("onnxruntime", "tensorrt-rtx"))
 # The record that a step makes, and what its key is computed from.
