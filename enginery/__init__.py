@@ -9,6 +9,7 @@
     pulled = enginery.pull("model:stable", registry="./registry", target="auto", dest="engines/")
     client = enginery.Client("s3://models/registry")                                # what serves: docs/guides/client.md
     streams = enginery.Streams.described(run, pulled.description)                   # of a model with state
+    whole = enginery.Ensemble.described(opens, pulled.description)                  # of several graphs
     recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
     log = enginery.ObservationLog("stable.jsonl", pulled.description)               # what became of them
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from enginery.client.client import Client, Command, Machine, Policy, Post, pull
+    from enginery.ensembles import Ensemble
     from enginery.recording.recorder import ObservationLog, Recorder
     from enginery.streams import Streams
     from pipeline.api import build
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Client",
     "Command",
+    "Ensemble",
     "Machine",
     "ObservationLog",
     "Policy",
@@ -40,6 +43,7 @@ _CLIENT = "enginery.client.client"
 
 _HOMES = {
     **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "pull"), _CLIENT),
+    "Ensemble": "enginery.ensembles",
     "ObservationLog": "enginery.recording.recorder",
     "Recorder": "enginery.recording.recorder",
     "Streams": "enginery.streams",

@@ -27,7 +27,7 @@ def build(
 ) -> Outcome:
     """The outcome of exporting, quantizing, building, proving and publishing the engines of a spec, in this process.
 
-    spec: a file, 'registered:MODEL[@DIGEST]', or a file in a bucket ('s3://bucket/specs/model.yaml').
+    spec: a file (of a model or of an ensemble), 'registered:MODEL[@DIGEST]', or a file in a bucket ('s3://bucket/specs/model.yaml').
     registry: a path, file:// or s3:// URI; None: the spec's publication.registry, else ./registry.
     targets, precisions, backends: which of the spec's to build: ['cpu', 'l4'], or one text, 'cpu,l4'; None: all.
     executor: where units are built: 'local', in processes of this machine, or 'ray'.
@@ -38,7 +38,7 @@ def build(
     in the outcome, not an error.
     """
     from pipeline.compile.composition import InProcess
-    from pipeline.orchestration.run import compile_once
+    from pipeline.orchestration.ensembles import compile_any
     from pipeline.progress import Progress
 
     if executor not in get_args(Executor):
@@ -55,7 +55,7 @@ def build(
         ray_address,
         wait_for_nodes_s,
     )
-    return compile_once(_text("spec", spec), options, InProcess(), Progress()).outcome
+    return compile_any(_text("spec", spec), options, InProcess(), Progress()).outcome
 
 
 def _text(what: str, given: Path | str) -> str:

@@ -1,7 +1,7 @@
 """What became of a run: the verdict on each unit, what was published of it, and the version."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.machine import describe_host
@@ -133,6 +133,8 @@ class Outcome:
     has a page, too.  manifest: digest of the version's manifest, for whoever signs it.
     same_as: the version, as NAME@VERSION, whose engines and proofs came of other inputs again: nothing was published,
     and no channel was moved.
+    graphs: of an ensemble, the outcomes of its graphs; lacking: the first of them that has no version, so that the
+    whole has none.
     """
 
     model: str
@@ -145,11 +147,19 @@ class Outcome:
     page: str | None = None
     manifest: str | None = None
     same_as: str | None = None
+    graphs: Mapping[str, "Outcome"] = field(default_factory=dict)
+    lacking: str | None = None
 
     @property
     def failed(self) -> tuple[EngineResult, ...]:
-        """The units whose build or proof failed."""
-        return tuple(engine for engine in self.engines if engine.status == "failed")
+        """The units whose build or proof failed, those of graphs first."""
+        own = tuple(engine for engine in self.engines if engine.status == "failed")
+        return (*(engine for graph in self.graphs.values() for engine in graph.failed), *own)
+
+    def with_graphs(self, graphs: Mapping[str, "Outcome"]) -> "Outcome":
+        """The outcome of an ensemble with those of its graphs."""
+        cached = self.cached and all(graph.cached for graph in graphs.values())
+        return replace(self, graphs=graphs, cached=cached)
 
     def to_json(self) -> Json:
         """What `enginery build --json` prints."""
@@ -163,4 +173,5 @@ class Outcome:
             "report": self.page,
             "metrics": self.metrics,
             "engines": [engine.to_json() for engine in self.engines],
+            **({"graphs": {name: graph.to_json() for name, graph in self.graphs.items()}} if self.graphs else {}),
         }

@@ -5,7 +5,7 @@ engine's digest. So a server that waits for the description never loads an incom
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.core.requirements import SessionOption
 from enginery.core.state import state_ends, states_of
+from enginery.registry.ensembles import pinned_engines
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.latencies import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest
@@ -91,7 +92,21 @@ def locate_and_rank(
     timed = partial(measured_speeds, store, located.manifest, machine)
     found = rank_engines(entries, machine, policy, what, timed)
     lost = find_lost_engines(store, [candidate.entry for candidate in found.candidates])
-    return located, found.without({digest: str(loss) for digest, loss in lost.items()})
+    reasons = {digest: str(loss) for digest, loss in lost.items()}
+    if located.manifest.graphs:
+        sound = [item.entry for item in found.candidates if item.entry.digest not in lost]
+        reasons |= _find_lost_graphs(store, located.manifest, sound)
+    return located, found.without(reasons)
+
+
+def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[EngineEntry]) -> dict[str, str]:
+    """Engines of an ensemble of which an engine of a graph is lost: digest -> which, and why."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        engines = {str(item.digest): (graph.name, item) for graph, _, item in pinned_engines(store, manifest, entry)}
+        for digest, loss in find_lost_engines(store, [item for _, item in engines.values()]).items():
+            found[str(entry.digest)] = f"graph {engines[digest][0]!r}: {loss}"
+    return found
 
 
 def locate_engines(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
@@ -125,12 +140,15 @@ def download_engine(
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
     An engine without weights of its own gets the model that holds them beside it, and one whose weights lie in shards
-    gets these, side by side, before the engine itself.
+    gets these, side by side, before the engine itself. Engines of an ensemble's graphs come into folders of their
+    names, before the description of the whole.
     fetcher: None uses this machine's cache, without progress. Raises IntegrityError for other bytes than were
     published, UnavailableError when registry or disk are out of reach.
     """
     engine, manifest = resolution.chosen, located.manifest
     fetcher = fetcher or BlobFetcher.for_store(store)
+    if manifest.graphs:
+        return _download_graphs(store, located, resolution, dest, fetcher)
 
     def fetch(digest: str, size_bytes: int, path: Path) -> Origin:
         return fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), size_bytes, path)
@@ -152,6 +170,28 @@ def download_engine(
     return Pulled(path, description, located, resolution, origin, weights)
 
 
+def _download_graphs(
+    store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher
+) -> Pulled:
+    whole, graphs, there = resolution.chosen, list[dict[str, object]](), True
+    for graph, manifest, entry in pinned_engines(store, located.manifest, whole):
+        # Its status is that of the whole, which is no better than its own.
+        engine = replace(entry, status=whole.status, reason=whole.reason)
+        own = replace(located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None)
+        part = replace(resolution, chosen=engine, ranked=(engine,))
+        pulled = download_engine(store, own, part, dest / graph.name, fetcher)
+        there = there and pulled.cached
+        file = f"{graph.name}/{pulled.description.name}"
+        graphs.append({"name": graph.name, "description": file, "sources": dict(graph.sources)})
+    path = dest / f"{stem_of(located.manifest, whole)}.json"
+    found = {**describe(located, whole, path.name), "graphs": graphs}
+    data = _as_json(found)
+    there = there and path.is_file() and path.read_bytes() == data
+    if not there:
+        write_whole(path, data)
+    return Pulled(path, path, located, resolution, "there" if there else "registry")
+
+
 def folder_name(located: Located, engine: EngineEntry) -> str:
     """The name of the folder of an engine, unique by the digest of its description."""
     return f"{located.manifest.version}-{digest_of_bytes(_description_of(located, engine))[:16]}"
@@ -167,7 +207,10 @@ def _weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
 
 
 def _description_of(located: Located, engine: EngineEntry) -> bytes:
-    found = describe(located, engine, f"{stem_of(located.manifest, engine)}{engine.suffix}")
+    return _as_json(describe(located, engine, f"{stem_of(located.manifest, engine)}{engine.suffix}"))
+
+
+def _as_json(found: Mapping[str, object]) -> bytes:
     return (json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 

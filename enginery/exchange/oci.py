@@ -22,6 +22,7 @@ from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.parsing import Malformed
 from enginery.core.requirements import to_json
+from enginery.registry.ensembles import require_model
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
@@ -65,6 +66,7 @@ def export_oci(
     for a damaged engine, UnavailableError for a disk, UntrustedError when the trust policy asks for more.
     """
     manifest = located.manifest
+    require_model(manifest)
     # Nothing is checked when an image is mounted, so the trust policy is checked here.
     counts = require(store, located.manifest, trust).counts
     only = proven_only or located.proven_only

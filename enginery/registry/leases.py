@@ -27,6 +27,7 @@ from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import ConflictError, IntegrityError, UnavailableError
 from enginery.core.parsing import Malformed, text
+from enginery.registry.ensembles import load_pinned
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.store import base
 from enginery.registry.store.base import Store
@@ -261,7 +262,8 @@ def hold_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterat
 
 
 def secure_version(guard: Guard, manifest: Manifest) -> None:
-    """Keep an existing version and its blobs from being deleted while the guard's lease is held.
+    """Keep an existing version and its blobs, and those of its graphs, from being deleted while the guard's lease is
+    held.
 
     Raises ConflictError as `Guard.secure`, and IntegrityError if the version was deleted or replaced.
     """
@@ -273,6 +275,13 @@ def secure_version(guard: Guard, manifest: Manifest) -> None:
     data = guard.store.read(manifest_key(model, version))
     if data is None or parse(data, model=model, version=version).digest != manifest.digest:
         raise IntegrityError(f"{model}@{version} was deleted or replaced while it was looked at; run again")
+    secure_graphs(guard, manifest)
+
+
+def secure_graphs(guard: Guard, manifest: Manifest) -> None:
+    """`secure_version` of each version that an ensemble pins; nothing of another version."""
+    for graph in manifest.graphs:
+        secure_version(guard, load_pinned(guard.store, graph))
 
 
 def digests_in(data: bytes) -> Iterator[str]:

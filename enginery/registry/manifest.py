@@ -12,6 +12,7 @@ from typing import Literal, TypeVar, get_args
 from enginery.core import parsing
 from enginery.core.codec import decode
 from enginery.core.digest import canonical_json, digest_of, is_digest
+from enginery.core.ensemble import PinnedGraph
 from enginery.core.errors import IntegrityError
 from enginery.core.names import is_name
 from enginery.core.parsing import Malformed
@@ -117,6 +118,8 @@ class Manifest:
     shards: of engines and sources whose weights lie in files of their own: digest of the file that names them -> digest
     of each -> size in bytes; they are blobs.
     toolchain, host: what built it, where.  metrics: the task metric per precision.
+    graphs: of an ensemble, the versions that are its graphs, in the order of the data flow. Its engines are documents
+    that name an engine of each (`registry.ensembles`).
     report: digest of the version's report (JSON).  created_at: ISO 8601, UTC.
 
     Before it is published a manifest has no version ('') and no engines: see `versions.publish.publish`.
@@ -137,6 +140,7 @@ class Manifest:
     report: str | None = None
     format: int = FORMAT
     shards: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    graphs: tuple[PinnedGraph, ...] = ()
 
     @property
     def golden(self) -> str:
@@ -154,10 +158,10 @@ class Manifest:
         return digest
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object, without the digest; without `shards` where there are none, as manifests were written before
-        those came."""
+        """A JSON object, without the digest; without `shards` and `graphs` where there are none, as manifests were
+        written before those came."""
         found = {**asdict(replace(self, engines=())), "engines": [entry.to_json() for entry in self.engines]}
-        return {name: value for name, value in found.items() if name != "shards" or value}
+        return {name: value for name, value in found.items() if name not in ("shards", "graphs") or value}
 
     def size_of(self, entry: EngineEntry) -> int | None:
         """Size in bytes of an engine's file and its shards; None of a unit without an engine."""
@@ -233,12 +237,24 @@ def _read(data: dict[str, object]) -> Manifest:
         engines=read(data, "engines", parsing.many(read_entry)),
         report=read(data, "report", parsing.optional(parsing.digest)),
         shards=read(data, "shards", parsing.mapping_of(_shards)) if "shards" in data else {},
+        graphs=read(data, "graphs", parsing.many(_graph)) if "graphs" in data else (),
     )
     if wrong := next((name for name in manifest.shards if not is_digest(name)), None):
         raise Malformed(f"shards has {wrong[:80]!r}, which is no digest")
     if unknown := set(data) - set(asdict(replace(manifest, engines=()))) - {"digest"}:
         raise Malformed(f"{min(unknown)} is a field that format {FORMAT} does not have")
     return manifest
+
+
+def _graph(value: object, path: str) -> PinnedGraph:
+    found = parsing.mapping(value, path)
+    return PinnedGraph(
+        name=read(found, "name", parsing.name, path),
+        model=read(found, "model", parsing.name, path),
+        version=read(found, "version", parsing.name, path),
+        manifest=read(found, "manifest", parsing.digest, path),
+        sources=read(found, "sources", parsing.mapping_of(parsing.text), path),
+    )
 
 
 def _shards(value: object, path: str) -> Mapping[str, int]:

@@ -7,6 +7,7 @@ needlessly costs space; one deleted wrongly costs an engine.
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from enginery.core.digest import canonical_json, is_digest
@@ -83,7 +84,21 @@ def find_kept_versions(store: Store, known: RegistryInventory, rules: Rules) -> 
                 for version in find_served_versions(channel, rules.moves) if channel else ():
                     reasons.setdefault((model, version), []).append(f"channel {name.removesuffix('.json')}")
     there = set(known.versions)
+    _keep_graphs(store, reasons, there)
     return {version: tuple(why) for version, why in sorted(reasons.items()) if version in there}
+
+
+def _keep_graphs(store: Store, reasons: dict[Version, list[str]], there: set[Version]) -> None:
+    """In place: with the versions that kept ensembles pin. A manifest that cannot be read is left to those who read its
+    digests."""
+    kept = [version for version in reasons if version in there]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for (model, version), data in zip(
+            kept, pool.map(lambda each: store.read(manifest_key(*each)), kept), strict=True
+        ):
+            with suppress(IntegrityError):
+                for graph in parse(data or b"").graphs:
+                    reasons.setdefault((graph.model, graph.version), []).append(f"graph of {model}@{version}")
 
 
 def find_served_versions(channel: Channel, moves: int) -> set[str]:

@@ -11,6 +11,7 @@ from enginery.core.digest import is_digest
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.names import Reference, is_name
 from enginery.registry import leases, retention
+from enginery.registry.ensembles import load_pinned
 from enginery.registry.evidence.attestations import attestations
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latency_reports
@@ -166,6 +167,11 @@ def _take(found: _Findings, manifest: Manifest) -> None:
             found.needed.setdefault(verdict.report, []).append(f"{reference} report of its canary on {verdict.target}")
     except IntegrityError as error:
         found.add("edited", reference, str(error))
+    for graph in manifest.graphs:
+        try:
+            load_pinned(found.store, graph)
+        except IntegrityError as error:
+            found.add("dangling", reference, str(error))
     # Signatures that cannot be read or are about something else; whose they are only a trust policy can say.
     for key, detail in find_misplaced(found.store, manifest):
         found.add("signature", key, detail, (reference,))

@@ -14,6 +14,7 @@ from enginery.core.hardware.cuda import DEFAULT_MODE, gpus
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.core.types import Target
+from enginery.registry.ensembles import require_model
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.latencies import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest, request_of
@@ -59,6 +60,7 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.
     """
     located = locate(store, reference)
+    require_model(located.manifest)
     what = f"{located.manifest.model}@{located.manifest.version}"
     entries = judge_entries(store, located.manifest, require(store, located.manifest).counts)
     machine = replace(Machine.of(target), cpu=this_kind().name if target.is_cpu else None)

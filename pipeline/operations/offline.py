@@ -22,6 +22,7 @@ from enginery.core.names import Reference
 from enginery.core.parsing import parse_json
 from enginery.core.reports.proof import Check
 from enginery.core.types import CPU_KIND, BuildRequest
+from enginery.registry.ensembles import require_model
 from enginery.registry.evidence.attestations import attest, judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.store.base import Store, open_store
@@ -56,6 +57,7 @@ def write_offline_bundle(
     targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something, and for
     engines without weights of their own, UnknownNameError where no engine is left, IntegrityError for a damaged blob.
     """
+    require_model(manifest)
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
     chosen = [

@@ -22,6 +22,7 @@ from enginery.core.origin import this_process
 from enginery.core.parsing import parse_json
 from enginery.core.reports.proof import Report
 from enginery.core.types import Target
+from enginery.registry.ensembles import require_model
 from enginery.registry.evidence.attestations import MAX_BYTES, attest, judge_entries
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry, Manifest, make_request, request_of
@@ -143,7 +144,9 @@ def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: Run
 
 
 def spec_of(manifest: Manifest) -> ModelSpec:
-    """The spec that a version was built from. Raises IntegrityError for one that this installation cannot read."""
+    """The spec that a version was built from. Raises IntegrityError for one that this installation cannot read,
+    InputError for an ensemble."""
+    require_model(manifest)
     try:
         return ModelSpec.model_validate(manifest.spec)
     except ValidationError as error:

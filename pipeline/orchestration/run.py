@@ -32,6 +32,8 @@ from pipeline.orchestration.tracing import spans
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress, together
 from pipeline.progress.events import Finished, RunBegan, RunConcluded
+from pipeline.spec.document import is_ensemble
+from pipeline.spec.ensemble import EnsembleSpec, load_ensemble
 from pipeline.spec.model import ModelSpec
 
 
@@ -91,11 +93,17 @@ def compile_once(
     Raises what `open_run` and `compile_model` raise.
     """
     with open_run(address, options, progress, executors) as run:
-        locks = lock_names(run, options)
-        if any(is_held(run.context.store, name) for name in locks) and (outcome := _from_records(run)):
-            return Compiled(outcome, run.context.store)
-        with build_lock(run, locks):
-            return Compiled(compile_model(run.spec, run.selection, run.context, runner), run.context.store)
+        return Compiled(compile_locked(run, options, runner), run.context.store)
+
+
+def compile_locked(run: OpenRun, options: RunOptions, runner: StepRunner) -> Outcome:
+    """`compile_model` while this run holds its build locks; from the records where another run holds one and there is
+    nothing to do."""
+    locks = lock_names(run, options)
+    if any(is_held(run.context.store, name) for name in locks) and (outcome := _from_records(run)):
+        return outcome
+    with build_lock(run, locks):
+        return compile_model(run.spec, run.selection, run.context, runner)
 
 
 def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
@@ -162,17 +170,47 @@ def open_run(
     """
     with ExitStack() as stack:
         spec = stack.enter_context(spec_at(address, options.registry)).load()
-        selection = select(spec, options)
-        store = open_store(options.registry or _registry_of(spec), create=True)
-        guard = stack.enter_context(hold_lease(store, f"building {spec.model}", BUILDING))
+        yield stack.enter_context(open_loaded(spec, options, progress, executors, keep_state=keep_state))
+
+
+@contextmanager
+def open_loaded(
+    spec: ModelSpec,
+    options: RunOptions,
+    progress: Progress,
+    executors: Executors | None = None,
+    *,
+    keep_state: bool = True,
+) -> Iterator[OpenRun]:
+    """`open_run` of a spec that was read."""
+    selection = select(spec, options)
+    store = open_store(options.registry or _registry_of(spec), create=True)
+    with open_context(spec.model, spec.address, store, options, progress, executors, keep_state=keep_state) as context:
+        yield OpenRun(spec, selection, context)
+
+
+@contextmanager
+def open_context(
+    model: str,
+    address: str,
+    store: Store,
+    options: RunOptions,
+    progress: Progress,
+    executors: Executors | None = None,
+    *,
+    keep_state: bool = True,
+) -> Iterator[RunContext]:
+    """What the steps of a run share, with a lease on the registry. address: of the spec of `model`."""
+    with ExitStack() as stack:
+        guard = stack.enter_context(hold_lease(store, f"building {model}", BUILDING))
         both = executors or stack.enter_context(start_executors(options))
         if keep_state:
-            run = new_run(spec.model, spec.address, store, progress.by)
+            run = new_run(model, address, store, progress.by)
             tracker = stack.enter_context(record_run(store, run, guard.secure, progress.take_state))
             traced = stack.enter_context(spans())
-            progress = together(progress.of_run(spec.model, run.id), tracker, *([traced] if traced else []))
-            progress.emit(RunBegan(spec.model, run.id))
-        yield OpenRun(spec, selection, RunContext(store, both.local, both.builder, progress))
+            progress = together(progress.of_run(model, run.id), tracker, *([traced] if traced else []))
+            progress.emit(RunBegan(model, run.id))
+        yield RunContext(store, both.local, both.builder, progress)
 
 
 @contextmanager
@@ -241,10 +279,15 @@ def registry_of(address: Path | str | Found, options: RunOptions) -> str:
     if options.registry is not None:
         return options.registry
     with spec_at(address, None) as found:
-        return _registry_of(found.load())
+        return _registry_of(load_ensemble(found.path).spec if is_ensemble(found.path) else found.load())
 
 
-def _registry_of(spec: ModelSpec) -> str:
+def ensemble_registry(spec: EnsembleSpec, options: RunOptions) -> str:
+    """The URI or path of the registry of an ensemble and its graphs."""
+    return options.registry or _registry_of(spec)
+
+
+def _registry_of(spec: ModelSpec | EnsembleSpec) -> str:
     """The spec's registry (a relative path counts from the spec's folder), else ./registry."""
     named = spec.publication.registry
     if named is None or "://" in named:

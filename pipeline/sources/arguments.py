@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from enginery.core.errors import ModelError
 from enginery.core.types import Scalar
-from pipeline.sources.onnx_header import GraphInput, format_shape
+from pipeline.sources.onnx_header import HeaderTensor, format_shape
 
 if TYPE_CHECKING:
     import onnx
 
 
-def wrong_arguments(inputs: Iterable[GraphInput], arguments: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
+def wrong_arguments(inputs: Iterable[HeaderTensor], arguments: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
     """What of these arguments does not fit the inputs of a model: (name of the argument, why)."""
     own = {item.name: item for item in inputs}
     for name, value in arguments.items():
@@ -26,7 +26,7 @@ def wrong_arguments(inputs: Iterable[GraphInput], arguments: Mapping[str, Scalar
             yield name, reason
 
 
-def _why_unfit(given: GraphInput, value: Scalar) -> str | None:
+def _why_unfit(given: HeaderTensor, value: Scalar) -> str | None:
     import numpy as np
 
     if given.shape is None or not all(isinstance(dim, int) for dim in given.shape):
@@ -48,7 +48,7 @@ def fix_inputs(model: "onnx.ModelProto", arguments: Mapping[str, Scalar]) -> Non
 
     from pipeline.sources.onnx_model import specs_of
 
-    found = {spec.name: GraphInput(spec.name, spec.dtype, spec.shape) for spec in specs_of(model)[0]}
+    found = {spec.name: HeaderTensor(spec.name, spec.dtype, spec.shape) for spec in specs_of(model)[0]}
     if wrong := next(wrong_arguments(found.values(), arguments), None):
         raise ModelError(f"source.arguments.{wrong[0]}: {wrong[1]}")
     for name, value in arguments.items():

@@ -21,8 +21,9 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class GraphInput:
-    """An input of a graph. dtype: '' where it is no tensor.  shape: a name that says nothing is '?'; None: unknown."""
+class HeaderTensor:
+    """An input or output of a graph. dtype: '' where it is no tensor.  shape: a name that says nothing is '?'; None:
+    unknown."""
 
     name: str
     dtype: str
@@ -31,10 +32,15 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class GraphHeader:
-    """What a graph takes, without what its initializers give, and the names of what it gives; each in order."""
+    """What a graph takes, without what its initializers give, and what it gives; each in order."""
 
-    inputs: tuple[GraphInput, ...]
-    outputs: tuple[str, ...]
+    inputs: tuple[HeaderTensor, ...]
+    gives: tuple[HeaderTensor, ...]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what it gives."""
+        return tuple(item.name for item in self.gives)
 
 
 def read_header(path: Path) -> GraphHeader:
@@ -90,7 +96,7 @@ def format_shape(shape: Sequence[int | str]) -> str:
 
 
 def _read_graph(data: mmap.mmap) -> GraphHeader:
-    inputs, outputs, given = list[GraphInput](), list[str](), set[str]()
+    inputs, outputs, given = list[HeaderTensor](), list[HeaderTensor](), set[str]()
     found = False
     for graph in fields(data, 0, len(data)):
         if graph.number != _GRAPH:
@@ -98,9 +104,9 @@ def _read_graph(data: mmap.mmap) -> GraphHeader:
         found = True
         for field in fields(data, graph.begin, graph.end):
             if field.number == _INPUT:
-                inputs.append(_read_input(data, field))
+                inputs.append(_read_tensor(data, field))
             elif field.number == _OUTPUT:
-                outputs.append(inner_text(data, field, 1))
+                outputs.append(_read_tensor(data, field))
             elif field.number == _INITIALIZER:
                 given.add(inner_text(data, field, _TENSOR_NAME))
     if not found or not outputs:
@@ -108,7 +114,7 @@ def _read_graph(data: mmap.mmap) -> GraphHeader:
     return GraphHeader(tuple(item for item in inputs if item.name not in given), tuple(outputs))
 
 
-def _read_input(data: mmap.mmap, value: Field) -> GraphInput:
+def _read_tensor(data: mmap.mmap, value: Field) -> HeaderTensor:
     """A ValueInfoProto: name = 1, type = 2 {tensor_type = 1 {elem_type = 1, shape = 2 {dim = 1}}}."""
     dtype, shape = "", None
     for kind in inner_fields(data, value, 2):
@@ -116,7 +122,7 @@ def _read_input(data: mmap.mmap, value: Field) -> GraphInput:
             dtype = next((_DTYPES.get(f.value, f"type {f.value}") for f in inner_fields(data, tensor, 1)), "")
             for dims in inner_fields(data, tensor, 2):
                 shape = tuple(_read_dim(data, dim) for dim in inner_fields(data, dims, 1))
-    return GraphInput(inner_text(data, value, 1), dtype, shape)
+    return HeaderTensor(inner_text(data, value, 1), dtype, shape)
 
 
 def _read_dim(data: mmap.mmap, dim: Field) -> int | str:

@@ -23,6 +23,18 @@ MOST_NODES = 100_000
 # What no text has: all control characters but tabs and ends of lines.
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
+# The key that specs of ensembles alone have, as far as a look shows.
+_GRAPHS = re.compile(rb"^[\"']?graphs[\"']?[ \t]*:", re.MULTILINE)
+
+
+def is_ensemble(path: Path) -> bool:
+    """Whether a file has the key `graphs` at its top, in block style: it is to be read as the spec of an ensemble."""
+    try:
+        with path.open("rb") as stream:
+            return _GRAPHS.search(stream.read(LARGEST_BYTES)) is not None
+    except OSError:
+        return False
+
 
 def load_document(path: Path, kind: Kind[M]) -> tuple[M, yaml.Node]:
     """Read and check a file: its content, and its YAML nodes for `line_of`. Raises SpecError, a line per mistake."""

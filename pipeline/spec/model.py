@@ -11,8 +11,10 @@ from pydantic import model_validator
 from enginery.core.errors import InputError, SpecError
 from enginery.core.types import Precision
 from pipeline.spec.consistency import find_mistakes
-from pipeline.spec.document import load_document
+from pipeline.spec.document import is_ensemble, load_document
+from pipeline.spec.golden import Golden
 from pipeline.spec.mistakes import Kind, line_of
+from pipeline.spec.quantization import Calibration
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import WEIGHTS
 from pipeline.spec.validation import StageLimits
@@ -37,6 +39,18 @@ def overrides(
     return cast("dict[str, float]", limits.model_dump(exclude_unset=True))
 
 
+def with_data(spec: ModelSpec, golden: Path, calibration: Path | None) -> ModelSpec:
+    """The spec with other golden data and, where given, other calibration data: files whose names say their content,
+    wherever they lie. How ranges are chosen, and task metrics, stay the spec's."""
+    changes: dict[str, object] = {"golden": (spec.golden or Golden(data="-")).model_copy(update={"data": golden.name})}
+    if calibration:
+        before = spec.calibration or Calibration(data="-")
+        changes["calibration"] = before.model_copy(update={"data": calibration.name, "labels": None})
+    changed = spec.model_copy(update=changes)
+    changed._computed = {path.name: path for path in (golden, calibration) if path}
+    return changed
+
+
 KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginery init` writes a commented spec")
 
 # Files of a model, by how they end, and the key of a spec that names such a file.
@@ -57,6 +71,10 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
         if (key := _KEY_OF_SUFFIX.get(path.suffix.lower())) and path.is_file():
             remedy = f"write a spec with `enginery init`, and name this file in it as {key}"
             raise SpecError([f"{path}: is a file of a model, and not a spec; {remedy}"])
+        if is_ensemble(path):
+            raise SpecError(
+                [f"{path}: is the spec of an ensemble; give that of one of its graphs, or `enginery build` it"]
+            )
         spec, root = load_document(path, KIND)
         spec._path, spec._address = path, address
         if missing := list(_missing_files(path, root, spec)):

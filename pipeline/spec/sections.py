@@ -88,6 +88,8 @@ class SpecSections(SpecPart):
     omitted: ClassVar[frozenset[str]] = frozenset({"state"})
     _path: Path = PrivateAttr(default=Path())
     _address: str = PrivateAttr(default="")
+    # Files of data that were computed for this run, by the name that the spec has for them.
+    _computed: Mapping[str, Path] = PrivateAttr(default_factory=dict)
 
     @field_validator("outputs")
     @classmethod
@@ -138,8 +140,12 @@ class SpecSections(SpecPart):
         return self.source.file_in(self.folder)
 
     def file(self, relative: str) -> Path:
-        """Path of a file that the spec names, relative to its folder."""
-        return self.folder / relative
+        """Path of a file that the spec names, relative to its folder; of data that was computed, where that lies."""
+        return self._computed.get(relative) or self.folder / relative
+
+    def root_of(self, data: str) -> Path:
+        """The folder that the name of data is relative to."""
+        return self._computed[data].parent if data in self._computed else self.folder
 
     def named_files(self) -> Iterator[tuple[Loc, str]]:
         """(key, path relative to the folder) of each file that the spec names; data may be folders."""

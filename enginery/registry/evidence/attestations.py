@@ -14,7 +14,8 @@ from enginery.core.digest import canonical_json, digest_of, digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.parsing import Malformed
 from enginery.core.types import CPU_KIND
-from enginery.registry.manifest import EngineEntry, Manifest, Status
+from enginery.registry.ensembles import pinned_engines
+from enginery.registry.manifest import STATUSES, EngineEntry, Manifest, Status
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import attestation_key, evidence_prefix
 
@@ -84,7 +85,8 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
 def judge_entries(
     store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
 ) -> tuple[JudgedEntry, ...]:
-    """The version's engines with their current status; of a CPU engine the one on the kind of CPU it was built for.
+    """The version's engines with their current status; of a CPU engine the one on the kind of CPU it was built for. An
+    engine of an ensemble is no better than those that it stands for.
 
     counts: whether an attestation counts by a trust policy (`trust.Vouched.counts`); None: all of them do.
     Raises IntegrityError for a damaged attestation.
@@ -93,7 +95,37 @@ def judge_entries(
     for attestation in attestations(store, manifest):
         if counts is None or counts(attestation):
             found.setdefault(attestation.engine, []).append(attestation)
-    return tuple(_judge(entry, found.get(entry.digest or "", [])) for entry in manifest.engines)
+    judged = (_judge(entry, found.get(entry.digest or "", [])) for entry in manifest.engines)
+    if not manifest.graphs:
+        return tuple(judged)
+    return tuple(_judge_whole(store, manifest, entry, counts) if entry.usable else entry for entry in judged)
+
+
+def _judge_whole(
+    store: Store, manifest: Manifest, entry: JudgedEntry, counts: Callable[[Attestation], bool] | None
+) -> JudgedEntry:
+    """An engine of an ensemble with the status of the worst engine that it stands for, where that is worse."""
+    engines: dict[str, JudgedEntry] = {}
+    try:
+        for graph, pinned, engine in pinned_engines(store, manifest, entry):
+            judged = judge_entries(store, pinned, counts)
+            engines[graph.name] = next(item for item in judged if item.unit == engine.unit)
+    except IntegrityError as error:
+        return replace(entry, status="failed", reason=str(error), on={})
+    status, reason = _worst((entry.status, entry.reason), engines)
+    on = {
+        kind: _worst(found, {name: engine.on_cpu(kind) for name, engine in engines.items()})
+        for kind, found in entry.on.items()
+    }
+    return replace(entry, status=status, reason=reason, on=on)
+
+
+def _worst(found: tuple[Status, str], engines: Mapping[str, EngineEntry]) -> tuple[Status, str]:
+    """Status and reason, those of an engine where that is worse. engines: by graph."""
+    for name, engine in engines.items():
+        if STATUSES.index(engine.status) > STATUSES.index(found[0]):
+            found = engine.status, f"graph {name!r}: {engine.reason}"
+    return found
 
 
 def attestations(store: Store, manifest: Manifest) -> Iterator[Attestation]:

@@ -25,7 +25,7 @@ from enginery.core.errors import (
     UnknownNameError,
 )
 from enginery.registry.evidence.attestations import MAX_BYTES
-from enginery.registry.leases import Guard, hold_lease, secure_version, version_name
+from enginery.registry.leases import Guard, hold_lease, secure_graphs, secure_version, version_name
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.records import recall, remember
 from enginery.registry.store.base import Store
@@ -90,6 +90,7 @@ def publish(
     """
     manifest = replace(draft, engines=_entries(approved, others))
     with hold_lease(store, f"publishing {manifest.model}") as guard:
+        secure_graphs(guard, manifest)
         seen = 0 if wanted_version else _highest_number(store, manifest.model)
         existing = _find_existing(store, manifest, wanted_version)
         if existing:

@@ -124,8 +124,10 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
 def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None") -> "Outcome":
     """Run the steps, here or as a Prefect flow. counting: the run's metrics, None where they are not served."""
     from pipeline.compile.composition import InProcess
-    from pipeline.orchestration.run import compile_from_records, compile_once, registry_of
+    from pipeline.orchestration.ensembles import compile_any
+    from pipeline.orchestration.run import compile_from_records, registry_of
     from pipeline.progress import together
+    from pipeline.spec.document import is_ensemble
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
     if with_prefect and (counting or log_format() == "json"):
@@ -133,8 +135,11 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
             "a Prefect flow has a log and a life of its own: use --runner inprocess for --log-format json and "
             "--metrics-port, or serve the registry's metrics with `enginery metrics`"
         )
+    if is_ensemble(Path(spec)) and with_prefect:
+        raise click.UsageError("an ensemble is built in this process: use --runner inprocess")
     if (
         not counting
+        and not is_ensemble(Path(spec))
         and (with_prefect or options.executor == "ray")
         and (outcome := compile_from_records(spec, options))
     ):
@@ -148,7 +153,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
         return run_flow(spec, options, quiet)
     with shown_progress(quiet) as display:
         progress = together(display, *([counting] if counting else []))
-        return compile_once(spec, options, InProcess(), progress).outcome
+        return compile_any(spec, options, InProcess(), progress).outcome
 
 
 def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
@@ -169,8 +174,10 @@ def show_outcome(outcome: "Outcome") -> None:
     """Print the table of engines, the task metrics of each graph they are built from, and where everything lies."""
     from pipeline.compile.publication.draft import HINTS
 
+    for graph in outcome.graphs.values():
+        show_outcome(graph)
     _print_engines(outcome)
-    for engine in outcome.failed:
+    for engine in outcome.failed if not outcome.graphs else ():
         say(f"failed: {engine.unit}: {engine.reason}")
         if engine.failure:
             say(f"  reproduce: {engine.failure.command}")
@@ -202,8 +209,10 @@ def _show_proposals(outcome: "Outcome") -> None:
 def _show_place(outcome: "Outcome") -> None:
     """Print the version, its channel, and where the report lies."""
     if outcome.version is None:
-        say(f"{outcome.model}: nothing was published, because no engine passed")
-        say(f"report: {outcome.page}")
+        why = f"graph {outcome.lacking!r} has no version" if outcome.lacking else "no engine passed"
+        say(f"{outcome.model}: nothing was published, because {why}")
+        if outcome.page:
+            say(f"report: {outcome.page}")
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"

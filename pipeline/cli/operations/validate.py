@@ -83,9 +83,11 @@ def _run(
     """Run the engines for the targets `wanted`, print their verdicts and return them. targets: as they were given."""
     from enginery.core.errors import UnknownNameError
     from pipeline.operations.revalidate import revalidate
+    from pipeline.operations.revalidate_ensemble import revalidate_ensemble
 
+    run = revalidate_ensemble if manifest.graphs else revalidate
     with local_context(store, quiet) as context:
-        results = list(revalidate(manifest, context, wanted))
+        results = list(run(manifest, context, wanted))
     if not results:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "

@@ -69,6 +69,8 @@ def show(
     echo(f"manifest {manifest.digest}")
     if facts.page:
         echo(f"report   {facts.page}")
+    for pinned in manifest.graphs:
+        echo(f"graph    {pinned.name}: {pinned.reference}")
     for graph, metrics in sorted(manifest.metrics.items()):
         echo(f"metric   {graph}: " + format_metrics(metrics))
     print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from enginery.registry.versions.lookup import load
 from enginery.registry.versions.publish import published_without
 from pipeline.compile.publication.draft import VersionDraft
-from pipeline.compile.publication.pages import DrawPage, add_attributions, failed_page
+from pipeline.compile.publication.pages import DrawPage, Measured, add_attributions, failed_page
 from pipeline.compile.run_context import RunContext
 from pipeline.outcome import Outcome
 from pipeline.values import Attributed
@@ -31,7 +31,7 @@ def publish_attributions(
         if item.digest
     )
     if outcome.version is None:
-        failed_page(replace(draft.manifest, engines=draft.others), draft.judged, store, draw, found)
+        failed_page(replace(draft.manifest, engines=draft.others), Measured.of(draft.judged), store, draw, found)
     else:
         manifest = load(store, outcome.model, outcome.version)
         with published_without(manifest, "which node drifted in what failed"):

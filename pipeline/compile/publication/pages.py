@@ -8,7 +8,7 @@ which stage, at which node: under `failed/`, where the model's next such run rep
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.parsing import Malformed, parse_json
 from enginery.core.reports.latency import LatencyReport
 from enginery.core.reports.proof import Report
+from enginery.core.types import BuildFailure
 from enginery.registry.evidence.attestations import attestations, judge_entries
 from enginery.registry.evidence.build_details import quantization_records
 from enginery.registry.evidence.canaries import canaries
@@ -39,6 +40,20 @@ if TYPE_CHECKING:
 DrawPage = Callable[[VersionDocument], str]
 CANARY = "enginery-canary"
 MOST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run found of its units: reports of engines, and builds that gave none."""
+
+    reports: tuple[Report, ...]
+    failures: tuple[BuildFailure, ...] = ()
+
+    @classmethod
+    def of(cls, judged: Sequence[JudgedUnit]) -> "Measured":
+        """Of judged units."""
+        failures = tuple(item.built.failure for item in judged if item.built.failure)
+        return cls(tuple(item.report for item in judged if item.report), failures)
 
 
 def write_document(document: VersionDocument) -> bytes:
@@ -141,12 +156,12 @@ def _parse(data: bytes, what: str) -> dict[str, object]:
     return document
 
 
-def version_page(manifest: Manifest, judged: Sequence[JudgedUnit], store: Store, draw: DrawPage) -> str:
+def version_page(manifest: Manifest, measured: Measured, store: Store, draw: DrawPage) -> str:
     """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address."""
     key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
         found = tuple(attributions(store, manifest).values())
-        document = _describe(manifest, judged, store, found, latencies(store, manifest))
+        document = _describe(manifest, measured, store, found, latencies(store, manifest))
         attach_page(store, manifest, draw_or_explain(document, draw).encode(), write_document(document))
     return place_of(store, key)
 
@@ -163,7 +178,7 @@ def add_attributions(manifest: Manifest, store: Store, draw: DrawPage) -> None:
 
 def failed_page(
     draft: Manifest,
-    judged: Sequence[JudgedUnit],
+    measured: Measured,
     store: Store,
     draw: DrawPage,
     found: tuple[NamedAttribution, ...] | None = None,
@@ -177,7 +192,7 @@ def failed_page(
     before = failed_document(store, draft.model)
     same = before is not None and (before.content, before.engines) == (draft.content, draft.engines)
     if store.read(key) is None or not same or (before and found not in (None, before.attributions)):
-        document = _describe(draft, judged, store, found or (), {})
+        document = _describe(draft, measured, store, found or (), {})
         for place, content in ((data_key, write_document(document)), (key, draw_or_explain(document, draw).encode())):
             store.replace(place, content, store.read(place))
     return place_of(store, key)
@@ -193,7 +208,7 @@ def failed_document(store: Store, model: str) -> VersionDocument | None:
 
 def _describe(
     manifest: Manifest,
-    judged: Sequence[JudgedUnit],
+    measured: Measured,
     store: Store,
     found: tuple[NamedAttribution, ...],
     timed: Mapping[str, Sequence[LatencyReport]],
@@ -201,8 +216,8 @@ def _describe(
     fields = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(Manifest)}
     return VersionDocument(
         **fields,
-        reports=tuple(item.report for item in judged if item.report),
-        failures=tuple(item.built.failure for item in judged if item.built.failure),
+        reports=measured.reports,
+        failures=measured.failures,
         quantization=quantization_records(store, manifest),
         attributions=found,
         latencies={engine: tuple(reports) for engine, reports in timed.items()},

@@ -10,7 +10,7 @@ from enginery.registry.manifest import EngineEntry
 from enginery.registry.versions.publish import Published, find_published, find_same, publish, published_without
 from pipeline.compile.last_builds import remember_builds
 from pipeline.compile.publication.draft import VersionDraft
-from pipeline.compile.publication.pages import failed_page, version_page
+from pipeline.compile.publication.pages import Measured, failed_page, version_page
 from pipeline.compile.publication.provenance import with_provenance
 from pipeline.compile.run_context import RunContext
 from pipeline.outcome import EngineResult, JudgedUnit, Outcome
@@ -26,7 +26,7 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
     store, manifest, judged = context.store, draft.manifest, draft.judged
     published = _publish(draft, context)
     if published is None:
-        page = failed_page(replace(manifest, engines=draft.others), judged, store, draw)
+        page = failed_page(replace(manifest, engines=draft.others), Measured.of(judged), store, draw)
         return Outcome(manifest.model, None, False, _list_results(draft, ()), dict(manifest.metrics), page=page)
     built = [item.built.unit.request for item in judged if item.built.digest]
     new = published.repeated or not published.existed
@@ -37,7 +37,7 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
             if item.latency:
                 attach_latency(store, published.manifest, item.latency)
     with published_without(published.manifest, "its page"):
-        page = version_page(published.manifest, judged, store, draw)
+        page = version_page(published.manifest, Measured.of(judged), store, draw)
     name = f"{manifest.model}@{published.version}"
     same = name if published.repeated else None
     told = f"same as {name}" if same else "already published" if published.existed else "published"

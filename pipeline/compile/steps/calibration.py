@@ -227,7 +227,7 @@ def calibration_samples(spec: "ModelSpec") -> CalibrationSamples:
     wanted = spec.calibration
     data, labels, sequence = (wanted.data, wanted.labels, wanted.sequence) if wanted else ("", None, None)
     of = calibration_digest(spec), labels, model_shapes(spec), spec.states(), sequence
-    return CalibrationSamples(spec.folder, data, *of)
+    return CalibrationSamples(spec.root_of(data), data, *of)
 
 
 def samples_key(samples: CalibrationSamples) -> Json:

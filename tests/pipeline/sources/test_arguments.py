@@ -12,11 +12,11 @@ from enginery.core.errors import ModelError
 from enginery.core.types import Dim, TensorSpec
 from pipeline.sources.arguments import wrong_arguments
 from pipeline.sources.export import export
-from pipeline.sources.onnx_header import GraphInput
+from pipeline.sources.onnx_header import HeaderTensor
 from pipeline.sources.request import ExportRequest
 from tests.pipeline.sources.test_constant_ifs import count_ifs, model_of
 
-RATE = GraphInput("rate", "int64", ())
+RATE = HeaderTensor("rate", "int64", ())
 
 
 def two_networks(path: Path) -> None:
@@ -47,18 +47,18 @@ def test_the_branch_that_an_argument_chooses_is_built(rate: int, factor: float, 
         (RATE, {"rates": 1}, "no such input; its inputs are rate"),
         (RATE, {"rate": 0.5}, "0.5 is no int64"),
         (RATE, {"rate": "16000"}, "'16000' is no int64"),
-        (GraphInput("rate", "uint8", ()), {"rate": 256}, "256 is no uint8"),
-        (GraphInput("rate", "int64", ("n",)), {"rate": 1}, r"is \[n\] in the model; only an input"),
-        (GraphInput("rate", "int64", None), {"rate": 1}, "of unknown rank"),
+        (HeaderTensor("rate", "uint8", ()), {"rate": 256}, "256 is no uint8"),
+        (HeaderTensor("rate", "int64", ("n",)), {"rate": 1}, r"is \[n\] in the model; only an input"),
+        (HeaderTensor("rate", "int64", None), {"rate": 1}, "of unknown rank"),
     ],
 )
-def test_an_argument_that_does_not_fit_is_told(given: GraphInput, arguments: dict[str, int], words: str) -> None:
+def test_an_argument_that_does_not_fit_is_told(given: HeaderTensor, arguments: dict[str, int], words: str) -> None:
     ((_, text),) = wrong_arguments([given], arguments)
     assert re.search(words, text)
 
 
 def test_an_input_of_one_fixed_size_takes_a_value(tmp_path: Path) -> None:
-    assert not list(wrong_arguments([GraphInput("rate", "float32", (1, 1))], {"rate": 0.5}))
+    assert not list(wrong_arguments([HeaderTensor("rate", "float32", (1, 1))], {"rate": 0.5}))
     two_networks(tmp_path / "m.onnx")
     request = ExportRequest("onnx", tmp_path, "m.onnx", (), arguments={"rate": 0.5})
     with pytest.raises(ModelError, match=r"source.arguments.rate: 0.5 is no int64"):

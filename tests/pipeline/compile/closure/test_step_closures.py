@@ -16,6 +16,8 @@ from pipeline.compile.closure import Closure
 from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import reach, reach_definitions
 from pipeline.compile.closure.sources import PACKAGES, SourceFile, SourceFiles
+from pipeline.compile.ensembles.proof import ProveEnsemble
+from pipeline.compile.ensembles.samples import ComputeSamples
 from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely
@@ -46,13 +48,16 @@ STEPS: dict[str, tuple[str, ...]] = {
             "attribute engine": (AttributeEngine, ORT),
             "latency": (MeasureEngine, ORT),
             "shapes": (ProbeShapes, ORT),
+            "samples of a graph": (ComputeSamples,),
+            "prove an ensemble": (ProveEnsemble, ORT),
         }.items()
     },
 }
 INSTALLED = SourceFiles()
 REQUESTS = {
     node.name
-    for file in Path(keys.__file__).parent.glob("*.py")
+    for folder in ("steps", "ensembles")
+    for file in (Path(keys.__file__).parents[1] / folder).glob("*.py")
     for node in ast.parse(file.read_text()).body
     if isinstance(node, ast.ClassDef) and any(getattr(each, "name", "") == "run" for each in node.body)
 }
@@ -219,7 +224,7 @@ def is_page(module: str) -> bool:
         ("builders.backends.tensorrt.session", {"prove tensorrt-rtx"}),
         (
             "builders.backends.onnxruntime.rewrites",
-            {"choose, timed", "prove onnxruntime", "attribute engine", "latency", "shapes"},
+            {"choose, timed", "prove onnxruntime", "prove an ensemble", "attribute engine", "latency", "shapes"},
         ),
         ("validation.latency.measurement.loop", {"latency"}),
         ("validation.attribution.reduce", {"attribute graph"}),

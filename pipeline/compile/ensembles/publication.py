@@ -1,0 +1,202 @@
+"""The version of an ensemble: its engines judged from end to end, and published once all of its graphs are there."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from enginery.core.digest import canonical_json, digest_of
+from enginery.core.ensemble import PinnedGraph
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.machine import describe_host
+from enginery.core.origin import user
+from enginery.core.reports.proof import Report, approve, judge
+from enginery.core.text import now
+from enginery.core.types import TensorSpec
+from enginery.registry.ensembles import SUFFIX, write_engines
+from enginery.registry.evidence.attestations import judge_entries
+from enginery.registry.manifest import EngineEntry, Manifest, request_of
+from enginery.registry.versions.publish import find_published, publish, published_without
+from pipeline.compile.ensembles.proof import ProveEnsemble, blame, prove
+from pipeline.compile.ensembles.samples import ChainedGraph, WholeData
+from pipeline.compile.ensembles.units import EnsembleUnit
+from pipeline.compile.publication.pages import Measured, version_page
+from pipeline.compile.publication.provenance import with_provenance
+from pipeline.compile.run_context import RunContext, versions
+from pipeline.outcome import EngineResult, Outcome
+from pipeline.progress.events import VerdictReached, VersionSettled
+from pipeline.spec.ensemble import LoadedEnsemble
+from pipeline.values import EngineBlob, Proof
+from validation.reporting.version_document import VersionDocument
+
+# The manifest's source of this name is the golden data of the whole.
+GOLDEN = "golden data"
+
+
+@dataclass(frozen=True)
+class BuiltEnsemble:
+    """An ensemble of which every graph is published. versions: of the graphs.  chain: of the exported graphs.
+
+    golden: data of the whole.  inputs, outputs: of the whole.
+    """
+
+    loaded: LoadedEnsemble
+    versions: Mapping[str, Manifest]
+    chain: tuple[ChainedGraph, ...]
+    golden: WholeData
+    outputs: tuple[TensorSpec, ...]
+
+    def pins(self) -> tuple[PinnedGraph, ...]:
+        """Its graphs as a manifest has them."""
+        wiring = self.loaded.wiring()
+        found = self.versions.items()
+        return tuple(PinnedGraph(name, item.model, item.version, item.digest, wiring[name]) for name, item in found)
+
+
+@dataclass(frozen=True)
+class JudgedEnsemble:
+    """A unit of an ensemble with its entry. report: None where it has no engine.  size_bytes: of the engines of its
+    graphs together."""
+
+    entry: EngineEntry
+    report: Report | None = None
+    size_bytes: int | None = None
+
+
+def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: RunContext) -> JudgedEnsemble:
+    """The unit, run from end to end where each of its engines is proven. golden: digest of the data of the whole."""
+    entry = unit.entry(built.golden.inputs, built.outputs)
+    if not entry.usable:
+        return JudgedEnsemble(entry)
+    data = write_engines({name: str(engine.digest) for name, engine in unit.engines.items()})
+    entry = replace(entry, digest=context.store.put_bytes(data), size_bytes=len(data), suffix=SUFFIX)
+    cannot_run = entry.reason if entry.status == "unproven" else None
+    proof = Proof() if cannot_run else prove(request_proof(unit, built), unit.name, context)
+    report = report_on(entry, golden, proof, cannot_run)
+    context.progress.emit(VerdictReached(unit.name, report.verdict, report.reason))
+    passed = [check.passed for check in proof.checks]
+    counts = {"passed": passed.count(True), "failed": passed.count(False)}
+    judged = replace(entry, status=report.verdict, reason=report.reason, checks=counts, report=report.digest)
+    if report.verdict == "failed":
+        judged = replace(judged, digest=None, size_bytes=None, suffix=None, report=None)
+    size = sum(built.versions[name].size_of(engine) or 0 for name, engine in unit.engines.items())
+    return JudgedEnsemble(judged, report, size)
+
+
+def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | None) -> Report:
+    """The report on an ensemble's engine. cannot_run: as of `make_report`."""
+    verdict, reason = judge(proof.checks, cannot_run)
+    if entry.hardware.is_cpu and cannot_run is None:
+        reason = f"{reason}, on {this_kind().name}"
+    return Report(
+        unit=entry.unit,
+        target=entry.target,
+        precision=entry.precision,
+        backend=entry.backend,
+        engine=entry.digest,
+        golden=golden,
+        checks=proof.checks,
+        verdict=verdict,
+        reason=f"{reason}{blame(proof.checks)}",
+        created_at=now(),
+        host=describe_host(),
+        versions=dict(entry.toolchain),
+        spreads=tuple(spread.round_numbers() for spread in proof.spreads),
+    )
+
+
+def request_proof(unit: EnsembleUnit, built: BuiltEnsemble) -> ProveEnsemble:
+    """The proof of a unit."""
+    limits = built.loaded.spec.limits.get(unit.precision)
+    blobs = {
+        name: EngineBlob(request_of(engine), str(engine.digest), str(engine.suffix))
+        for name, engine in unit.engines.items()
+    }
+    given = limits.model_dump(exclude_unset=True) if limits else {}
+    return ProveEnsemble(built.golden, built.chain, blobs, built.outputs, unit.precision, given)
+
+
+def publish_ensemble(
+    built: BuiltEnsemble,
+    units: Sequence[EnsembleUnit],
+    draw: Callable[[VersionDocument], str],
+    context: RunContext,
+) -> Outcome:
+    """Judge the units and publish those that may be pulled; the version that says the same where there is one.
+
+    draw: makes the HTML page of a version's document.  Raises as `enginery.registry.versions.publish.publish`.
+    """
+    store, spec = context.store, built.loaded.spec
+    golden = store.put_file(spec.file(spec.golden.data))
+    judged = [judge_unit(unit, built, golden, context) for unit in units]
+    approved = [(item.entry, proof) for item in judged if item.report and (proof := approve(item.report))]
+    others = [item.entry for item in judged if not item.entry.usable]
+    if not approved:
+        return Outcome(spec.model, None, False, tuple(map(_result, judged)), {})
+    manifest = _draft(built, golden, judged)
+    whole = replace(manifest, engines=(*(entry for entry, _ in approved), *others))
+    if find_published(store, whole) is None:
+        for _, proof in approved:
+            store.put_bytes(canonical_json(proof.report.to_json()))
+        manifest = with_provenance(store, manifest, whole.engines, context.started_at)
+    channel = spec.publication.channel
+    published = publish(
+        store, manifest, approved, others, channel=channel, wanted_version=spec.version, by=user(), why="built"
+    )
+    with published_without(published.manifest, "its page"):
+        measured = Measured(tuple(item.report for item in judged if item.report))
+        page = version_page(published.manifest, measured, store, draw)
+    state = "already published" if published.existed else "published"
+    context.progress.emit(VersionSettled(f"{spec.model}@{published.version}", state))
+    return Outcome(
+        model=spec.model,
+        version=published.version,
+        cached=published.existed,
+        engines=tuple(map(_result, judged)),
+        metrics={},
+        channel=channel,
+        channel_refusal=published.channel_refusal,
+        page=page,
+        manifest=published.digest,
+    )
+
+
+def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[JudgedEnsemble]) -> Manifest:
+    spec = built.loaded.spec
+    # Null lifts a limit, so one that was not given stays absent.
+    limits = {name: item.model_dump(mode="json", exclude_unset=True) for name, item in spec.limits.items()}
+    said = spec.model_dump(mode="json", exclude={"publication", "limits"}) | ({"limits": limits} if limits else {})
+    sources = {GOLDEN: golden, **{f"onnx {graph.name}": graph.model for graph in built.chain}}
+    units = sorted([item.entry.unit, item.entry.status, str(item.entry.digest)] for item in judged)
+    pins = [vars(pin) for pin in built.pins()]
+    return Manifest(
+        model=spec.model,
+        version="",
+        created_at=now(),
+        content=digest_of({"spec": said, "sources": sources, "graphs": pins, "units": units}),
+        spec=said,
+        sources=sources,
+        toolchain=versions("enginery", "onnx", "onnxruntime", "numpy"),
+        host=describe_host(),
+        graphs=built.pins(),
+    )
+
+
+def current_engines(versions_of: Mapping[str, Manifest], context: RunContext) -> dict[str, Sequence[EngineEntry]]:
+    """The engines of graphs' versions with their status of today, by graph; of a CPU engine on this kind of CPU."""
+    here = this_kind().name
+    found = {name: judge_entries(context.store, manifest) for name, manifest in versions_of.items()}
+    return {name: [entry.on_cpu(here) for entry in entries] for name, entries in found.items()}
+
+
+def _result(item: JudgedEnsemble) -> EngineResult:
+    entry = item.entry
+    return EngineResult(
+        target=entry.target,
+        precision=entry.precision,
+        backend=entry.backend,
+        digest=entry.digest,
+        size_bytes=item.size_bytes if entry.digest else None,
+        status=entry.status,
+        reason=entry.reason,
+        checks=entry.checks,
+        notes=entry.notes,
+    )

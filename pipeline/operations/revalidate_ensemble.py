@@ -1,0 +1,78 @@
+"""Proofs of published ensembles on this machine: each of their graphs, and then the whole from end to end."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from builders.execution.workdir import workdir
+from enginery.core.errors import IntegrityError
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.parsing import mapping
+from enginery.core.types import PRECISIONS
+from enginery.registry.ensembles import load_pinned, pinned_engines
+from enginery.registry.evidence.attestations import attest, judge_entries
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store
+from pipeline.compile.ensembles.connections import whole_inputs
+from pipeline.compile.ensembles.proof import prove
+from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, report_on, request_proof
+from pipeline.compile.ensembles.samples import ChainedGraph, WholeData
+from pipeline.compile.ensembles.units import EnsembleUnit
+from pipeline.compile.run_context import RunContext
+from pipeline.operations.revalidate import Attested, revalidate, spec_of, why_not_here
+from pipeline.spec.ensemble import EnsembleSpec, LoadedEnsemble
+
+
+def revalidate_ensemble(
+    manifest: Manifest, context: RunContext, targets: Collection[str] | None = None
+) -> Iterator[Attested]:
+    """Run each engine of an ensemble that can run here from end to end, once those of its graphs are proven here, and
+    attach a report to it; say of the others why not. Reports on graphs are attached to their versions.
+
+    targets: names of the targets to keep to; None for all. Raises as `revalidate`.
+    """
+    with workdir() as folder:
+        built = read_ensemble(manifest, context.store, folder)
+        for known in judge_entries(context.store, manifest):
+            entry = known.on_cpu(this_kind().name)
+            if entry.digest is not None and (targets is None or entry.target in targets):
+                yield _prove(entry, manifest, built, context)
+
+
+def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemble:
+    """What an ensemble was published from. folder: for its golden data. Raises IntegrityError for what is lost, and for
+    a spec that this installation cannot read."""
+    try:
+        files = mapping(manifest.spec.get("graphs"), "spec.graphs")
+        # JSON in the registry has its keys sorted; the order of the data flow is that of the pins.
+        ordered = {graph.name: files[graph.name] for graph in manifest.graphs}
+        spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": ordered})
+        digest = manifest.sources[GOLDEN]
+    except (ValidationError, KeyError) as error:
+        raise IntegrityError(f"{manifest.model}@{manifest.version} is no whole ensemble: {error}; build it") from error
+    versions = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
+    loaded = LoadedEnsemble(spec, {name: spec_of(pinned) for name, pinned in versions.items()})
+    wiring, inputs = loaded.wiring(), {name: graph.tensors() for name, graph in loaded.graphs.items()}
+    chain = tuple(ChainedGraph(name, item.onnx, inputs[name], (), wiring[name]) for name, item in versions.items())
+    path = folder / f"golden{Path(spec.golden.data).suffix}"
+    store.fetch(digest, path)
+    outputs = next(entry.outputs for entry in manifest.engines)
+    return BuiltEnsemble(loaded, versions, chain, WholeData(path, digest, *whole_inputs(loaded)), outputs)
+
+
+def _prove(entry: EngineEntry, manifest: Manifest, built: BuiltEnsemble, context: RunContext) -> Attested:
+    parts = list(pinned_engines(context.store, manifest, entry))
+    for graph, _, engine in parts:
+        if reason := why_not_here(engine):
+            return Attested(entry, entry.status, f"graph {graph.name!r}: {reason}")
+    for graph, pinned, engine in parts:
+        for found in revalidate(pinned, context, engines=[str(engine.digest)], again=False):
+            if found.verdict != "proven":
+                return Attested(entry, found.verdict, f"graph {graph.name!r}: {found.reason}")
+    engines = {graph.name: engine for graph, _, engine in parts}
+    precision = next(each for each in PRECISIONS if each == entry.precision)
+    unit = EnsembleUnit(entry.hardware, precision, engines, {})
+    proof = prove(request_proof(unit, built), unit.name, context, afresh=True)
+    report = report_on(entry, built.golden.digest, proof, None)
+    return Attested(entry, report.verdict, report.reason, attest(context.store, manifest, report))

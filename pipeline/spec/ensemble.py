@@ -1,0 +1,207 @@
+"""The spec of several graphs that make one model: which specs, what goes from one to the other, data of the whole.
+
+Each graph keeps a spec of its own, and is a model of its own in the registry; an ensemble pins a version of each.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import yaml
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+
+from enginery.core.ensemble import split_source
+from enginery.core.errors import SpecError
+from enginery.core.text import suggest
+from enginery.core.types import Precision
+from pipeline.spec.document import load_document
+from pipeline.spec.mistakes import Kind, line_of
+from pipeline.spec.model import ModelSpec, load_spec
+from pipeline.spec.sections import Publication
+from pipeline.spec.validation import LimitValues
+from pipeline.spec.value_types import File, Loc, Mistakes, ModelName, SpecPart, VersionName
+
+_GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+HELP = "docs/guides/ensembles.md has an example"
+
+
+def _check_graph_name(text: str) -> str:
+    if not _GRAPH_NAME.fullmatch(text):
+        raise ValueError("must be 1 to 32 of a-z 0-9 _ -, starting with a letter or digit")
+    return text
+
+
+GraphKey = Annotated[str, AfterValidator(_check_graph_name)]
+
+
+class EnsembleData(SpecPart):
+    """Real inputs of the whole; what the later graphs get of them is computed by those before."""
+
+    data: File = Field(description="an .npz or .safetensors with an array for each input of the whole")
+
+
+class EnsembleSpec(SpecPart):
+    """Several graphs as one model: their specs in the order of the data flow, their connections, data of the whole."""
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"outputs", "limits"})
+
+    model: ModelName = Field(description="name of the whole in the registry")
+    version: VersionName | None = Field(None, description="a version name of your own; default: the next number")
+    graphs: dict[GraphKey, File] = Field(min_length=2, description="spec of each graph, in the order of the data flow")
+    connections: dict[str, str] = Field(
+        min_length=1,
+        description="GRAPH.INPUT: what gives it: GRAPH.OUTPUT of a graph before it, or a name of your own for an input "
+        "of the whole, which may go to several; inputs that are not named are inputs of the whole, as GRAPH.INPUT",
+    )
+    outputs: tuple[str, ...] | None = Field(
+        None, min_length=1, description="as GRAPH.OUTPUT; default: every output that no connection takes"
+    )
+    golden: EnsembleData = Field(description="real inputs with which the whole and each of its graphs is proven")
+    calibration: EnsembleData | None = Field(
+        None, description="real inputs of the whole, for ranges; without them each graph has the data of its own spec"
+    )
+    limits: dict[Precision, LimitValues] = Field({}, description="of the whole against its graphs in fp32")
+    publication: Publication = Publication()
+
+    _path: Path = PrivateAttr(default=Path())
+    _address: str = PrivateAttr(default="")
+
+    @property
+    def path(self) -> Path:
+        """The spec file, as it was given."""
+        return self._path
+
+    @property
+    def address(self) -> str:
+        """What to type for it again."""
+        return self._address or str(self._path)
+
+    @property
+    def folder(self) -> Path:
+        """The spec's real folder."""
+        return self._path.resolve().parent
+
+    def file(self, relative: str) -> Path:
+        """Path of a file that the spec names, relative to its folder."""
+        return self.folder / relative
+
+    def named_files(self) -> Iterator[tuple[Loc, str]]:
+        """(key, path relative to the folder) of each file that the spec names."""
+        yield from ((("graphs", name), file) for name, file in self.graphs.items())
+        yield ("golden", "data"), self.golden.data
+        if self.calibration:
+            yield ("calibration", "data"), self.calibration.data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "EnsembleSpec":
+        if found := tuple(self._find_mistakes()):
+            raise Mistakes(found)
+        return self
+
+    def _find_mistakes(self) -> Iterator[tuple[Loc, str]]:
+        order = list(self.graphs)
+        for key, source in self.connections.items():
+            graph, dot, _ = key.partition(".")
+            loc: Loc = ("connections", key)
+            if not dot or graph not in order:
+                yield loc, f"{key!r} is no GRAPH.INPUT; {suggest(graph, order)}"
+                continue
+            giver, dot, _ = source.partition(".")
+            if dot and giver not in order:
+                yield loc, f"takes {source!r}, which is of no graph; {suggest(giver, order)}"
+            elif dot and order.index(giver) >= order.index(graph):
+                yield loc, f"takes {source!r}, and {giver!r} does not come before {graph!r}; reorder graphs"
+            elif not dot and source in order:
+                yield loc, f"takes {source!r}, which is a graph; name an output of it: {source}.OUTPUT"
+        for index, name in enumerate(self.outputs or ()):
+            if name.partition(".")[0] not in order or "." not in name:
+                yield ("outputs", index), f"{name!r} is no GRAPH.OUTPUT; {suggest(name.partition('.')[0], order)}"
+        named = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
+        for name in order:
+            if name not in named:
+                yield ("graphs", name), f"graph {name!r} is connected to no other; add its connections, or remove it"
+
+
+KIND = Kind(EnsembleSpec, "a spec of an ensemble", "model, graphs, connections", HELP)
+
+
+@dataclass(frozen=True)
+class LoadedEnsemble:
+    """An ensemble and the specs of its graphs, in order."""
+
+    spec: EnsembleSpec
+    graphs: Mapping[str, ModelSpec]
+
+    def wiring(self) -> dict[str, dict[str, str]]:
+        """For each graph what gives each of its inputs (`enginery.core.ensemble`)."""
+        given = self.spec.connections
+        return {
+            name: {item: given.get(f"{name}.{item}", f"{name}.{item}") for item in graph.inputs}
+            for name, graph in self.graphs.items()
+        }
+
+    def locate(self, found: "list[tuple[Loc, str]]") -> SpecError:
+        """Mistakes, (key that it is about, message) each, as one error with their lines."""
+        _, root = load_document(self.spec.path, KIND)
+        path = self.spec.path
+        return SpecError(
+            [f"{path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {text}" for loc, text in dict.fromkeys(found)]
+        )
+
+
+def load_ensemble(path: Path, address: str = "") -> LoadedEnsemble:
+    """Read and check an ensemble and the specs of its graphs. Raises SpecError with one line per mistake."""
+    spec, root = load_document(path, KIND)
+    spec._path, spec._address = path, address
+    if missing := list(_missing_files(spec, root)):
+        raise SpecError(missing)
+    loaded = LoadedEnsemble(spec, {name: load_spec(path.parent / file) for name, file in spec.graphs.items()})
+    if found := list(_wrong_graphs(loaded)):
+        raise loaded.locate(found)
+    return loaded
+
+
+def _missing_files(spec: EnsembleSpec, root: yaml.Node) -> Iterator[str]:
+    for loc, name in spec.named_files():
+        where = f"{spec.path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {name!r}"
+        real = spec.file(name).resolve()
+        if not real.is_relative_to(spec.folder):
+            yield f"{where} leads outside the spec's folder; copy the file into {spec.folder}"
+        elif not real.is_file():
+            yield f"{where} is no file in {spec.folder}; paths are relative to the spec"
+
+
+def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
+    """What the specs of graphs do not have, or cannot have in an ensemble: (key, message)."""
+    graphs, spec = loaded.graphs, loaded.spec
+    for key, source in spec.connections.items():
+        graph, _, name = key.partition(".")
+        if name not in graphs[graph].inputs:
+            where = f"{graph!r} has no input {name!r}"
+            yield ("connections", key), f"{where}; {suggest(name, graphs[graph].inputs)}"
+        if giver := split_source(source, graphs):
+            yield from _unknown_output(("connections", key), *giver, graphs)
+    for index, source in enumerate(spec.outputs or ()):
+        graph, _, name = source.partition(".")
+        yield from _unknown_output(("outputs", index), graph, name, graphs)
+    models = [spec.model]
+    for name, own in graphs.items():
+        loc: Loc = ("graphs", name)
+        if own.model in models:
+            yield loc, f"its model is called {own.model!r} too; give the whole and each graph a name of its own"
+        models.append(own.model)
+        if own.state:
+            yield loc, f"{own.model} has state between calls, which an ensemble does not carry; build it alone"
+        if own.golden and own.golden.labels:
+            yield loc, f"golden.labels of {own.model} do not come with the golden data of the whole; remove them"
+        if spec.calibration and own.calibration and own.calibration.labels:
+            text = f"calibration.labels of {own.model} do not come with the calibration data of the whole"
+            yield loc, f"{text}; remove them"
+
+
+def _unknown_output(loc: Loc, graph: str, name: str, graphs: Mapping[str, ModelSpec]) -> Iterator[tuple[Loc, str]]:
+    known = graphs[graph].outputs
+    if known and name not in known:
+        yield loc, f"{graph!r} has no output {name!r}; {suggest(name, known)}"

@@ -1,0 +1,280 @@
+"""Ensembles, from their specs to the answers of pulled engines."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import enginery
+from enginery.core.errors import EngineryError, InputError, SpecError
+from enginery.core.hardware.machine import target_named
+from enginery.core.names import parse_reference
+from enginery.core.reports.proof import Report
+from enginery.core.types import Tensors
+from enginery.exchange.mirror import mirror
+from enginery.exchange.oci import export_oci
+from enginery.registry.evidence.attestations import attest, attestations, judge_entries
+from enginery.registry.retention import Rules, find_kept_versions, inventory
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.layout import manifest_key
+from enginery.registry.verification import verify
+from enginery.registry.versions.channels import policy_refusal, promote, rollback
+from enginery.registry.versions.lookup import load, locate
+from pipeline.canary.engines import choose
+from pipeline.cli.published import local_context
+from pipeline.operations.offline import write_offline_bundle
+from pipeline.operations.revalidate import spec_of
+from pipeline.operations.revalidate_ensemble import revalidate_ensemble
+from pipeline.outcome import Outcome
+from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
+from tests.pipeline.projects import arrays
+
+
+def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with another value at a path of keys with '/'; None removes the key."""
+    changed = copy.deepcopy(spec)
+    *above, last = path.split("/")
+    place = changed
+    for name in above:
+        place = place.setdefault(name, {})
+    place.pop(last, None)
+    return changed if value is None else (place.update({last: value}) or changed)
+
+
+def opens(path: Path) -> Callable[[Tensors], Tensors]:
+    session = ort.InferenceSession(path)
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    folder = tmp_path_factory.mktemp("ensemble")
+    # The decoder has no int8: the whole's int8 has it in fp32. The encoder alone has the target avx2.
+    encoder = {**ENCODER, "targets": ["cpu", "avx2"]}
+    path = write_ensemble(folder / "project", encoder=encoder, decoder={**DECODER, "precisions": ["fp32"]})
+    return folder, enginery.build(path, registry=folder / "registry")
+
+
+@pytest.fixture
+def store(built: tuple[Path, Outcome]) -> Store:
+    return open_store(str(built[0] / "registry"))
+
+
+def test_each_graph_is_a_version_and_the_whole_pins_them(built: tuple[Path, Outcome], store: Store) -> None:
+    _, outcome = built
+    assert outcome.version == "1"
+    assert {name: graph.version for name, graph in outcome.graphs.items()} == {"encoder": "1", "decoder": "1"}
+    pins = load(store, "pair", "1").graphs
+    assert [(pin.name, pin.reference) for pin in pins] == [("encoder", "pair-encoder@1"), ("decoder", "pair-decoder@1")]
+    assert all(pin.manifest == load(store, pin.model, pin.version).digest for pin in pins)
+    assert pins[1].sources == {"y": "decoder.y", "memory": "encoder.hidden", "mask": "mask"}
+    assert outcome.channel == "candidate"
+    assert {graph.channel for graph in outcome.graphs.values()} == {None}
+
+
+def test_a_target_that_a_graph_lacks_is_not_offered(built: tuple[Path, Outcome]) -> None:
+    statuses = {engine.unit: (engine.status, engine.reason) for engine in built[1].engines}
+    assert [statuses[f"cpu {each} ensemble"][0] for each in ("fp32", "int8")] == ["proven", "proven"]
+    for precision in ("fp32", "int8"):
+        status, reason = statuses[f"x86-64-v3 {precision} ensemble"]
+        assert status == "refused"
+        assert reason == "graph 'decoder' has no engine: its spec has no x86-64-v3 fp32"
+
+
+def test_the_report_says_what_each_engine_does_alone(built: tuple[Path, Outcome]) -> None:
+    place = built[0] / "registry" / "models" / "pair" / "versions" / "1"
+    assert (place / "report.html").is_file()
+    reports = {report["unit"]: report for report in json.loads((place / "report.json").read_text())["reports"]}
+    values = {
+        check["case"]: (check["value"], check["limit"])
+        for check in reports["cpu int8 ensemble"]["checks"]
+        if (check["name"], check["output"]) == ("sqnr_db", "decoder.logits")
+    }
+    assert values["golden"][1] == 15
+    # The decoder is in fp32, so that all of the error is the encoder's.
+    assert values["encoder alone"] == (values["golden"][0], None)
+    assert values["decoder alone"][0] == "inf"
+
+
+def test_pulled_engines_answer_as_the_models_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    folder, _ = built
+    pulled = enginery.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    assert pulled.description.name == "pair-1-cpu-fp32.json"
+    whole = enginery.Ensemble.described(opens, pulled.description)
+    assert [spec.name for spec in whole.inputs] == ["encoder.x", "mask", "decoder.y"]
+    golden = {name: array[:3] for name, array in arrays(folder / "project" / "golden.npz").items()}
+    encoder, decoder = (opens(folder / "project" / f"{name}.onnx") for name in ("encoder", "decoder"))
+    hidden = encoder({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
+    wanted = decoder({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
+    np.testing.assert_allclose(whole.run(golden)["decoder.logits"], wanted, atol=1e-5)
+    again = enginery.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    assert again.cached
+
+
+def test_a_second_run_finds_everything_on_record(built: tuple[Path, Outcome]) -> None:
+    folder, _ = built
+    again = enginery.build(folder / "project" / "pair.yaml", registry=folder / "registry")
+    assert again.cached
+    assert again.version == "1"
+
+
+def test_what_an_ensemble_pins_is_kept_and_verified(built: tuple[Path, Outcome], store: Store) -> None:
+    kept = find_kept_versions(store, inventory(store), Rules(versions=0, moves=0))
+    assert kept["pair", "1"] == ("among the newest", "channel candidate")
+    assert "graph of pair@1" in kept["pair-encoder", "1"]
+    assert verify(store).sound
+    key = manifest_key("pair-decoder", "1")
+    data = store.read(key)
+    assert data is not None
+    store.remove(key)
+    try:
+        problems = [problem for problem in verify(store).problems if problem.kind == "dangling"]
+        assert "graph 'decoder' is pair-decoder@1, which is not in" in problems[0].detail
+        with pytest.raises(EngineryError, match="graph 'decoder' is pair-decoder@1, which is not in"):
+            enginery.pull("pair@1", registry=built[0] / "registry", dest=built[0] / "none")
+    finally:
+        store.create(key, data)
+    assert not (built[0] / "none").exists()
+
+
+def test_a_verdict_on_a_graph_counts_for_the_whole(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "copy"), create=True)
+    found = mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
+    assert found.versions == ("pair@1",)
+    assert verify(store).sound
+    whole, encoder = load(store, "pair", "1"), load(store, "pair-encoder", "1")
+    int8 = next(entry for entry in encoder.engines if (entry.target, entry.precision) == ("cpu", "int8"))
+    report = Report.from_json(json.loads(store.read_blob(str(int8.report))))
+    attest(store, encoder, replace(report, verdict="failed", reason="it crashed", host={**report.host, "name": "b"}))
+    judged = {entry.precision: entry for entry in judge_entries(store, whole) if entry.target == "cpu"}
+    assert judged["fp32"].status == "proven"
+    assert judged["int8"].status == "failed"
+    assert judged["int8"].reason == "graph 'encoder': failed when validated later: it crashed"
+    assert "has failed where it was validated" in str(policy_refusal(store, whole, "stable"))
+
+
+def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "copy"), create=True)
+    mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
+    whole = load(store, "pair", "1")
+    with local_context(store, quiet=True) as context:
+        found = {item.entry.unit: item for item in revalidate_ensemble(whole, context)}
+    assert {unit: item.verdict for unit, item in found.items()} == {
+        "cpu fp32 ensemble": "proven",
+        "cpu int8 ensemble": "proven",
+    }
+    assert {item.engine for item in attestations(store, whole)} == {
+        entry.digest for entry in whole.engines if entry.digest
+    }
+
+
+@pytest.mark.parametrize("use", ["choose", "carry", "oci", "spec"])
+def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
+    whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
+    uses: dict[str, Callable[[], object]] = {
+        "choose": lambda: choose(store, reference, target_named("cpu"), None),
+        "carry": lambda: write_offline_bundle(store, whole, tmp_path / "bundle"),
+        "oci": lambda: export_oci(store, locate(store, reference), tmp_path / "oci"),
+        "spec": lambda: spec_of(whole),
+    }
+    with pytest.raises(InputError, match=r"pair@1 is an ensemble, .* give one of pair-encoder@1, pair-decoder@1"):
+        uses[use]()
+    assert not list(tmp_path.iterdir())
+
+
+def test_channels_move_the_whole(built: tuple[Path, Outcome], store: Store, tmp_path: Path) -> None:
+    project = built[0] / "project"
+    changed = change(PAIR, "limits", {"int8": {"sqnr_db": 14}})
+    second = enginery.build(rewrite(project, changed), registry=built[0] / "registry")
+    assert second.version == "2"
+    assert {graph.version for graph in second.graphs.values()} == {"1"}
+    for version in ("1", "2"):
+        promote(store, load(store, "pair", version), "stable", proven_only=True)
+    assert locate(store, parse_reference("pair:stable")).manifest.version == "2"
+    rollback(store, "pair", "stable")
+    pulled = enginery.pull("pair:stable", registry=built[0] / "registry", dest=tmp_path)
+    assert pulled.located.manifest.version == "1"
+
+
+def rewrite(folder: Path, spec: dict[str, Any]) -> Path:
+    path = folder / "changed.yaml"
+    path.write_text(json.dumps(spec).replace('"model"', '\n"model"').replace('"graphs"', '\n"graphs"'))
+    return path
+
+
+def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> None:
+    spec = {**PAIR, "limits": {"int8": {"sqnr_db": 90}}}
+    path = write_ensemble(tmp_path / "project", spec, decoder={**DECODER, "precisions": ["fp32"]})
+    outcome = enginery.build(path, registry=tmp_path / "registry")
+    statuses = {engine.precision: engine for engine in outcome.engines}
+    assert statuses["fp32"].status == "proven"
+    assert statuses["int8"].status == "failed"
+    assert statuses["int8"].digest is None
+    assert "sqnr_db of decoder.logits" in statuses["int8"].reason
+    assert "with one engine among graphs in fp32: encoder alone" in statuses["int8"].reason
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("connections/decoder.memory", "encodr.hidden", "takes 'encodr.hidden', which is of no graph; did you mean"),
+        ("connections/decoder.memory", "encoder.hiden", "'encoder' has no output 'hiden'; did you mean 'hidden'"),
+        ("connections/decoder.memry", "encoder.hidden", "'decoder' has no input 'memry'; did you mean 'memory'"),
+        ("connections/encoder.x", "decoder.logits", "'decoder' does not come before 'encoder'"),
+        ("connections/encoder.x", "encoder.hidden", "'encoder' does not come before 'encoder'"),
+        ("connections/encoder.x", "mask", "mask is float32 [batch, 6, 8], and the input is float32 [batch, 6]"),
+        ("connections/decoder.y", "encoder.hidden", "encoder.hidden is float32 [batch, 6, 16], and the input is"),
+        ("connections/nonsense", "mask", "'nonsense' is no GRAPH.INPUT"),
+        ("connections/decoder.mask", "encoder", "takes 'encoder', which is a graph; name an output of it"),
+        ("connections", {"encoder.x": "image"}, "graph 'decoder' is connected to no other"),
+        ("outputs", ["decoder.gone"], "'decoder' has no output 'gone'"),
+        ("graphs/decoder", "gone.yaml", "is no file in"),
+        ("golden", None, "golden: is missing"),
+        ("golden/data", "gone.npz", "is no file in"),
+        ("model", "pair-encoder", "its model is called 'pair-encoder' too"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_its_line(path: str, value: Any, told: str, tmp_path: Path) -> None:
+    written = write_ensemble(tmp_path / "project", change(PAIR, path, value))
+    with pytest.raises(SpecError) as raised:
+        enginery.build(written, registry=tmp_path / "registry")
+    assert told in str(raised.value)
+    assert f"{written}:" in str(raised.value)
+    assert not (tmp_path / "registry" / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"golden": {"data": "golden.npz", "labels": "label"}}, "golden.labels of pair-decoder do not come with"),
+        ({"dims": {"batch": {"min": 9, "opt": 9, "max": 16}}}, "no size of batch suits all graphs that have it"),
+        ({"state": {"memory": {"output": "logits", "initial": 0}}}, "pair-decoder has state between calls"),
+    ],
+)
+def test_a_graph_that_does_not_suit_the_whole_is_refused(part: dict[str, Any], told: str, tmp_path: Path) -> None:
+    written = write_ensemble(tmp_path / "project", decoder={**DECODER, **part})
+    with pytest.raises(SpecError) as raised:
+        enginery.build(written, registry=tmp_path / "registry")
+    assert told in str(raised.value)
+
+
+def test_commands_of_one_graph_name_the_way_out(tmp_path: Path) -> None:
+    written = write_ensemble(tmp_path / "project")
+    with pytest.raises(SpecError, match="is the spec of an ensemble; give that of one of its graphs"):
+        enginery.load_spec(written)
+
+
+def test_data_of_the_whole_that_lacks_an_input_is_refused(tmp_path: Path) -> None:
+    written = write_ensemble(tmp_path / "project")
+    golden = arrays(written.parent / "golden.npz")
+    del golden["mask"]
+    np.savez(written.parent / "golden.npz", **golden)
+    with pytest.raises(EngineryError, match="no array 'mask'"):
+        enginery.build(written, registry=tmp_path / "registry")
