@@ -97,7 +97,8 @@ def blame(checks: Sequence[Check]) -> str:
 def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool = False) -> Proof:
     """The proof of an ensemble's engine; of one that cannot be opened or run, the one check `CRASHED`, which failed.
 
-    afresh: also when the same proof is on record.  Raises UnavailableError and IntegrityError, which say nothing about the engines, and StepError when cancelled.
+    afresh: also when the same proof is on record. Raises UnavailableError and IntegrityError, which say nothing about
+    the engines, and StepError when cancelled.
     """
     backends = [backend_root(blob.request.backend) for blob in request.engines.values()]
     key = {
