@@ -16,8 +16,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # What pip does is shown on one line; all that it prints is in the log.
 # Python compiles a module when it is first imported, and most of what is installed never is.
-INSTALL = $(BIN)/python examples/logged.py $(VENV)/pip.log $(BIN)/pip install --progress-bar off --disable-pip-version-check \
-  --no-compile --constraint constraints.txt --editable
+PIP = $(BIN)/pip install --progress-bar off --disable-pip-version-check --no-compile --constraint constraints.txt
+LOGGED = $(BIN)/python examples/logged.py $(VENV)/pip.log
+INSTALL = $(LOGGED) $(PIP) --editable
+# One pip unpacks on one core: half of all on each of two, and the last one adds what these leave out, or fails as they did.
+TWO_PIPS = $(LOGGED) sh -c "$(PIP) --no-deps torch ray & $(PIP) boto3 matplotlib onnx onnxruntime prefect; wait"
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts docs
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
@@ -29,6 +32,7 @@ SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 define set_up
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Enginery needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
+	@$(TWO_PIPS) || true
 	@$(INSTALL) '.[$(1)]'
 endef
 

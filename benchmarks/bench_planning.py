@@ -2,7 +2,8 @@
 
 Each model has a spec file, an ONNX file and a golden set of its own in a folder of its own; the registry is a folder
 with every record that a real run would have left (their contents are one real model's with other digests, and the
-compiler compiles nothing). What is timed is a fresh process that loads each spec and prepares its plan.
+compiler compiles nothing). What is timed is `enginery catalog --plan` in a fresh process, on a store whose requests
+each take 20 ms; first without copies of the records, then with them.
 Usage: python -m benchmarks.bench_planning [--models 1000]
 """
 
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from multiprocessing import Value
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +31,17 @@ from enginery.registry.store.base import Store, open_store
 from pipeline.compile.composition import InProcess, prepare
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext
+from pipeline.orchestration import planned_catalog
+from pipeline.orchestration.catalog import gather_specs
+from pipeline.orchestration.run import RunOptions
 from pipeline.spec.model import load_spec
 from pipeline.values import EngineRecord
 
 TARGETS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
 PRECISIONS = ["fp32", "fp16", "bf16"]
+PAUSE_S = 0.02
+PAGE = 1000
+REQUESTS = {"read", "has", "size", "stored_size", "create", "replace", "list", "children", "read_blob", "fetch"}
 
 
 class Canned:
@@ -103,21 +112,49 @@ def fill(folder: Path, models: int) -> None:
             context.remember("build", {"build": unit.request.key}, encode(record), [engine])
 
 
+class SlowStore:
+    """The store of a folder that is asked through a network: every request takes `PAUSE_S`, a page of a listing one."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.requests = store, Value("q", 0)  # shared by forked processes
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        return self._slow(found) if name in REQUESTS else found
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        found = list(self._store.sizes(prefix))
+        self._wait(max(1, -(-len(found) // PAGE)))
+        return iter(found)
+
+    def _slow(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*given: Any, **named: Any) -> Any:
+            self._wait(1)
+            return call(*given, **named)
+
+        return slow
+
+    def _wait(self, requests: int) -> None:
+        with self.requests.get_lock():
+            self.requests.value += requests
+        time.sleep(PAUSE_S * requests)
+
+
 def plan_all(folder: Path) -> dict[str, Any]:
     """Plan every spec; figures of this process."""
     begun = time.perf_counter()
-    store = open_store(str(folder / "registry"))
-    context = RunContext(store, LocalExecutor(), LocalExecutor())
-    actions: dict[str, int] = {}
-    for path in sorted(folder.glob("model-*/spec.yaml")):
-        for unit in prepare(load_spec(path), Selection(), context, InProcess()).plan.units:
-            actions[unit.action] = actions.get(unit.action, 0) + 1
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    store = SlowStore(open_store(str(folder / "registry")))
+    planned_catalog.store_of = lambda *_: store  # type: ignore[assignment,return-value]
+    options = RunOptions(registry=str(folder / "registry"))
+    with gather_specs(str(folder), None) as addresses:
+        rows = planned_catalog.plan_catalog(addresses, options)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
+        "said": planned_catalog.summarize(rows),
+        "requests": store.requests.value,
         "seconds": round(time.perf_counter() - begun, 2),
-        "cpu_seconds": round(used.ru_utime + used.ru_stime, 2),
-        "peak_mib": round(used.ru_maxrss / 1024),
-        "units": actions,
+        "cpu_seconds": round(sum(one.ru_utime + one.ru_stime for one in used), 2),
+        "peak_mib": [round(one.ru_maxrss / 1024) for one in used],
     }
 
 
@@ -135,8 +172,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         fill(Path(folder), given.models)
         command = [sys.executable, "-m", "benchmarks.bench_planning", "--folder", folder]
-        ended = subprocess.run(command, check=True, capture_output=True, text=True)
-    print(json.dumps({"models": given.models, "load_before": load, **json.loads(ended.stdout)}))
+        for copies in ("none yet", "there"):
+            ended = subprocess.run(command, check=True, capture_output=True, text=True)
+            found = json.loads(ended.stdout)
+            print(json.dumps({"models": given.models, "load_before": load, "copies": copies, **found}))
 
 
 if __name__ == "__main__":

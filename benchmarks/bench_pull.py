@@ -204,7 +204,9 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
     import boto3
 
     from enginery.core.digest import canonical_json, digest_of
+    from enginery.core.hardware.targets import parse_targets
     from enginery.core.reports.proof import Check, Report, approve
+    from enginery.core.requirements import for_target
     from enginery.registry.manifest import EngineEntry, Manifest
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.publish import publish
@@ -223,7 +225,15 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
     )
     proof = store.put_bytes(canonical_json(report.to_json()))
     entry = EngineEntry(
-        "cpu", "fp32", "onnxruntime", "proven", digest=digest, size_bytes=mib << 20, suffix=".onnx", report=proof
+        "cpu",
+        "fp32",
+        "onnxruntime",
+        "proven",
+        digest=digest,
+        size_bytes=mib << 20,
+        suffix=".onnx",
+        report=proof,
+        requires=(for_target(parse_targets("cpu")[0]),),
     )
     approved = approve(report)
     assert approved is not None

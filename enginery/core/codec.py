@@ -9,7 +9,7 @@ no NaN and no infinities (RFC 8259, section 6): such a float becomes {"float": "
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import (
     TypeAlias,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -41,7 +42,6 @@ else:
     Json = Any
 JsonObject: TypeAlias = Mapping[str, Json]
 _FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
-_COMMON = (str, float, int, bool)
 # Metadata of a dataclass's field, default None, that is left out of the JSON while it is None.
 OMIT_NONE: Mapping[str, object] = {"omit_none": True}
 # The same of a field with another default, for fields that came after documents had been written.
@@ -49,7 +49,10 @@ OMIT_DEFAULT: Mapping[str, object] = {"omit_default": True}
 
 
 class _Mismatch(Exception):  # noqa: N818 - `decode` raises it as an IntegrityError
-    """Data that is not of the type; the text names the field."""
+    """Data that is not of the type; the text begins with the field's path, as seen from the value that is read."""
+
+
+_Reader: TypeAlias = Callable[[object], Any]
 
 
 @overload
@@ -111,9 +114,9 @@ def decode(data: object, kind: type[T]) -> T:
     Raises IntegrityError, with the field's name.
     """
     try:
-        value: T = _decode(data, kind, _name(kind))  # type: ignore[assignment]  # what `_decode` checked
+        value: T = _reader(cast("Hashable", kind))(data)
     except _Mismatch as error:
-        raise IntegrityError(str(error)) from error
+        raise IntegrityError(f"{_name(kind)}{error}") from error
     return value
 
 
@@ -122,89 +125,155 @@ def _hints(what: object) -> Mapping[str, object]:
     return get_type_hints(what)
 
 
-def _decode(data: object, kind: object, where: str) -> object:
-    if kind in _COMMON:  # most of every document
-        return _decode_plain(data, kind, where)
+@cache
+def _reader(kind: object) -> _Reader:
+    """The function that reads JSON as a value of this type. Made once per type: looking a type's parts up takes most of
+    the time of reading a small value."""
     origin = get_origin(kind)
     if kind is object or kind is Any:
-        return _unmark(data, where)
+        return _unmark
     if origin in (Union, UnionType):
-        return _decode_union(data, kind, where)
+        return _union_reader(kind)
     if origin is Literal:
-        return data if data in get_args(kind) else _refuse(data, kind, where)
+        return lambda data: data if data in get_args(kind) else _refuse(data, kind)
     if origin is tuple or _is_named_tuple(kind):
-        return _decode_tuple(data, kind, where)
+        return _tuple_reader(kind)
     if origin in (list, Sequence):
-        (item,) = get_args(kind)
-        return [_decode(each, item, where) for each in _as(list, data, kind, where)]
+        return _list_reader(kind, get_args(kind)[0])
     if origin in (dict, Mapping):
-        _, item = get_args(kind)
-        return {name: _decode(each, item, f"{where}.{name}") for name, each in _as(dict, data, kind, where).items()}
+        return _mapping_reader(kind, get_args(kind)[1])
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return _decode_dataclass(data, kind, where)
-    return _decode_plain(data, kind, where)
+        return _dataclass_reader(kind)
+    return _plain_reader(kind)
 
 
-def _decode_plain(data: object, kind: object, where: str) -> object:
+def _plain_reader(kind: object) -> _Reader:
     if kind is float:
-        found = float(data) if isinstance(data, str) and data in _NOT_JSON else _unmark(data, where)
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            _refuse(data, kind, where)
-        with suppress(OverflowError):
-            return float(found)
-        _refuse("a huge number", kind, where)
+        return _read_float
     if kind is Path:
-        return Path(_as(str, data, kind, where))
-    return data if type(data) is (NoneType if kind is None else kind) else _refuse(data, kind, where)
+        return lambda data: Path(_as(str, data, kind))
+    exact = NoneType if kind is None else kind
+    return lambda data: data if type(data) is exact else _refuse(data, kind)
 
 
-def _decode_union(data: object, kind: object, where: str) -> object:
-    """The value by the first of the union's types that fits; for `X | None` errors are those of X, with the field."""
-    kinds = [each for each in get_args(kind) if each is not NoneType or data is None]
-    if len(kinds) == 1:
-        return _decode(data, kinds[0], where)
-    for each in kinds:
-        with suppress(_Mismatch):
-            return _decode(data, each, where)
-    return _refuse(data, kind, where)
+def _read_float(data: object) -> float:
+    if type(data) is float:
+        return data
+    found = float(data) if isinstance(data, str) and data in _NOT_JSON else _unmark(data)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return _refuse(data, float)
+    with suppress(OverflowError):
+        return float(found)
+    return _refuse("a huge number", float)
 
 
-def _decode_tuple(data: object, kind: object, where: str) -> object:
-    items = _as(list, data, kind, where)
+def _union_reader(kind: object) -> _Reader:
+    """Reads the value by the first of the union's types that fits; for `X | None` errors are those of X."""
+    kinds = [each for each in get_args(kind) if each is not NoneType]
+    readers = [_reader(each) for each in kinds]
+    optional = len(kinds) < len(get_args(kind))
+
+    def read(data: object) -> object:
+        if data is None and optional:
+            return None
+        if len(readers) == 1:
+            return readers[0](data)
+        for each in readers:
+            with suppress(_Mismatch):
+                return each(data)
+        return _refuse(data, kind)
+
+    return read
+
+
+def _list_reader(kind: object, item: object) -> _Reader:
+    def read(data: object) -> list[object]:
+        found, reader = list[object](), _reader(item)
+        for each in _as(list, data, kind):
+            try:
+                found.append(reader(each))
+            except _Mismatch as error:
+                raise _Mismatch(f"[{len(found)}]{error}") from error
+        return found
+
+    return read
+
+
+def _tuple_reader(kind: object) -> _Reader:
     named = _is_named_tuple(kind)
     kinds = list(_hints(kind).values()) if named else list(get_args(kind))
     if kinds[-1:] == [...]:
-        kinds = kinds[:1] * len(items)
-    if len(kinds) != len(items):
-        _refuse(data, kind, where)
-    found = [_decode(*pair, f"{where}[{index}]") for index, pair in enumerate(zip(items, kinds, strict=True))]
-    return kind(*found) if callable(kind) and named else tuple(found)
+        items = _list_reader(kind, kinds[0])
+        return lambda data: tuple(items(data))
+    readers, make = [_reader(each) for each in kinds], kind if callable(kind) and named else lambda *found: found
+
+    def read(data: object) -> object:
+        found, given = list[object](), _as(list, data, kind)
+        if len(given) != len(readers):
+            _refuse(data, kind)
+        for reader, each in zip(readers, given, strict=True):
+            try:
+                found.append(reader(each))
+            except _Mismatch as error:
+                raise _Mismatch(f"[{len(found)}]{error}") from error
+        return make(*found)
+
+    return read
 
 
-def _decode_dataclass(data: object, kind: "type[DataclassInstance]", where: str) -> object:
-    given, hints = _as(dict, data, kind, where), _hints(kind)
+def _mapping_reader(kind: object, item: object) -> _Reader:
+    def read(data: object) -> dict[str, object]:
+        found, reader = dict[str, object](), _reader(item)
+        for name, each in _as(dict, data, kind).items():
+            try:
+                found[name] = reader(each)
+            except _Mismatch as error:
+                raise _Mismatch(f".{name}{error}") from error
+        return found
+
+    return read
+
+
+def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
     known = {_key(field): field for field in dataclasses.fields(kind)}
-    if unknown := sorted(given.keys() - known.keys()):
-        raise _Mismatch(f"{where} has no field {unknown[0]!r}")
-    for key, field in known.items():
-        if field.init and key not in given and field.default is field.default_factory is dataclasses.MISSING:
-            raise _Mismatch(f"{where}.{key} is missing")
-    named = ((known[key].name, key, item) for key, item in given.items() if known[key].init)
-    found = {name: _decode(item, hints[name], f"{where}.{key}") for name, key, item in named}
+    missing = dataclasses.MISSING
+    needed = [key for key, item in known.items() if item.init and item.default is item.default_factory is missing]
+    names = {key: item.name for key, item in known.items() if item.init}
     make: Callable[..., object] = kind
-    try:
-        return make(**found)
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:  # they do not fit
-        raise _Mismatch(f"{where}: {error}") from error
+
+    @cache  # not before the first value: a dataclass may have a field of its own type
+    def readers() -> dict[str, _Reader]:
+        return {key: _reader(_hints(kind)[name]) for key, name in names.items()}
+
+    def read(data: object) -> object:
+        given, found = _as(dict, data, kind), dict[str, object]()
+        if unknown := given.keys() - known.keys():
+            raise _Mismatch(f" has no field {min(unknown)!r}")
+        for key in needed:
+            if key not in given:
+                raise _Mismatch(f".{key} is missing")
+        of = readers()
+        for key, item in given.items():
+            if key in names:
+                try:
+                    found[names[key]] = of[key](item)
+                except _Mismatch as error:
+                    raise _Mismatch(f".{key}{error}") from error
+        try:
+            return make(**found)
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:  # they do not fit
+            raise _Mismatch(f": {error}") from error
+
+    return read
 
 
-def _as(kind: type[T], data: object, wanted: object, where: str) -> T:
+def _as(kind: type[T], data: object, wanted: object) -> T:
     """The data, which must be of this very type: True is no number."""
-    return data if isinstance(data, kind) and type(data) is kind else _refuse(data, wanted, where)
+    return data if isinstance(data, kind) and type(data) is kind else _refuse(data, wanted)
 
 
-def _refuse(data: object, kind: object, where: str) -> NoReturn:
-    raise _Mismatch(f"{where} is {data!r:.80}, which is no {_name(kind)}")
+def _refuse(data: object, kind: object) -> NoReturn:
+    raise _Mismatch(f" is {data!r:.80}, which is no {_name(kind)}")
 
 
 def _name(kind: object) -> str:
@@ -215,13 +284,13 @@ def _is_named_tuple(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
-def _unmark(data: object, where: str) -> object:
+def _unmark(data: object) -> object:
     """The data with {"float": "nan"} and the like as floats."""
     if isinstance(data, list):
-        return [_unmark(item, where) for item in data]
+        return [_unmark(item) for item in data]
     if not isinstance(data, dict):
         return data
     if data.keys() != {_FLOAT}:
-        return {name: _unmark(item, where) for name, item in data.items()}
+        return {name: _unmark(item) for name, item in data.items()}
     text = data.get(_FLOAT)
-    return float(text) if text in _NOT_JSON else _refuse(data, float, where)
+    return float(text) if text in _NOT_JSON else _refuse(data, float)

@@ -105,10 +105,10 @@ def _check_depth(value: object) -> None:
     """Raise Malformed for what is nested so deeply that digesting or copying it would overflow the stack."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
-        level = [item for items in inner for item in items]
-    if level:
-        raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
+        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list)))
+        if not (level := [item for items in inner for item in items]):
+            return
+    raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
 
 
 def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -99,8 +99,10 @@ def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[st
 def _copy_version(
     source: Store, manifest: Manifest, guard: Guard, sizes: dict[str, int | None], say: Callable[[str], None]
 ) -> None:
-    """Copy a version to the guard's store, of an ensemble the versions of its graphs first. sizes: of the blobs of all
-    versions in bytes, by digest, None for those that were there already; it is added to."""
+    """Copy a version to the guard's store, of an ensemble the versions of its graphs first.
+
+    sizes: of the blobs of all versions in bytes, by digest, None for those that were there already; it is added to.
+    """
     for graph in manifest.graphs:
         _copy_version(source, load_pinned(source, graph), guard, sizes, say)
     dest, name = guard.store, version_name(manifest.model, manifest.version)

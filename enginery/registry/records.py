@@ -6,6 +6,7 @@ as absent, and a new one replaces it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
@@ -23,18 +24,52 @@ class Record:
     blobs: tuple[str, ...]
 
 
+class RecordSource(Protocol):
+    """Where records are read: a store, or copies of what it holds."""
+
+    def read_record(self, kind: str, key: str) -> Record | None:
+        """The record of a step; None where there is none that can be read."""
+        ...
+
+    def stored_size(self, digest: str) -> int | None:
+        """Size of a blob in bytes; None where it is missing."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredRecords:
+    """The records of a store, read one by one."""
+
+    store: Store
+
+    def read_record(self, kind: str, key: str) -> Record | None:
+        """See `RecordSource.read_record`."""
+        return read_record(self.store.read(record_key(kind, key)))
+
+    def stored_size(self, digest: str) -> int | None:
+        """See `RecordSource.stored_size`."""
+        return self.store.stored_size(digest)
+
+
 def recall(
     store: Store, kind: str, key: str, sizes: Callable[[dict[str, object]], Mapping[str, int]] | None = None
+) -> dict[str, object] | None:
+    """`recall_from` the records of a store."""
+    return recall_from(StoredRecords(store), kind, key, sizes)
+
+
+def recall_from(
+    records: RecordSource, kind: str, key: str, sizes: Callable[[dict[str, object]], Mapping[str, int]] | None = None
 ) -> dict[str, object] | None:
     """The recorded value of a step, or None without a record or where a blob that it refers to is gone.
 
     Reads no blob. sizes: gives the blobs' sizes in bytes by digest, from the value; a truncated blob counts as gone.
     """
-    record = read_record(store.read(record_key(kind, key)))
+    record = records.read_record(kind, key)
     if record is None:
         return None
     known = sizes(record.value) if sizes else {}
-    found = ((digest, store.stored_size(digest)) for digest in record.blobs)
+    found = ((digest, records.stored_size(digest)) for digest in record.blobs)
     sound = all(size is not None and size == known.get(digest, size) for digest, size in found)
     return record.value if sound else None
 
@@ -52,8 +87,16 @@ def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blo
 def read_record(data: bytes | None) -> Record | None:
     """Parse a record; None for no bytes, and for anything that is no record."""
     try:
-        record = parsing.parse_json(data or b"", MAX_BYTES)
-        blobs = parsing.field(record, "blobs", parsing.many(parsing.digest))
-        return Record(parsing.field(record, "value", parsing.mapping), blobs)
+        return as_record(parsing.parse_json(data or b"", MAX_BYTES))
+    except parsing.Malformed:
+        return None
+
+
+def as_record(document: object) -> Record | None:
+    """The record that a JSON value is; None where it is none."""
+    try:
+        fields = parsing.mapping(document, "record")
+        blobs = parsing.field(fields, "blobs", parsing.many(parsing.digest))
+        return Record(parsing.field(fields, "value", parsing.mapping), blobs)
     except parsing.Malformed:
         return None

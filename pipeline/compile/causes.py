@@ -13,7 +13,8 @@ from pipeline.compile.closure.code import Root, backend_root, find_code
 from pipeline.compile.last_builds import Inputs, LastBuild, recall_builds
 from pipeline.compile.run_context import NotOnRecord, RunContext
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely, calibration_digest
-from pipeline.compile.steps.exports import ExportModel, place_of, source_digests
+from pipeline.compile.steps.export_model import ExportModel
+from pipeline.compile.steps.exports import place_of, source_digests
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.keys import WRITE_MODEL, package_versions
 from pipeline.compile.steps.proofs import CheckEngine
@@ -127,11 +128,15 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Causes:
-    """What changed for each unit of a model since it was built last. before: those builds, by unit."""
+    """What changed for each unit of a model since it was built last."""
 
     spec: ModelSpec
     context: RunContext
-    before: Mapping[str, LastBuild]
+
+    @cached_property
+    def before(self) -> Mapping[str, LastBuild]:
+        """Those builds, by unit; what is on record of them is read when it is asked for."""
+        return recall_builds(self.spec.model, self.context)
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -154,11 +159,6 @@ class Causes:
         if request.precision in CALIBRATED and before.request.model != request.model:
             stages = [*stages, "calibration"]
         return explain_change(before.request, request, self.list_changes(request.unit, *stages))
-
-
-def causes_of(spec: ModelSpec, context: RunContext) -> Causes:
-    """What is on record of the last builds of a model, to be compared with now."""
-    return Causes(spec, context, recall_builds(spec.model, context))
 
 
 def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Sequence[str] = ()) -> str:

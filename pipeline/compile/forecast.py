@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from enginery.registry.store.base import Store
-from pipeline.compile.causes import Causes, causes_of
+from pipeline.compile.causes import Causes
 from pipeline.compile.composition import InProcess, calibrate
 from pipeline.compile.missed import MissedGraphs, find_missed, search_follows, search_missed
 from pipeline.compile.plan import PlanCandidate, Selection, buildable_variants, candidates, plan_builds
@@ -72,10 +72,11 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
         variants = [variant for variant in variants if variant.precision == "fp32"]
     graphs: list[Graph] = []
     for variant in variants:
+        with suppress(NotOnRecord):  # with its checks, which may have failed
+            graphs.append(quantize(variant, spec, exported, ranges, choices, context))
+            continue
         try:
             graphs.append(write_graph(variant, spec, exported, ranges, choices, context))
-            with suppress(NotOnRecord):  # with its checks, which may have failed
-                graphs[-1] = quantize(variant, spec, exported, ranges, choices, context)
         except NotOnRecord as step:
             missing.append(str(step))
     found = OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))
@@ -174,7 +175,7 @@ class Forecast:
 
 def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext) -> Forecast:
     """Every unit of the selection with its action and the cause of it, by name. context: of `open_records`."""
-    causes, planned = causes_of(spec, context), dict[str, Unit]()
+    causes, planned = Causes(spec, context), dict[str, Unit]()
     if known.exported is not None:
         plan = plan_builds(spec, known.exported, known.graphs, selection, context)
         planned = {unit.name: unit for unit in plan.units}

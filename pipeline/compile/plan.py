@@ -10,7 +10,7 @@ from builders.backends.shape_profiles import profiles
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.reports.proof import describe
 from enginery.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
-from pipeline.compile.causes import Causes, causes_of
+from pipeline.compile.causes import Causes
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
 from pipeline.spec.consistency import matches_unit
@@ -102,7 +102,7 @@ def plan_builds(
 ) -> BuildPlan:
     """Decide for every unit whose graph is known whether it is built, already there, refused, or has failed with its
     graph, which no target's engine can put right; and say why."""
-    by_variant, causes = {graph.variant: graph for graph in graphs}, causes_of(spec, context)
+    by_variant, causes = {graph.variant: graph for graph in graphs}, Causes(spec, context)
     model, units = exported.model, list[Unit]()
     for item in candidates(spec, selection):
         graph = by_variant.get(item.variant)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NoReturn, TypeVar
 
-from builders.backends.installed import PackageNotFoundError, version
+from builders.backends.installed import PackageNotFoundError, version, versions_of
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
 from enginery.core.codec import decode, encode_fields
 from enginery.core.digest import digest_of
@@ -22,7 +22,7 @@ from enginery.core.errors import EngineryError, IntegrityError, StepError, Unava
 from enginery.core.text import now
 from enginery.registry.build_history import History
 from enginery.registry.build_lock import hold_build_lock
-from enginery.registry.records import recall, remember
+from enginery.registry.records import RecordSource, StoredRecords, recall_from, remember
 from enginery.registry.store.base import Store
 from pipeline.progress.events import Finished, Progress, Waiting
 
@@ -35,6 +35,7 @@ class RunContext:
     what needs the spec's files, and the proofs, because whether an engine can run is asked of this machine.
 
     started_at: when the run began here (ISO 8601, UTC), for its provenance.
+    copies: what records are read from instead of the store, which has them too.
     """
 
     store: Store
@@ -42,6 +43,7 @@ class RunContext:
     executor: Executor
     progress: Progress = field(default_factory=Progress)
     started_at: str = field(default_factory=now)
+    copies: RecordSource | None = None
 
     @cached_property
     def history(self) -> History:
@@ -59,10 +61,15 @@ class RunContext:
 
         sizes: of blobs in bytes by digest, as `records.recall` takes them.
         """
+        found = list[Recalled]()
+
+        def measure(value: dict[str, object]) -> Mapping[str, int]:
+            found.append(decode(value, result))
+            return sizes(found[0]) if sizes else {}
+
         with suppress(IntegrityError):
-            measure = (lambda value: sizes(decode(value, result))) if sizes else None
-            value = recall(self.store, kind, digest_of(key), measure)
-            return None if value is None else decode(value, result)
+            known = recall_from(self.copies or StoredRecords(self.store), kind, digest_of(key), measure)
+            return found[0] if known is not None else None
         return None
 
     def remember(self, kind: str, key: Mapping[str, object], value: Mapping[str, object], blobs: list[str]) -> None:
@@ -99,7 +106,8 @@ class RunContext:
 
 def versions(*distributions: str) -> dict[str, str]:
     """Versions as installed now; 'absent' for what is not installed."""
-    return {name: version_of(name) for name in distributions}
+    known = versions_of(*distributions)
+    return {name: known.get(name, "absent") for name in distributions}
 
 
 def version_of(name: str) -> str:

@@ -11,6 +11,8 @@ from pipeline.drafts.found import FoundModel
 # What distinguishes the name of a state on its way in from that on its way out: `state` and `stateN`, `h0` and `hn`,
 # `hidden_in` and `hidden_out`, `past_key_values.0.key` and `present.0.key`, as exporters and audio libraries write.
 _WAYS = r"past_key_values?|past|present|prev(?:ious)?|next|new|last|old|cur(?:rent)?|input|output|in|out|cache|n"
+# Names of nothing but such words that name a state all the same: `past` and `present`, `cache` and `cache_out`.
+_CACHE = re.compile("past|present|cache", re.I)
 _WORD = re.compile(rf"(?:^|(?<=[^A-Za-z0-9]))(?:{_WAYS})(?=$|[^A-Za-z0-9])", re.I)
 
 
@@ -38,14 +40,20 @@ def begin_empty(found: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
     return found.with_dims({**found.dims, **dims})
 
 
+def as_inputs(found: FoundModel) -> FoundModel:
+    """The same with its states as inputs like others, which are never empty: as in requests that hold them."""
+    empty = {name: replace(dim, min=1, why="what calls have left") for name, dim in found.dims.items() if not dim.min}
+    return replace(found, states=()).with_dims({**found.dims, **empty})
+
+
 def _stem(name: str) -> tuple[str, ...]:
     """The words of a name that do not say which way it goes; numbers are words, and a 0 at the end of a letter goes."""
     spread = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
     words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", _WORD.sub("_", spread)) if word]
-    return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words)
+    return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words) or (("cache",) if _CACHE.search(name) else ())
 
 
 def _can_meet(given: TensorSpec, found: TensorSpec) -> bool:
     both = zip(given.shape, found.shape, strict=False)
     alike = all(left == right for left, right in both if isinstance(left, int) and isinstance(right, int))
-    return given.dtype == found.dtype and bool(given.shape) and len(given.shape) == len(found.shape) and alike
+    return given.dtype == found.dtype and len(given.shape) == len(found.shape) and alike

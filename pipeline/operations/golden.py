@@ -1,12 +1,13 @@
 """Golden sets of a registry: the one that a reference means, the versions proven with it, freezing one in a spec."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import yaml
 
+from enginery.core.codec import OMIT_DEFAULT
 from enginery.core.digest import is_digest
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.names import parse_reference
@@ -41,7 +42,7 @@ class MadeGolden:
 class Shown:
     """A golden set: its digest, (name, kind) of each case, and the versions (model@version) that were proven with it.
 
-    labels: whether it has the labels of a task.  noise: the noise floor of each output.
+    labels: whether it has the labels of a task.  noise: the noise floor of each output.  sequences: the steps of each.
     """
 
     digest: str
@@ -49,6 +50,7 @@ class Shown:
     labels: bool
     noise: "Noise | None"
     versions: tuple[str, ...]
+    sequences: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
 
 def golden_of(store: Store, text: str) -> str:
@@ -74,7 +76,8 @@ def describe_golden(store: Store, digest: str) -> Shown:
     with TemporaryDirectory(prefix="enginery-golden-") as folder:
         golden = GoldenSet.load(fetch(store, digest, Path(folder) / "golden.safetensors"))
         cases = tuple((case.name, case.kind) for case in golden.cases)
-        return Shown(digest, cases, golden.labels is not None, golden.noise, tuple(_uses(store).get(digest, ())))
+        versions, lengths = tuple(_uses(store).get(digest, ())), golden.sequences.lengths if golden.sequences else ()
+        return Shown(digest, cases, golden.labels is not None, golden.noise, versions, lengths)
 
 
 def unfreeze(spec: ModelSpec) -> ModelSpec:

@@ -33,14 +33,14 @@ _REPORT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedRefit:
     """An engine to make: the request of the first version's, with the graph of `donor`, an entry of the other."""
 
     request: BuildRequest
     donor: EngineEntry
 
 
-def wanted_of(base: Manifest, other: Manifest) -> tuple[list[Wanted], list[Refit]]:
+def wanted_of(base: Manifest, other: Manifest) -> tuple[list[WantedRefit], list[Refit]]:
     """The engines of `base` to refit, and those for which the other version has no graph, with the reason."""
     found, without = [], []
     for entry in filter(lambda each: each.usable, base.engines):
@@ -53,12 +53,12 @@ def wanted_of(base: Manifest, other: Manifest) -> tuple[list[Wanted], list[Refit
             without.append(Refit(before, entry.digest, reason=reason))
             continue
         changes = {"model": donor.graph, "inputs": donor.inputs, "outputs": donor.outputs}
-        found.append(Wanted(replace(before, **changes), donor))  # type: ignore[arg-type]
+        found.append(WantedRefit(replace(before, **changes), donor))  # type: ignore[arg-type]
     return found, without
 
 
 def publish_refitted(
-    base: Manifest, other: Manifest, done: Sequence[tuple[Refit, Wanted]], channel: str | None, context: RunContext
+    base: Manifest, other: Manifest, done: Sequence[tuple[Refit, WantedRefit]], channel: str | None, context: RunContext
 ) -> Published:
     """Prove what can be proven here, and publish the other version again with the refitted engines.
 
@@ -96,7 +96,7 @@ def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:
     return discovery.load(one.backend)().scheme() == discovery.load(other.backend)().scheme()
 
 
-def _judge(wanted: Wanted, other: Manifest, context: RunContext) -> JudgedUnit:
+def _judge(wanted: WantedRefit, other: Manifest, context: RunContext) -> JudgedUnit:
     request = wanted.request
     graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
     unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, context)

@@ -262,11 +262,16 @@ def _handle_signals(cancel: Callable[[], None]) -> Iterator[None]:
 
 def store_of(spec: ModelSpec, options: RunOptions) -> Store:
     """The registry of a run, opened to be read; made where there is none yet. Raises InputError, UnavailableError."""
-    uri = options.registry or _registry_of(spec)
+    uri = registry_named(spec, options)
     try:
         return open_store(uri)
     except UnavailableError:
         return open_store(uri, create=True)
+
+
+def registry_named(spec: ModelSpec, options: RunOptions) -> str:
+    """The URI or path of the registry that a run of this spec uses."""
+    return options.registry or _registry_of(spec)
 
 
 def registry_of(address: Path | str | Found, options: RunOptions) -> str:

@@ -38,7 +38,7 @@ from validation.comparison.sessions import expected_checks
 from validation.data.samples import Samples
 from validation.golden.answers import RecordedSession
 from validation.golden.free_running import FreeRunningSession
-from validation.golden.golden_set import GoldenSequences, freeze
+from validation.golden.golden_set import GoldenSequences, GoldenSet, freeze
 from validation.limits.budget import budgets
 from validation.metrics.tally import Spreads
 
@@ -128,16 +128,20 @@ def export(
             rolled = FreeRunningSession(session, sequences)
             allowed = budgets("export", "fp32", sequences.golden.noise).override(limits or {})
             checks += free_running_checks("export", None, rolled, sequences.golden, allowed)
-    notes = [*source.notes]
-    if not samples:
-        notes.append(
+    notes = *source.notes, *_list_notes(golden, random=not samples)
+    found = checks, notes, spreads.at("export"), answers
+    return ExportResult(model_file, golden_file, golden_digest, *found)
+
+
+def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:
+    """What people should know of a golden set. random: whether its inputs are."""
+    if random:
+        yield (
             f"no golden data: {RANDOM_GROUPS} groups of random inputs stand in (seed {RANDOM_SEED}; "
             "floats standard normal, integers 0 or 1, the first of a row 1); add golden.data, real inputs show more"
         )
     if golden.noise and (reason := golden.noise.reason):
-        notes.append(f"the noise floor of float32 is not known ({reason}): the documented limits count")
-    found = checks, tuple(notes), spreads.at("export"), answers
-    return ExportResult(model_file, golden_file, golden_digest, *found)
+        yield f"the noise floor of float32 is not known ({reason}): the documented limits count"
 
 
 def _with_states(

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from enginery.arrays import Array
-from enginery.core.errors import ModelError
+from enginery.core.errors import DataError, ModelError
 from enginery.core.state import State, without_states
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.streams import Streams
@@ -62,16 +62,41 @@ class StateModel:
                 [inputs for _, inputs in sequence][:MOST_STEPS]
                 for sequence in islice(split(samples, order), MOST_SEQUENCES)
             ]
-        cases = [self._case(f"sequence {index}", sequence, steps) for index, sequence in enumerate(found)]
+        if samples and max(map(len, found)) == 1:
+            raise DataError(
+                f"{samples.name}: the sequences have one step each, so that no state is handed on; store sequences of "
+                "several steps, and in the array that golden.sequence names one number for all steps of a sequence"
+            )
+        cases = [self._case(f"sequence {index}", sequence) for index, sequence in enumerate(found)]
+        if samples and (streams := self._side_by_side(found)):
+            cases.append(self._case("sequences side by side", streams))
         return GoldenSequences(self.states, self.ends, GoldenSet(tuple(cases)))
 
-    def _case(self, name: str, sequence: Sequence[Tensors], steps: Sequence[str]) -> Case:
-        """A sequence's steps as one case, up to the first whose inputs have other shapes than those before it."""
-        shapes = [[np.shape(step[each]) for each in steps] for step in sequence]
-        length = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), len(shapes))
-        inputs = {each: np.stack([step[each] for step in sequence[:length]]) for each in steps}
+    def _side_by_side(self, sequences: Sequence[Sequence[Tensors]]) -> list[Tensors]:
+        """Steps of several streams as one batch, up to the end of the shortest: engines that hand a state to another
+        row of the batch are found by nothing else. Of a single sequence its halves; empty where no dim, which a state
+        has too, is an axis of each input of a step, or where it holds no two of them."""
+        given = without_states(self.inputs, self.states)
+        held = {axis for spec in self.inputs if spec not in given for axis in spec.shape}
+        shared = [dim for dim in self.dims if dim.name in held and all(s.shape.count(dim.name) == 1 for s in given)]
+        if not shared:
+            return []
+        axes = {spec.name: spec.shape.index(shared[0].name) for spec in given}
+        half = len(sequences[0]) // 2
+        streams = sequences if len(sequences) > 1 else (sequences[0][:half], sequences[0][half:])
+        name, axis = next(iter(axes.items()))
+        streams = streams[: shared[0].max // np.shape(sequences[0][0][name])[axis]]
+        if len(streams) < 2:
+            return []
+        return [
+            {each: np.concatenate([step[each] for step in steps], along) for each, along in axes.items()}
+            for steps in zip(*streams, strict=False)
+        ]
+
+    def _case(self, name: str, sequence: Sequence[Tensors]) -> Case:
+        inputs = {each: np.stack([step[each] for step in sequence]) for each in sequence[0]}
         outputs = visible([*self.run(self.streams.complete(sequence[0]))], self.states)
-        roller = Roller(self.inputs, self.states, self.ends, tuple(steps), outputs)
+        roller = Roller(self.inputs, self.states, self.ends, tuple(inputs), outputs)
         return Case(name, "golden", inputs, roller.roll(self.run, inputs))
 
 

@@ -9,6 +9,8 @@ from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import FILL_IN
 from pipeline.spec.value_types import Loc
 
+_GREATEST = {"float16": 65504.0, "float32": 3.4028235e38}
+
 
 def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Mistakes between sections: (key that it is about, message)."""
@@ -68,12 +70,26 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         if outputs and item.output not in outputs:
             text = f"state {name!r} takes {item.output!r}, which is not one of the outputs {outputs}; add it"
             yield ("state", name, "output"), text
+        if name in spec.inputs and not _holds(dtype := spec.inputs[name].dtype, item.initial):
+            text = f"state {name!r} is {dtype}, which does not hold {item.initial:g}; give a value that it holds, as 0"
+            yield ("state", name, "initial"), text
     if spec.state and not spec.inputs.keys() - spec.state.keys():
         yield ("state",), "every input is a state, so that no step is given anything; leave one input out of state"
     steps = {dim for name, item in spec.inputs.items() if name not in spec.state for dim in item.shape}
     for dim, size in spec.dims.items():
         if size.min == 0 and dim in steps:
             yield ("dims", dim, "min"), f"dims.{dim}.min is 0, which only sizes of states can be; the least is 1"
+
+
+def _holds(dtype: str, value: float) -> bool:
+    """Whether a number is one of a dtype's, but for the rounding of floats."""
+    if dtype == "bool":
+        return value in (0, 1)
+    if dtype.startswith("float"):
+        return abs(value) <= _GREATEST.get(dtype, abs(value))
+    values = 2 ** int(dtype.lstrip("uint"))
+    least = 0 if dtype.startswith("u") else -values // 2
+    return value.is_integer() and least <= value < least + values
 
 
 def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:

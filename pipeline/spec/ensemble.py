@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 import yaml
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from enginery.core.ensemble import split_source
 from enginery.core.errors import SpecError
@@ -19,7 +19,7 @@ from enginery.core.types import Precision
 from pipeline.spec.document import load_document
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.model import ModelSpec, load_spec
-from pipeline.spec.sections import Publication
+from pipeline.spec.sections import Publication, SpecFile
 from pipeline.spec.validation import LimitValues
 from pipeline.spec.value_types import File, Loc, Mistakes, ModelName, SpecPart, VersionName
 
@@ -42,7 +42,7 @@ class EnsembleData(SpecPart):
     data: File = Field(description="an .npz or .safetensors with an array for each input of the whole")
 
 
-class EnsembleSpec(SpecPart):
+class EnsembleSpec(SpecFile):
     """Several graphs as one model: their specs in the order of the data flow, their connections, data of the whole."""
 
     omitted: ClassVar[frozenset[str]] = frozenset({"outputs", "limits"})
@@ -64,28 +64,6 @@ class EnsembleSpec(SpecPart):
     )
     limits: dict[Precision, LimitValues] = Field({}, description="of the whole against its graphs in fp32")
     publication: Publication = Publication()
-
-    _path: Path = PrivateAttr(default=Path())
-    _address: str = PrivateAttr(default="")
-
-    @property
-    def path(self) -> Path:
-        """The spec file, as it was given."""
-        return self._path
-
-    @property
-    def address(self) -> str:
-        """What to type for it again."""
-        return self._address or str(self._path)
-
-    @property
-    def folder(self) -> Path:
-        """The spec's real folder."""
-        return self._path.resolve().parent
-
-    def file(self, relative: str) -> Path:
-        """Path of a file that the spec names, relative to its folder."""
-        return self.folder / relative
 
     def named_files(self) -> Iterator[tuple[Loc, str]]:
         """(key, path relative to the folder) of each file that the spec names."""

@@ -215,6 +215,17 @@ class TokensMetric(_NamedMetric):
     equal_sequences: float | None = Field(None, ge=0, le=1, description="lowest share of equal sequences that passes")
 
 
+class PerplexityMetric(_NamedMetric):
+    """Language models: likelihood of the tokens that follow. Labels: token ids, negative where none counts."""
+
+    terms_class = terms.PerplexityTerms
+
+    name: Literal["perplexity"]
+    output: GraphName = Field(description="logits [.., vocabulary]")
+    floor: float | None = Field(None, gt=0, le=1, description="lowest likelihood beside the original's, e.g. 0.98")
+    perplexity: float | None = Field(None, ge=1, description="highest perplexity of the labels that passes")
+
+
 UNLABELLED = ("embeddings",)
 _SEVERAL, _ONE = "[several]", "[one]"
 
@@ -241,7 +252,8 @@ Metric: TypeAlias = Annotated[
     | Annotated[RegressionMetric, Tag("[regression]")]
     | Annotated[SegmentationMetric, Tag("[segmentation]")]
     | Annotated[SignalDistortion, Tag("[si_sdr]")]
-    | Annotated[TokensMetric, Tag("[tokens]")],
+    | Annotated[TokensMetric, Tag("[tokens]")]
+    | Annotated[PerplexityMetric, Tag("[perplexity]")],
     Discriminator(_name_of),
     BeforeValidator(_check_name),
 ]

@@ -60,7 +60,33 @@ class Publication(SpecPart):
     channel: Channel = Field("candidate", description="channel that points to the new version")
 
 
-class SpecSections(SpecPart):
+class SpecFile(SpecPart):
+    """A spec that is a file of its own."""
+
+    _path: Path = PrivateAttr(default=Path())
+    _address: str = PrivateAttr(default="")
+
+    @property
+    def path(self) -> Path:
+        """The spec file, as it was given."""
+        return self._path
+
+    @property
+    def address(self) -> str:
+        """What to type for it again: its path, or where it was copied from for this run (`registered:MODEL@DIGEST`)."""
+        return self._address or str(self._path)
+
+    @property
+    def folder(self) -> Path:
+        """The spec's real folder; every file it names lies inside."""
+        return self._path.resolve().parent
+
+    def file(self, relative: str) -> Path:
+        """Path of a file that the spec names, relative to its folder."""
+        return self.folder / relative
+
+
+class SpecSections(SpecFile):
     """The sections of a spec, each checked by itself."""
 
     model: ModelName = Field(description="name in the registry: lower-case letters, digits, '.', '_' and '-'")
@@ -86,8 +112,6 @@ class SpecSections(SpecPart):
     publication: Publication = Publication()
 
     omitted: ClassVar[frozenset[str]] = frozenset({"state"})
-    _path: Path = PrivateAttr(default=Path())
-    _address: str = PrivateAttr(default="")
     # Files of data that were computed for this run, by the name that the spec has for them.
     _computed: Mapping[str, Path] = PrivateAttr(default_factory=dict)
 
@@ -115,24 +139,9 @@ class SpecSections(SpecPart):
         return chosen
 
     @property
-    def path(self) -> Path:
-        """The spec file, as it was given."""
-        return self._path
-
-    @property
-    def address(self) -> str:
-        """What to type for it again: its path, or where it was copied from for this run (`registered:MODEL@DIGEST`)."""
-        return self._address or str(self._path)
-
-    @property
     def is_copy(self) -> bool:
         """Whether the file is a copy that is gone after the run."""
         return self.address != str(self._path)
-
-    @property
-    def folder(self) -> Path:
-        """The spec's real folder; every file it names lies inside."""
-        return self._path.resolve().parent
 
     @property
     def source_file(self) -> str:

@@ -16,7 +16,7 @@ from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, Tens
 from enginery.registry.store.base import open_store
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph, AttributionFound
 from pipeline.compile.steps.engines import BuildEngine
-from pipeline.compile.steps.exports import ExportModel
+from pipeline.compile.steps.export_model import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph
 from pipeline.compile.steps.proofs import CheckEngine, ContractTerms, ExtraCalls
 from pipeline.operations.fuzz import FuzzEngine, FuzzTerms

@@ -12,6 +12,8 @@ import pytest
 
 import enginery
 from enginery.core.errors import EngineryError, SpecError
+from enginery.registry.store.base import open_store
+from pipeline.operations.golden import describe_golden, golden_of
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import arrays
 from tests.stateful import CACHED, RECURRENT, write_stateful
@@ -60,6 +62,13 @@ def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, 
         np.testing.assert_allclose(streams.run({"x": rows})["y"], wanted["y"], atol=1e-5)
 
 
+def test_its_golden_set_shows_its_sequences(built: tuple[Path, Any]) -> None:
+    folder, outcome = built
+    store = open_store(str(folder.parent / "registry"))
+    shown = describe_golden(store, golden_of(store, f"{outcome.model}@1"))
+    assert shown.sequences == (12,) * 4, "three, and these side by side"
+
+
 def test_a_second_run_finds_everything_on_record(built: tuple[Path, Any]) -> None:
     folder, outcome = built
     again = enginery.build(folder / "model.yaml", registry=folder.parent / "registry")
@@ -92,6 +101,7 @@ def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (RECURRENT, "calibration.labels", "clip", "remove labels"),
         (RECURRENT, "dims.batch.min", 0, "dims.batch.min is 0, which only sizes of states can be"),
         (RECURRENT, "golden.sequence", "gone", "no array 'gone'"),
+        (RECURRENT, "state.h.initial", 1e39, "state 'h' is float32, which does not hold 1e+39"),
     ],
 )
 def test_what_does_not_fit_is_told_with_its_key(
@@ -159,3 +169,34 @@ def test_a_spec_without_state_is_written_as_before(tmp_path: Path) -> None:
     spec = {key: value for key, value in RECURRENT.items() if key not in ("golden", "calibration", "state")}
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
     assert "state" not in load_spec(path).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("clip", "told"),
+    [
+        (np.arange(36) % 3, "'clip' has 0 from step 0 and again from step 3"),
+        (np.arange(36), "the sequences have one step each"),
+        (np.zeros((36, 2), int), "array 'clip' has the shape (36, 2)"),
+    ],
+)
+def test_sequences_that_hand_no_state_on_are_refused(clip: Any, told: str, tmp_path: Path) -> None:
+    path = write_stateful(tmp_path / "project", RECURRENT)
+    np.savez(path.parent / "golden.npz", x=arrays(path.parent / "golden.npz")["x"], clip=clip)
+    with pytest.raises(EngineryError) as raised:
+        enginery.build(path, registry=tmp_path / "registry")
+    assert told in str(raised.value)
+
+
+def test_a_state_in_float16_is_handed_on_by_a_graph_in_float16(tmp_path: Path) -> None:
+    spec = change(RECURRENT, "inputs.h.dtype", "float16")
+    path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp16"]})
+    model = onnx.load(path.parent / "model.onnx")
+    for value in (model.graph.input[1], model.graph.output[1]):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    nodes = {node.output[0]: node for node in model.graph.node}
+    nodes["from_h"].input[0], nodes["hn"].output[0], nodes["last"].input[0] = "wide", "tanh", "tanh"
+    model.graph.node.insert(0, onnx.helper.make_node("Cast", ["h"], ["wide"], to=onnx.TensorProto.FLOAT))
+    model.graph.node.append(onnx.helper.make_node("Cast", ["tanh"], ["hn"], to=onnx.TensorProto.FLOAT16))
+    onnx.save(model, path.parent / "model.onnx")
+    outcome = enginery.build(path, registry=tmp_path / "registry")
+    assert [item.status for item in outcome.engines] == ["proven"]

@@ -1,11 +1,15 @@
 """Compares two models with state that hand their own states from step to step."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from enginery.core.reports.proof import Check
-from validation.comparison.sessions import drift_checks
+from enginery.core.types import Session
+from validation.comparison.sessions import Opener, drift_checks
 from validation.golden.free_running import FreeRunningSession
-from validation.golden.golden_set import GoldenSet
+from validation.golden.golden_set import GoldenSequences, GoldenSet
 from validation.limits.budget import Budgets, StagedLimits
 
 # The case of these checks.
@@ -26,3 +30,28 @@ def free_running_checks(
 
 def _case(name: str) -> str:
     return FREE_RUNNING if name == "golden" else f"{FREE_RUNNING}, {name}"
+
+
+def check_free_running(
+    stage: str,
+    pair: tuple[Session, Session],
+    sequences: GoldenSequences | None,
+    opens: Opener,
+    limits: Callable[[Session, GoldenSet, Opener], StagedLimits],
+) -> tuple[Check, ...]:
+    """The checks of the second session against the first on sequences; none of a model without state.
+
+    opens: opens an ONNX file as it is written.  limits: of a reference on a golden set, given what opens graphs that
+    are compared with it.
+    """
+    if sequences is None:
+        return ()
+
+    @contextmanager
+    def rolled(path: Path) -> Iterator[Session]:
+        with opens(path) as session:
+            yield FreeRunningSession(session, sequences)
+
+    expected, actual = (FreeRunningSession(session, sequences) for session in pair)
+    held = limits(expected, sequences.golden, rolled)
+    return free_running_checks(stage, expected, actual, sequences.golden, held)

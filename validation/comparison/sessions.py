@@ -5,9 +5,11 @@ Pearson, Biometrika 26, 1934), because a golden set is small and one near tie of
 shows, at LEVEL, that it changes more than MOST of all decisions.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,8 @@ from validation.statistics.rates import lower
 
 # The greatest share of changed decisions, and the chance that a graph that keeps it fails.
 MOST, LEVEL = 0.01, 0.01
+# Opens an ONNX file as it is written.
+Opener = Callable[[Path], AbstractContextManager[Session]]
 CHANGED = "max_decisions_changed"
 _REPEATS = "the same session answers the same inputs otherwise when it runs again, so that nothing can be proven"
 

@@ -49,10 +49,11 @@ class _Measured:
         wanted = self.score.read_wanted(case.expected)
         count, before = len(wanted), self.answers
         self.answers += count
-        wanted = wanted if self.labels is None else self.labels[before : self.answers]
-        if len(wanted) != count:  # too few labels, which `_measure_original` says
+        labels = None if self.labels is None else self.labels[before : self.answers]
+        if labels is not None and len(labels) != count:  # too few labels, which `_measure_original` says
             return
         try:
+            wanted = wanted if labels is None else self.score.join(wanted, labels)
             found = self.score.read_answers(outputs)
             if len(found) != count:
                 raise DataError(f"it gives {len(found)} answers where the original model gives {count}")

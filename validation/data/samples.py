@@ -333,7 +333,7 @@ def _wrong_dtype(array: Stored, spec: TensorSpec) -> str:
 
 
 def _wrong_labels(array: Stored) -> str:
-    return "" if array.dtype.kind in "biuf" else f"{array} is {array.dtype}; labels are class indices: store integers"
+    return "" if array.dtype.kind in "biuf" else f"{array} is {array.dtype}; store integers"
 
 
 def _wrong_layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from enginery.core.errors import DataError
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.streams import Streams
 from validation.data.overlap import merge_digests, window_digests
-from validation.data.samples import SampleSource
+from validation.data.samples import Samples, SampleSource
 
 Run = tuple[int, dict[str, Array]]
 
@@ -50,6 +50,26 @@ class SequenceSamples:
         """See `SampleSource`: steps from the first one on are run, those from `start` on are given."""
         for sequence in split(self.steps, self.order, stop):
             yield from ((end, inputs) for end, inputs in roll_out(sequence, self.streams) if end > start)
+
+
+def read_order(samples: Samples, name: str | None) -> Array | None:
+    """The array that says which sequence each step is of; None without its name. Raises DataError where there is none,
+    or not one number for each step, and for a sequence whose steps are not one behind the other."""
+    if name is None:
+        return None
+    order = samples.column(name)
+    if order.ndim != 1:
+        raise DataError(f"{samples.name}: array {name!r} has the shape {order.shape}; store one number for each step")
+    begun = np.append(0, np.flatnonzero(order[1:] != order[:-1]) + 1)
+    found, counts = np.unique(order[begun], return_counts=True)
+    if (counts > 1).any():
+        again = found[counts > 1][0]
+        places = begun[order[begun] == again][:2]
+        raise DataError(
+            f"{samples.name}: {name!r} has {again} from step {places[0]} and again from step {places[1]}, behind other "
+            "sequences; store the steps of a sequence one behind the other, or number the sequences apart"
+        )
+    return order
 
 
 def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> Iterator[Iterator[Run]]:

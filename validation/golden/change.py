@@ -18,7 +18,7 @@ class GoldenChange:
 
     added, removed: names of cases.  inputs, expected: names of cases of both sets whose inputs, or outputs, differ.
     largest: by output, the greatest absolute difference (of integers, the share of elements that differ) and its case;
-    infinite where the output has another shape or kind.  labels, noise: whether those differ.
+    infinite where the output has another shape or kind.  labels, noise, sequences: whether those differ.
     """
 
     before: str
@@ -31,6 +31,7 @@ class GoldenChange:
     largest: dict[str, tuple[float, str]]
     labels: bool
     noise: bool
+    sequences: bool
 
     @property
     def same(self) -> bool:
@@ -52,6 +53,7 @@ class GoldenChange:
             *[f"{name} by up to {value:.4g} at {case}" for name, (value, case) in self.largest.items()],
             *(["other labels"] if self.labels else []),
             *(["another noise floor"] if self.noise else []),
+            *(["other sequences, or other states handed on in them"] if self.sequences else []),
         ]
         return "; ".join(parts) or "the same tensors, written by another version of the format"
 
@@ -63,7 +65,8 @@ class GoldenChange:
         }
         lists = {name: list(getattr(self, name)) for name in ("added", "removed", "inputs", "expected")}
         ends = {"before": self.before, "after": self.after, "same": self.same, "cases": self.cases}
-        return {**ends, **lists, "largest": largest, "labels": self.labels, "noise": self.noise, "summary": str(self)}
+        others = {name: getattr(self, name) for name in ("labels", "noise", "sequences")}
+        return {**ends, **lists, "largest": largest, **others, "summary": str(self)}
 
 
 def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
@@ -93,7 +96,13 @@ def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
         dict(sorted(largest.items())),
         not _same(before.labels, after.labels),
         before.noise != after.noise,
+        _sequences(before) != _sequences(after),
     )
+
+
+def _sequences(golden: GoldenSet) -> tuple[object, ...]:
+    held = golden.sequences
+    return (held.states, held.ends, held.golden.digest) if held else ()
 
 
 def _equal(left: Tensors, right: Tensors) -> bool:

@@ -46,7 +46,7 @@ class Roller:
         same = {name: array for name, array in inputs.items() if name not in self.steps}
         streams = Streams(run, self.inputs, self.states, self.ends)
         answers = [streams.run({**same, **{name: inputs[name][at] for name in self.steps}}) for at in range(count)]
-        return {name: np.stack([np.asarray(answer[name]) for answer in answers]) for name in self.outputs}
+        return {name: stack_steps([answer[name] for answer in answers]) for name in self.outputs}
 
 
 class FreeRunningSession(Session):
@@ -56,6 +56,7 @@ class FreeRunningSession(Session):
     def __init__(self, session: Session, sequences: GoldenSequences) -> None:
         states, steps = sequences.states, tuple(next(iter(sequences.golden.cases)).inputs)
         seen = visible([spec.name for spec in session.outputs], states)
+        self._halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
         self._session, self.outputs = session, [_stacked(spec) for spec in session.outputs if spec.name in seen]
         given = without_states(session.inputs, states)
         self.inputs: Sequence[TensorSpec] = [_stacked(spec) if spec.name in steps else spec for spec in given]
@@ -63,13 +64,30 @@ class FreeRunningSession(Session):
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs of all steps. Raises as `Roller.roll`."""
-        return self.roller.roll(self._session.run, inputs)
+        return self.roller.roll(self._step, inputs)
+
+    def _step(self, inputs: Tensors) -> Tensors:
+        """One step; a graph that emulates float16 gives such states in float32, and takes them in float16."""
+        narrowed = {name: inputs[name].astype(np.float16, copy=False) for name in self._halves & inputs.keys()}
+        return self._session.run({**inputs, **narrowed})
 
 
 def visible(outputs: Sequence[str], states: Sequence[State]) -> tuple[str, ...]:
     """The outputs that are no states; all of them where every one is."""
     own = {state.output for state in states}
     return tuple(name for name in outputs if name not in own) or tuple(outputs)
+
+
+def stack_steps(answers: Sequence[Array]) -> Array:
+    """What each step gave, along a new axis 0. Where the steps have several sizes, as weights over a cache that grows,
+    all are brought to the largest by their last element, which changes no argmax."""
+    arrays = [np.asarray(answer) for answer in answers]
+    most = np.max([array.shape for array in arrays], axis=0).astype(int)
+    widths = [[(0, most - size) for most, size in zip(most, array.shape, strict=True)] for array in arrays]
+    if not any(more for width in widths for _, more in width):
+        return np.stack(arrays)
+    pairs = zip(arrays, widths, strict=True)
+    return np.stack([np.pad(array, width, mode="edge" if array.size else "constant") for array, width in pairs])
 
 
 def _stacked(spec: TensorSpec) -> TensorSpec:

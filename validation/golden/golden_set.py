@@ -146,9 +146,9 @@ class GoldenSequences:
     golden: GoldenSet
 
     @property
-    def steps(self) -> int:
-        """How many steps there are in all."""
-        return sum(len(next(iter(case.inputs.values()))) for case in self.golden.cases)
+    def lengths(self) -> tuple[int, ...]:
+        """The steps of each sequence."""
+        return tuple(len(next(iter(case.inputs.values()))) for case in self.golden.cases)
 
 
 def freeze(

@@ -108,7 +108,7 @@ def default_budget(stage: Stage, precision: Precision) -> Budget:
 
 def at_most(name: str) -> bool:
     """Whether a metric's limit is an upper one (errors); the others are lower ones (likenesses)."""
-    return name.startswith("max_") or name.endswith("_error") or name == "nonfinite"
+    return name.startswith("max_") or name.endswith("_error") or name in ("nonfinite", "perplexity")
 
 
 def within(name: str, value: float, limit: float) -> bool:

@@ -17,8 +17,8 @@ from validation.metrics.chunk_sums import PIECE, ChunkSums, Part
 from validation.metrics.pairs import Block, blocks_of, pairs_of
 from validation.metrics.slice_sums import FeatureSums, SliceSums
 
-# Elements: a chunk of both arrays and its float64 copies take 0.6 MB, which a core's own cache holds.
-CHUNK = 3 * PIECE
+# Elements: a chunk of both arrays and its float64 copies take 0.8 MB, which a core's own cache holds.
+CHUNK = 4 * PIECE
 # Elements that one thread takes at a time.
 SPAN = 128 * CHUNK
 # Features that are summed up together where a sample is larger than a chunk: their sums stay in the cache too.

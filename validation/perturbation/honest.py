@@ -10,8 +10,7 @@ many samples and decisions change is taken from runs without such flips.
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -23,7 +22,7 @@ from builders.execution.memory import held_mib
 from builders.onnx_graphs.shard_names import graph_bytes
 from enginery.arrays import Array
 from enginery.core.types import Precision, Session
-from validation.comparison.sessions import run
+from validation.comparison.sessions import Opener, run
 from validation.golden.golden_set import Case, GoldenSet, case_kinds
 from validation.limits.measured import of_golden
 from validation.limits.rounding import Decisions, Honest, greatest, sqnr_of_most, sqnr_of_worst, with_chance
@@ -50,8 +49,6 @@ THOROUGH_DRAWS = 4
 MOST_S, BASE_MIB, WEIGHTS = 300.0, 4096, 8
 # Flips in each quantized tensor: in all of the data, and in a run with many of them.
 FEW, MANY = 1.0, 4.0
-
-Opener = Callable[[Path], AbstractContextManager[Session]]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,13 @@
 
 import os
 import socket
+import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 
 from enginery.core.errors import UnavailableError
@@ -15,6 +20,8 @@ _REACH_S = 5.0
 # Ray has this machine's address in the place of these, also where a cluster listens on loopback alone.
 _LOOPBACK = ("localhost", "127.0.0.1")
 _ANSWER_S = 2.0
+# Free while there is a connection of `connect_ahead` that nobody has taken.
+_AHEAD = threading.Semaphore(0)
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about CUDA_VISIBLE_DEVICES
@@ -41,14 +48,14 @@ class RayNode:
 
 
 def connect(address: str | None, jobs: int | None) -> bool:
-    """Connect to Ray; whether this started the connection, and so has to end it.
+    """Connect to Ray; whether the caller has to end the connection: it began here, or with `connect_ahead`.
 
     address: None starts a Ray of `jobs` CPUs (None: as there are) on this host. Raises UnavailableError.
     """
     import ray
 
     if ray.is_initialized():
-        return False
+        return _AHEAD.acquire(blocking=False)
     if address:
         check_reachable(address)
     for name, value in _QUIET.items():
@@ -63,6 +70,26 @@ def connect(address: str | None, jobs: int | None) -> bool:
             raise UnavailableError(f"cannot reach {where}: {error}; check it, or use the local executor") from error
     _let_raylets_print(False)
     return True
+
+
+def connect_ahead(jobs: int | None, beside: Callable[[], object]) -> None:
+    """Start a Ray on this host while `beside` runs in another thread; raises what that does.
+
+    The next `connect` takes the Ray, or tries again where it failed. This process's variables and path of modules are
+    afterwards what they were: jobs on this host would have what Ray puts there, and those that another process forks
+    would not (`builders.execution.forking`).
+    """
+    variables, path = dict(os.environ), list(sys.path)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(copy_context().run, beside)
+        with suppress(UnavailableError):  # in this thread: Ray's processes end with the thread that started them
+            if connect(None, jobs):
+                _AHEAD.release()
+    sys.path[:] = path
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+    done.result()
 
 
 def through_client() -> bool:

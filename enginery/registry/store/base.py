@@ -138,6 +138,14 @@ class Store(Protocol):
         """The names directly under a prefix, sorted; folders end in '/'. Lists nothing deeper."""
         ...
 
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Each key under a prefix that ends in '/', with its size in bytes, in any order.
+
+        A thousand of them cost a remote store one request. What is a link in a folder is left out: `stored_size` says
+        whether it counts.
+        """
+        ...
+
     def discard(self, digest: str) -> None:
         """Move a corrupt blob to discarded/ for inspection, so that it counts as missing and can be stored again."""
         ...

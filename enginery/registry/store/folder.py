@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -240,6 +240,18 @@ class FileStore:
             if prefix or entry.name not in {*_OWN, _DISCARDED}:
                 yield f"{entry.name}/" if entry.is_dir() else entry.name
 
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """See `Store.sizes`."""
+        folder = self.root / check_key(prefix.removesuffix("/"))
+        with reachable(f"listing {folder}"):
+            for place, _, names in os.walk(folder, onerror=_raise_unless_absent):
+                below = Path(place).relative_to(self.root).as_posix()
+                for name in names:
+                    with suppress(FileNotFoundError):  # deleted meanwhile
+                        facts = os.lstat(f"{place}/{name}")
+                        if stat.S_ISREG(facts.st_mode):
+                            yield f"{below}/{name}", facts.st_size
+
     def discard(self, digest: str) -> None:
         """See `Store.discard`."""
         blob = self._blob(digest)
@@ -282,6 +294,11 @@ class FileStore:
         blob = self._blob(digest)
         make_folder(blob.parent)
         file.commit(blob, read_only=True)
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def open_folder(root: Path, *, create: bool) -> FileStore:

@@ -5,6 +5,7 @@ A key is a relative path with '/' between its parts::
     enginery-registry.json                                the marker, {"format": 1}: this place is a registry
     blobs/sha256/ab/abcd...                               bytes, by digest
     records/<kind>/<key>.json                             the result of a step (`enginery.registry.records`)
+    records/copies/<key>.json                             copies of a model's records (`registry.record_copies`)
     models/<model>/versions/<version>/manifest.json       the description of a version; never rewritten
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
     models/<model>/versions/<version>/latency/<engine>/<report>.json

@@ -126,6 +126,8 @@ def _print_shown(golden_set: "Shown", as_json: bool) -> None:
     echo(f"{pluralize(kinds.count('golden'), 'golden case')}, {pluralize(kinds.count('edge'), 'edge case')}, {labels}")
     edges = [name for name, kind in golden_set.cases if kind == "edge"]
     echo(f"edges: {'; '.join(edges) or 'none'}")
+    if golden_set.sequences:
+        echo(f"free running: sequences of {', '.join(map(str, golden_set.sequences))} steps")
     for output, floors in (golden_set.noise.floors if golden_set.noise else {}).items():
         each = ", ".join(f"{floor.sqnr_db:.0f} dB ({kind})" for kind, floor in floors.items())
         echo(f"noise floor of {output}: {each}")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -74,6 +73,7 @@ def init(model: str | None, out: Path | None, requests: Path | None, scaling: "S
         _write({path: lambda stream: stream.write(text)}, force)
         say(f"wrote {path}; fill in the files it names, then: enginery plan {path}")
         return
+    from pipeline.drafts.states import as_inputs
     from pipeline.drafts.text import write_spec
 
     is_file = ":" not in model or Path(model).exists()
@@ -81,10 +81,12 @@ def init(model: str | None, out: Path | None, requests: Path | None, scaling: "S
     if found.unknown and requests:
         raise InputError(f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests")
     # Requests were taken from a caller, who gave all of the inputs.
-    found, data = _split(replace(found, states=()), requests, scaling) if requests else (found, {})
+    found, data = _split(as_inputs(found), requests, scaling) if requests else (found, {})
     text = write_spec(found, *data).encode()
     _write({path: lambda stream: stream.write(text), **{path.parent / name: data[name] for name in data}}, force)
     say(f"wrote {path}: {pluralize(len(found.inputs), 'input')}, {pluralize(len(found.dims), 'dim')}")
+    for state in found.states:
+        say(f"  {state.input} is a state: it takes what {state.output} gave in the call before")
     for name, dim in found.dims.items():
         say(f"  {name} {dim.min}..{dim.max}: {dim.why}")
     if found.unknown:

@@ -109,14 +109,22 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
 @progress_options
 @registry_option
 @json_option
+@click.option("--plan", "only_plan", is_flag=True, help="Say what would be built; run nothing.")
 @click.pass_context
 @collect_run_options
-def catalog(ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, options: "RunOptions") -> None:
+def catalog(
+    ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, only_plan: bool, options: "RunOptions"
+) -> None:
     """Build every spec in PLACE: a folder, a file:// or s3:// prefix, or registered (the default: the newest spec of
     each model in the registry).
 
     A spec that fails does not stop the others. Exit code 1 if a spec or one of its engines failed.
+
+    With --plan, say for each spec how many units would be built and how many engines are there, as far as that is on
+    record; exit code 1 if a spec cannot be planned.
     """
+    if only_plan:
+        ctx.exit(_plan_catalog(specs, options, as_json))
     from pipeline.compile.composition import InProcess
     from pipeline.orchestration.catalog import compile_all, gather_specs, words
     from pipeline.orchestration.run import start_executors
@@ -141,3 +149,27 @@ def catalog(ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, optio
         print_table(("spec", "model", "state", "version", "engines", "reason"), cells)
         say(words(rows))
     ctx.exit(0 if all(row.good for row in rows) else 1)
+
+
+def _plan_catalog(specs: str, options: "RunOptions", as_json: bool) -> int:
+    """Print what a build of each spec would do; the exit code."""
+    from pipeline.orchestration.catalog import gather_specs
+    from pipeline.orchestration.planned_catalog import plan_catalog, summarize
+
+    with gather_specs(specs, options.registry) as addresses:
+        rows = plan_catalog(addresses, options)
+    if as_json:
+        emit_json([row.to_json() for row in rows])
+    else:
+        cells = [
+            [
+                *(row.spec, row.model or "", ", ".join(f"{count} {action}" for action, count in row.units.items())),
+                row.reason or ", ".join(row.missing),
+            ]
+            for row in rows
+            if not row.settled
+        ]
+        if cells:
+            print_table(("spec", "model", "units", "not on record, or why not"), cells)
+        say(summarize(rows))
+    return int(any(row.reason for row in rows))

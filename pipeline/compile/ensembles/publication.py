@@ -18,6 +18,7 @@ from enginery.registry.versions.publish import find_published, publish, publishe
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame, prove
 from pipeline.compile.ensembles.samples import ChainedGraph, WholeData
 from pipeline.compile.ensembles.units import EnsembleUnit
+from pipeline.compile.publication.draft import TOOLS
 from pipeline.compile.publication.pages import Measured, version_page
 from pipeline.compile.publication.provenance import with_provenance
 from pipeline.compile.run_context import RunContext, versions
@@ -174,7 +175,7 @@ def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[JudgedEnsemble]) 
         content=digest_of({"spec": said, "sources": sources, "graphs": pins, "units": units}),
         spec=said,
         sources=sources,
-        toolchain=versions("enginery", "onnx", "onnxruntime", "numpy"),
+        toolchain=versions(*TOOLS),
         host=describe_host(),
         graphs=built.pins(),
     )

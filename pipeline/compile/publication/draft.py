@@ -36,6 +36,8 @@ SELECTING = (
     "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects "
     "others; let a task metric judge (golden.metric with decides, docs/guides/task-metrics.md)"
 )
+# What a version is made with, whichever compilers its engines come from.
+TOOLS = ("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 
 
@@ -144,7 +146,7 @@ def _draft_manifest(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged
         # What stands beside the engines changes nothing about what they are either.
         sources=sources | _blobs_beside(graphs) | layers(judged),
         provenance=provenance | list_refitted(judged),
-        toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
+        toolchain=versions(*TOOLS),
         host=describe_host(),
         metrics={graph.variant.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
         shards=_list_shards(exported, graphs, judged),

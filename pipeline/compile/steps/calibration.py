@@ -135,11 +135,11 @@ def complete_samples(stored: "SampleSource", samples: CalibrationSamples, model:
     from builders.reference import ReferenceSession
     from enginery.streams import Streams
     from validation.data.samples import Samples
-    from validation.data.sequences import SequenceSamples
+    from validation.data.sequences import SequenceSamples, read_order
 
     if not samples.states:
         return stored
-    order = stored.column(samples.sequence) if isinstance(stored, Samples) and samples.sequence else None
+    order = read_order(stored, samples.sequence) if isinstance(stored, Samples) else None
     ends = {dim.name: (dim.min, dim.max) for dim in samples.shapes.dims}
     streams = Streams(ReferenceSession(model).run, samples.shapes.inputs, samples.states, ends)
     return SequenceSamples(stored, streams, order)

@@ -1,7 +1,6 @@
 """The limits of one graph's or engine's checks: documented, measured on the model, or a person's."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +12,10 @@ from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from builders.reference import ReferenceSession
+    from validation.comparison.sessions import Opener
     from validation.golden.golden_set import GoldenSet
     from validation.limits.budget import Budgets, OutputLimits, StagedLimits
     from validation.limits.rounding import Honest
-
-Opener = Callable[[Path], AbstractContextManager[Session]]
 
 WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
 DECIDED = (
@@ -35,7 +33,7 @@ def engine_drift_limits(
     golden: "GoldenSet",
     limits: Mapping[str, float],
     workdir: Path,
-    opens: Opener | None = None,
+    opens: "Opener | None" = None,
 ) -> "StagedLimits":
     """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
 
@@ -78,7 +76,7 @@ def graph_drift_limits(
     limits: Mapping[str, float],
     metrics: Sequence[TaskMetric],
     workdir: Path,
-    opens: Opener | None = None,
+    opens: "Opener | None" = None,
 ) -> "StagedLimits":
     """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
     from validation.limits.budget import OutputLimits, StagedLimits, budgets

@@ -4,144 +4,30 @@ Two records are kept, because a new golden set needs no new export; one process 
 framework.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of, digest_of_file, digest_of_path
-from enginery.core.errors import DataError, InputError, ModelError, StepError
-from enginery.core.state import without_states
-from enginery.registry.store.base import Store, open_store
+from enginery.core.errors import InputError, ModelError, StepError
 from enginery.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.run_context import RunContext, import_versions
-from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph, this_machine
-from pipeline.compile.steps.golden import settle_golden
+from pipeline.compile.steps.export_model import ExportModel, ExportOutcome, FrozenGolden
+from pipeline.compile.steps.golden import check_frozen, settle_golden
 from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
-from pipeline.values import Exported, Json, KeptAnswers, OnnxModel, Proof
-from validation.metrics.tasks.terms import TaskMetric
+from pipeline.values import Exported, Json, OnnxModel, Proof
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
-    from validation.data.samples import Samples
 
 # Protobuf takes up to 90 times a file's size when there is nothing in it but empty nodes: larger files are parsed in a
 # process of their own, which has a limit.
 _HERE_BYTES = 32 << 20
-
-
-@dataclass(frozen=True)
-class FrozenGolden:
-    """A golden set. golden: its digest.  inputs: blob with the digests of real samples; None where they are random.
-
-    notes: for people.  proof: the parity of framework and ONNX.  answers: as in `Exported`.
-    """
-
-    golden: str
-    inputs: str | None
-    notes: tuple[str, ...]
-    proof: Proof
-    answers: KeptAnswers | None = None
-
-    @property
-    def blobs(self) -> list[str]:
-        """Digests of the blobs that it names."""
-        named = (self.golden, self.inputs, self.answers and self.answers.blob)
-        return [digest for digest in named if digest]
-
-
-@dataclass(frozen=True)
-class ExportOutcome:
-    """What an export gave. model: None where it was known."""
-
-    model: OnnxModel | None
-    golden: FrozenGolden
-
-
-@dataclass(frozen=True)
-class ExportModel:
-    """Export to canonical ONNX, freeze the golden set and compare the two (the export stage).
-
-    known: digest of the exported model when only the golden set is new.  data: the file or folder of the golden inputs,
-    labels, sequence: its arrays of right answers and of which sequence each sample is of; None where there are none.
-    """
-
-    source: ExportRequest
-    known: str | None
-    data: Path | None
-    labels: str | None
-    metrics: tuple[TaskMetric, ...]
-    limits: Mapping[str, float]
-    sequence: str | None = None
-
-    def run(self, context: WorkerContext) -> ExportOutcome:
-        """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
-        from builders.reference import ReferenceSession
-        from pipeline.sources.export import export as export_source
-        from validation.data.overlap import golden_digests, window_digests
-        from validation.data.sequences import split
-        from validation.golden.golden_set import GoldenSet
-
-        place, workdir, labels = open_store(context.store), context.workdir, self.labels
-        extra = [name for name in (labels, self.sequence) if name]
-        samples = _open_golden_samples(self.data, self.source, extra) if self.data else None
-        column = samples.column(labels) if samples and labels else None
-        order = samples.column(self.sequence) if samples and self.sequence else None
-        known = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
-        exported = export_source(self.source, samples, column, workdir, self.limits, known, order)
-        frozen = GoldenSet.load(exported.golden)
-        proof = Proof(exported.checks, spreads=exported.spreads)
-        if self.metrics:
-            with ReferenceSession(exported.onnx, name="the exported model") as session:
-                proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", exported.spreads)
-        inputs = None
-        if samples and self.source.states:
-            sequences = (map(itemgetter(1), steps) for steps in split(samples, order))
-            inputs = place.put_bytes(window_digests(sequences))
-        elif samples:
-            groups = (case.inputs for case in frozen.of_kind("golden"))
-            inputs = place.put_bytes(golden_digests(groups, samples.complete))
-        model = None if self.known else store_model(place, exported.onnx)
-        answers = KeptAnswers(place.put_file(exported.answers), this_machine()) if exported.answers else None
-        golden = FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof, answers)
-        return ExportOutcome(model, golden)
-
-
-def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]) -> "Samples":
-    """The golden inputs. Raises DataError; ModelError instead where it is the spec that names other inputs than an ONNX
-    source has."""
-    from pipeline.sources.canonical import check_names
-    from pipeline.sources.onnx_model import load_onnx, specs_of
-    from validation.data.samples import Samples
-
-    try:
-        return Samples.open(data, without_states(wanted.inputs, wanted.states), wanted.dims, extra)
-    except DataError:
-        if wanted.kind == "onnx":
-            own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root, wanted.most_embedded_bytes))
-            taken = [spec.name for spec in own if spec.name not in wanted.arguments]
-            check_names(taken, [spec.name for spec in wanted.inputs])
-        raise
-
-
-def store_model(place: Store, path: Path) -> OnnxModel:
-    """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
-    from builders.onnx_graphs.outline import load_outline
-    from pipeline.quantization.own_integers import count_integer_nodes
-    from pipeline.quantization.schemes.qdq import carries_qdq
-    from pipeline.sources.onnx_model import specs_of
-
-    model = load_outline(path)
-    inputs, outputs = specs_of(model)
-    stored = put_graph(place, path)
-    opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    own = carries_qdq(model), stored.blob.blake3, count_integer_nodes(model), stored.shards
-    return OnnxModel(stored.blob.digest, tuple(inputs), tuple(outputs), opset, *own)
 
 
 @dataclass(frozen=True)
@@ -244,13 +130,13 @@ def export(spec: "ModelSpec", context: RunContext) -> Exported:
 
 
 def recorded_export(spec: "ModelSpec", context: RunContext) -> Exported | None:
-    """The export that is on record; its golden set is '' where the model alone is. Raises as `settle_golden`."""
+    """The export that is on record; its golden set is '' where the model alone is. Raises as `check_frozen`."""
     keys = _ExportKeys.of(spec, context)
     model, golden = keys.recall(context)
     if model is None:
         return None
     if golden is not None:
-        settle_golden(spec, golden.golden, context)
+        check_frozen(spec, golden.golden, context)
     return _join(model, golden or FrozenGolden("", None, (), Proof()), keys)
 
 

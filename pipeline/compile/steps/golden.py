@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from validation.golden.change import GoldenChange
 
 
-def settle_golden(spec: "ModelSpec", golden: str, context: RunContext) -> None:
-    """Report how the golden set differs from the one before it, and note it as the latest.
-
-    Raises DataError when it is not the one that the spec has frozen.
-    """
+def check_frozen(spec: "ModelSpec", golden: str, context: RunContext) -> None:
+    """Raise DataError for a golden set that is not the one that the spec has frozen."""
     frozen = spec.golden.frozen if spec.golden else None
     if frozen is not None and frozen != golden:
         raise DataError(
@@ -30,6 +27,11 @@ def settle_golden(spec: "ModelSpec", golden: str, context: RunContext) -> None:
             f"{told_change(context.store, frozen, golden)}; put the data and the source back, or accept the change: "
             f"{_format_accept_command(spec, context.store)}"
         )
+
+
+def settle_golden(spec: "ModelSpec", golden: str, context: RunContext) -> None:
+    """Report how the golden set differs from the one before it, and note it as the latest. Raises as `check_frozen`."""
+    check_frozen(spec, golden, context)
     before = latest_golden(spec.model, context)
     if before == golden:
         return

@@ -22,8 +22,7 @@ from pipeline.compile.steps.blobs import (
     text_of,
 )
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
-from pipeline.compile.steps.drift_limits import graph_drift_limits
-from pipeline.compile.steps.free_running import check_free_running
+from pipeline.compile.steps.drift_limits import as_written, graph_drift_limits
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
 from pipeline.compile.steps.search import node_overrides, not_searched
 from pipeline.quantization.schemes.overrides import Override
@@ -194,6 +193,7 @@ class CheckGraph:
     def run(self, context: WorkerContext) -> Proof:
         """The checks, that of the samples among them."""
         from builders.reference import ReferenceSession
+        from validation.comparison.free_running import check_free_running
         from validation.comparison.sessions import decision_checks, drift_checks
         from validation.data.overlap import overlap_check
         from validation.metrics.tally import Spreads
@@ -212,6 +212,7 @@ class CheckGraph:
                 "quantization",
                 (expected, actual),
                 frozen.sequences,
+                as_written,
                 lambda session, cases, opens: graph_drift_limits(
                     original, session, self.precision, cases, self.limits, self.metrics, workdir, opens
                 ),

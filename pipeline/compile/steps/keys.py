@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
 # What makes the first of the two records of an export: another golden set needs no new export.
-WRITE_MODEL = ("pipeline.sources.export:write_model", "pipeline.compile.steps.exports:store_model")
+WRITE_MODEL = ("pipeline.sources.export:write_model", "pipeline.compile.steps.export_model:store_model")
 # Packages that no code of ours imports: PyTorch's exporter is written in it.
 _BEHIND = {"torch": ("onnxscript",)}
 _DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}

@@ -27,8 +27,7 @@ from pipeline.compile.steps.blobs import (
     proof_of,
     runnable,
 )
-from pipeline.compile.steps.drift_limits import engine_drift_limits, threads_for
-from pipeline.compile.steps.free_running import check_free_running
+from pipeline.compile.steps.drift_limits import as_written, engine_drift_limits, threads_for
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
@@ -84,6 +83,7 @@ class CheckEngine:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
+        from validation.comparison.free_running import check_free_running
         from validation.comparison.sessions import drift_checks
         from validation.comparison.tasks import lift_limits, limits_elsewhere
         from validation.fuzz.run import FuzzSides
@@ -106,6 +106,7 @@ class CheckEngine:
                 "engine",
                 (expected, actual),
                 frozen.sequences,
+                as_written,
                 lambda session, cases, opens: engine_drift_limits(
                     graph, session, wanted, cases, self.limits, workdir, opens
                 ),

@@ -115,8 +115,7 @@ class SearchQuantization:
 
         clock, place, search = SearchClock.start(self.most_s), open_store(context.store), self.search
         file = fetch_graph(place, self.model, context.workdir / "model.onnx")
-        model = onnx.load(file)
-        overrides = resolve(prepare_model(model), search.overrides) if search.overrides else {}
+        overrides = resolve(prepare_model(onnx.load(file)), search.overrides) if search.overrides else {}
         shapes, labels = (self.samples.shapes.inputs, self.samples.shapes.dims), None
         with open_samples(self.samples) as stored, ExitStack() as opened:
             source = complete_samples(stored, self.samples, file)
@@ -130,7 +129,9 @@ class SearchQuantization:
                     timer = opened.enter_context(_make_timer(item.probe.request, first, context.workdir))
                 targets.append(SearchTarget(ranges, _scheme_of(item.kind), timer))
             runs = group_runs(source.runs(), *shapes)
-            found = choose_each(model, targets, runs, search.floor, search.smoothing, overrides, labels, clock)
+            found = choose_each(
+                onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock
+            )
         pairs = zip(self.kinds, found, strict=True)
         return SearchResults(tuple(self._store(item, choice, place, context.workdir) for item, choice in pairs))
 

@@ -23,7 +23,6 @@ from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.compile.steps.latency import BenchmarkPair, time_engine
 from pipeline.compile.steps.proofs import validate
-from pipeline.compile.steps.shapes import ProbeShapes
 from pipeline.operations.compare.recommend import recommend
 from pipeline.operations.compare.report import (
     BackendComparison,
@@ -34,6 +33,7 @@ from pipeline.operations.compare.report import (
     find_fastest,
     rank_alike,
 )
+from pipeline.operations.compare.shapes import ProbeShapes
 from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec

@@ -1,8 +1,9 @@
 """The flow of one model: export, quantize, build, prove, publish, and send the event of a new version."""
 
 import logging
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -47,7 +48,10 @@ def compile_model(
     spec: a path that the worker sees, 'registered:MODEL[@DIGEST]', or a file in a bucket. gpu_slots: see PrefectRunner.
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
-    with tags("enginery"), start_executors(options, signals=False) as executors:
+    # Prefect asks its server for each task of a tag, and SQLite, which others write to, has it ask again after 2 s: the
+    # server that a run starts for itself, where nobody can have limited a tag, is not asked.
+    tagged = tags("enginery") if PREFECT_API_URL.value() else nullcontext()
+    with tagged, start_executors(options, signals=False) as executors:
         done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
     show(done)
     send_published(done)
@@ -65,7 +69,7 @@ def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
     chosen = compile_model.with_options(log_prints=False)
     with _terminal_logs(quiet), api_in_reach("start its server, correct PREFECT_API_URL, or use --runner inprocess"):
         if not PREFECT_API_URL.value():
-            start_server()
+            _start_server_and_ray(options)
         state = chosen(spec, **asdict(options), return_state=True)
     found = state.result(raise_on_failure=False)
     if isinstance(found, BaseException):
@@ -73,6 +77,15 @@ def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
     if not isinstance(found, Outcome):
         raise TypeError(f"the flow ended with {type(found).__name__} in place of an outcome")
     return found
+
+
+def _start_server_and_ray(options: RunOptions) -> None:
+    """Start Prefect's temporary server and, at the same time, the Ray that the run will start for itself, if any."""
+    if options.executor != "ray" or options.ray_address or os.environ.get("RAY_ADDRESS"):
+        return start_server()
+    from builders.execution.ray.cluster import connect_ahead
+
+    return connect_ahead(options.jobs, start_server)
 
 
 def show(done: Compiled) -> None:

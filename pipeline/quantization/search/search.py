@@ -8,8 +8,10 @@ A floor that cannot do its work ends in an error: one that nothing can miss, and
 """
 
 import math
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from onnx import ModelProto
@@ -25,7 +27,7 @@ from pipeline.quantization.search.latency import PairedRounds, benchmark_until_d
 from pipeline.quantization.search.quality import Quality, SearchFloor
 from pipeline.quantization.search.sensitivity import decides
 from pipeline.quantization.search.trial import FloatSide, SearchTarget, SearchTrial, leave_all, open_trials
-from pipeline.quantization.settings.runs import Run, RunLabels
+from pipeline.quantization.settings.runs import Run, RunLabels, with_weights_inside
 
 # Depths that are tried where damages predict the least one; then it is halved.
 _PREDICTED = 4
@@ -71,18 +73,21 @@ def choose_each(
     labels do not fit them, or when not even the float model holds the floor.
     """
     floor, clock = floor and with_margin(floor), clock or SearchClock()
-    side = FloatSide.of(model, runs, overrides or {}, labels, floor.graph if floor else None, clock)
-    if floor is not None and floor.argmax_agreement is not None and side.expected:
-        _check_decisions(side.expected[0])
-    try:
-        trials = open_trials(side, targets, smoothing)
-    except OutOfTimeError as ended:
-        return [leave_all(side, target, str(ended)) for target in targets]
-    found = []
-    for index, (trial, target) in enumerate(zip(trials, targets, strict=True)):
-        trial.side = replace(side, clock=clock.part(len(trials) - index))
-        found.append(_choose(trial, target, floor))
-    return found
+    with tempfile.TemporaryDirectory(prefix="enginery-search-") as folder:
+        limits = floor.graph if floor else None
+        side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder))
+        del model  # that its weights are not held while the search goes on
+        if floor is not None and floor.argmax_agreement is not None and side.expected:
+            _check_decisions(side.expected[0])
+        try:
+            trials = open_trials(side, targets, smoothing)
+        except OutOfTimeError as ended:
+            return [leave_all(side, target, str(ended)) for target in targets]
+        found = []
+        for index, (trial, target) in enumerate(zip(trials, targets, strict=True)):
+            trial.side = replace(side, clock=clock.part(len(trials) - index))
+            found.append(_choose(trial, target, floor))
+        return found
 
 
 def _choose(trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None) -> MixedPrecisionChoice:
@@ -119,9 +124,9 @@ def _leave_slow_groups(
     forced = {node for node, precision in trial.side.overrides.items() if precision == "int8"}
     tried = [name for name, group in trial.groups.items() if name not in point.left and not forced & set(group.nodes)]
     tried.sort(key=lambda name: trial.macs[name])
-    left, current = point.left, trial.write(point.left, scheme)
+    left, current = point.left, with_weights_inside(trial.write(point.left, scheme))
     for name in tried:
-        other = trial.write((*left, name), scheme)
+        other = with_weights_inside(trial.write((*left, name), scheme))
         trial.timings[name] = benchmark_until_decided(race(current, other))
         if trial.timings[name].lost:
             left, current = (*left, name), other

@@ -1,17 +1,22 @@
 """What quantizing each group alone costs at the model's outputs, and what it saves.
 
-The float model runs once; the tensors where each group's tail begins are kept. A group is then judged by its tail
-alone, quantized in this group and nowhere else. A sweep over G groups and n samples costs n inferences and
-G tails, half of one on average, on a few samples: far less than one inference per group per calibration sample.
+The float model runs once on a few samples; the tensors where each group's tail begins are kept. A group is then judged
+by its tail alone, quantized in this group and nowhere else. A tail ends where the section behind the group's own does
+(`sections`). The error there, times what the rest of the model makes of the errors that were found there, is the error
+at the outputs. So a sweep over G groups costs G tails of one or two sections: it grows as the model does.
 """
 
+import math
+import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
+from builders.onnx_graphs.bodies import list_reads
 from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import QuantizationScheme, Tensors
@@ -22,20 +27,15 @@ from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.graph_limits import GraphJudge
 from pipeline.quantization.search.quality import Quality
+from pipeline.quantization.search.sections import divide_sections
 from pipeline.quantization.settings.groups import SmoothingGroup
-from pipeline.quantization.settings.runs import (
-    SessionRunner,
-    downstream,
-    set_ranks,
-    tail,
-    with_outputs,
-)
+from pipeline.quantization.settings.runs import JoinedTensors, SessionRunner, downstream, set_ranks, tail
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans
 from validation.metrics.drift import Drift, is_exact, measure
 
 # Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups,
 # which are only ranked; what is chosen is run on all of them.
-MOST_KEPT = 64 << 20
+MOST_KEPT = 96 << 20
 _FLOAT: OverridePrecision = "fp32"
 
 
@@ -64,39 +64,116 @@ def sweep(
     scheme: QuantizationScheme,
     runs: Sequence[Tensors],
     check: Callable[[str, int], None] = lambda *_: None,
-) -> tuple[dict[str, Quality], SweepCost]:
-    """Quality of each group quantized alone, by its activation. model: prepared; tails share weights that lie outside.
+) -> tuple[dict[str, float], SweepCost]:
+    """What each group adds to the outputs when it is quantized alone, by its activation: energy over that of the
+    outputs, infinite where these are not finite. model: prepared; tails share weights that lie outside.
 
     plans: by activation, if it has one.
 
-    As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, but at least one.
+    As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, or a part of the first one.
     check: called before each group; what it raises ends this.
     """
-    types = element_types(model)
-    starts = (value for group in groups for value in _tail_of(model, group, types).graph.input)
-    known = {value.name: value.type.tensor_type.elem_type for value in starts}
-    given = {value.name for value in model.graph.input}
-    everything = {name: kind for name, kind in known.items() if name not in given}
-    everything |= {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
     start = time.process_time()
-    inner = SessionRunner(with_outputs(model, everything))
+    stages = list(_find_stages(model, groups))
+    kept, inference_s = _run_float(model, stages, runs)
+    alone, gains = list[dict[str, float]](), list[float]()
+    for stage in stages:
+        alone.append({})
+        shifted = [values[stage.end].copy() for values in kept] if stage.end else []
+        for group, part in stage.tails:
+            check("judging single groups", sum(map(len, alone)))
+            alone[-1][group.activation] = noise = 0.0
+            if part.graph.output:  # else a dead end: nothing depends on it
+                noise, answers = _compare(_quantize_alone(part, group, plans, ranges, scheme), kept)
+                alone[-1][group.activation] = noise
+            if stage.end and 0 < noise < math.inf:
+                for values, clean, actual in zip(shifted, kept, answers, strict=True):
+                    values += actual[stage.end] - clean[stage.end]
+        gains.append(_gain(stage, kept, shifted))
+    at_outputs = list(accumulate(reversed(gains), operator.mul))[::-1]
+    damages = {
+        name: noise * gain if noise else 0.0
+        for own, gain in zip(alone, at_outputs, strict=True)
+        for name, noise in own.items()
+    }
+    return damages, SweepCost(len(groups), time.process_time() - start, inference_s)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The groups of a section, each with its tail. end: the waist that the tails end at; None for the outputs.
+
+    link: the model from there to the next stage's end; None where the tails end at the outputs.
+    """
+
+    tails: tuple[tuple[SmoothingGroup, ModelProto], ...]
+    end: str | None
+    link: ModelProto | None
+
+
+def _find_stages(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Iterator[_Stage]:
+    types, given = element_types(model), constants(model.graph)
+    makers = {name: node.name for node in model.graph.node for name in node.output}
+    sections = divide_sections(model, groups, types)
+    ends = [*(section.end for section in sections[1:]), None, None]
+
+    def behind(part: ModelProto, nodes: Collection[str], end: str | None, also: Collection[str] = ()) -> ModelProto:
+        """The part behind what does not depend on these nodes, up to `end` or the outputs."""
+        after = downstream(part, nodes) - {*also}
+        names = {name for node in part.graph.node for name in (*list_reads(node), *node.output)}
+        known = {name: types[name] for name in names if name in types and name not in given and name not in after}
+        return tail(part, known, {end: TensorProto.FLOAT} if end else None)
+
+    for section, end, after in zip(sections, ends, ends[1:], strict=False):
+        part = behind(model, {node for group in section.groups for node in group.nodes}, end)
+        tails = tuple((group, behind(part, group.nodes, None)) for group in section.groups)
+        yield _Stage(tails, end, behind(model, {makers[end]}, after, {end}) if end else None)
+
+
+def _run_float(
+    model: ModelProto, stages: Sequence[_Stage], runs: Sequence[Tensors]
+) -> tuple[list[dict[str, Array]], float]:
+    """Of the first runs, what tails and links read and should give; and CPU seconds of the float model. In place: tails
+    and links get the ranks of what they read."""
+    parts = [part for stage in stages for part in (*(part for _, part in stage.tails), stage.link) if part]
+    values = [value for part in parts for value in (*part.graph.input, *part.graph.output)] + [*model.graph.output]
+    given = {value.name for value in model.graph.input}
+    wanted = {value.name: value.type.tensor_type.elem_type for value in values if value.name not in given}
+    inner = SessionRunner(tail(model, {}, wanted))
     before = time.process_time()
-    kept = _within(({**inputs, **inner.run(inputs)} for inputs in runs), MOST_KEPT)
-    inference_s = time.process_time() - before
-    del inner
-    found = dict[str, Quality]()
-    for group in groups:
-        check("judging single groups", len(found))
-        part = _tail_of(model, group, types)
-        if not part.graph.output:  # a dead end: nothing depends on it
-            found[group.activation] = Quality(0.0, 1.0)
-            continue
+    kept = _within(({**inputs, **inner.run(inputs)} for inputs in _fitting(runs, inner)), MOST_KEPT)
+    spent = time.process_time() - before
+    for part in parts:
         set_ranks(part, kept)
-        runner = SessionRunner(_quantize_alone(part, group, plans, ranges, scheme))
-        # What lies before the group, an output of the model among it, stays as it is.
-        expected = [{name: values[name] for name in runner.outputs} for values in kept]
-        found[group.activation] = quality(expected, (runner.run(values) for values in kept))
-    return found, SweepCost(len(groups), time.process_time() - start, inference_s)
+    return kept, spent
+
+
+def _fitting(runs: Sequence[Tensors], inner: SessionRunner) -> Sequence[Tensors]:
+    """The runs; or as much of the first as `MOST_KEPT` holds, where it joins several and all are too many."""
+    if not runs or not isinstance(runs[0], JoinedTensors):
+        return runs
+    one = runs[0].first(1)
+    fit = MOST_KEPT // max(1, sum(array.nbytes for array in (*one.values(), *inner.run(one).values())))
+    return runs if fit >= runs[0].parts else [runs[0].first(max(1, fit))]
+
+
+def _compare(
+    part: ModelProto, inputs: Sequence[Tensors], kept: Sequence[Tensors] = ()
+) -> tuple[float, list[dict[str, Array]]]:
+    """The noise of a part's outputs, against `kept` or, without it, the inputs' own; and these outputs by run."""
+    runner = SessionRunner(part)
+    answers = [runner.run(values) for values in inputs]
+    expected = [{name: values[name] for name in runner.outputs} for values in kept or inputs]
+    return _noise(quality(expected, answers)), answers
+
+
+def _gain(stage: _Stage, kept: Sequence[Tensors], shifted: Sequence[Array]) -> float:
+    """What the link makes of relative errors: `shifted` is the stage's end with the errors of all its groups."""
+    if stage.link is None or stage.end is None:
+        return 1.0
+    before = quality([{stage.end: values[stage.end]} for values in kept], ({stage.end: values} for values in shifted))
+    moved = [{**values, stage.end: other} for values, other in zip(kept, shifted, strict=True)]
+    return _compare(stage.link, moved, kept)[0] / before.noise if before.noise else 1.0
 
 
 def _quantize_alone(
@@ -185,8 +262,5 @@ def _within(runs: Iterable[dict[str, Array]], most: int) -> list[dict[str, Array
     return kept
 
 
-def _tail_of(model: ModelProto, group: SmoothingGroup, types: Mapping[str, int]) -> ModelProto:
-    """The part of a model that begins at the tensors which do not depend on a group."""
-    given = constants(model.graph)
-    after = downstream(model, group.nodes)
-    return tail(model, {name: kind for name, kind in types.items() if name not in given and name not in after})
+def _noise(found: Quality) -> float:
+    return found.noise if found.finite else math.inf

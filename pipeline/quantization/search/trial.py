@@ -6,10 +6,10 @@ convolution's weight that two kinds round to the same levels is rounded once.
 
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -36,8 +36,15 @@ from pipeline.quantization.settings.groups import (
     gather,
     matrices,
 )
-from pipeline.quantization.settings.runs import Run, RunLabels, SessionRunner, divide_runs, with_weights_outside
-from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, folds
+from pipeline.quantization.settings.runs import (
+    Run,
+    RunLabels,
+    SessionRunner,
+    divide_runs,
+    with_weights_inside,
+    with_weights_outside,
+)
+from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, find_folds
 from validation.reporting.quantization import decibels_text
 
 _MOST_THREADS = 4
@@ -54,7 +61,8 @@ class SearchTarget:
 
 @dataclass(frozen=True)
 class FloatSide:
-    """What all kinds of int8 are fitted on and compared with. model: prepared.  fitted: runs that settings see.
+    """What all kinds of int8 are fitted on and compared with. model: prepared, its weights in a file, which graphs of
+    it share.  fitted: runs that settings see.
 
     runs, expected: inputs and the float model's outputs to judge on.  answers: the right ones, where there are labels.
     """
@@ -77,10 +85,14 @@ class FloatSide:
         labels: RunLabels | None,
         limits: GraphLimits | None,
         clock: SearchClock,
+        folder: Path,
     ) -> "FloatSide":
-        """From a model as it was exported and calibration runs; raises ModelError when it does not run on them."""
+        """From a model as it was exported and calibration runs; raises ModelError when it does not run on them.
+
+        folder: for the weights, until the search is over.
+        """
         fitted, judging = divide_runs(runs, filled=limits is not None)
-        graph, judged = prepare_model(model), [run.inputs for run in judging]
+        graph, judged = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging]
         answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
         plain = SessionRunner(graph)
         expected = [plain.run(inputs) for inputs in judged]
@@ -96,13 +108,11 @@ def open_trials(
     statistics, work = gather(side.model, groups, side.fitted, side.clock.check)
     plans = _fit_mixing(side, kinds, statistics, STRENGTHS if smoothing == "auto" else (None,))
     statistics.clear()
-    with tempfile.TemporaryDirectory(prefix="enginery-search-") as folder:
-        shared = with_weights_outside(side.model, Path(folder))
-        convolved = fit_convolutions(shared, kinds, side.fitted, side.clock.check)
-        return [
-            SearchTrial.of(side, shared, target, kind, own | others, work)
-            for target, kind, own, others in zip(targets, kinds, plans, convolved, strict=True)
-        ]
+    convolved = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
+    return [
+        SearchTrial.of(side, target, kind, own | others, work)
+        for target, kind, own, others in zip(targets, kinds, plans, convolved, strict=True)
+    ]
 
 
 def leave_all(side: FloatSide, target: SearchTarget, ended: str) -> MixedPrecisionChoice:
@@ -110,7 +120,8 @@ def leave_all(side: FloatSide, target: SearchTarget, ended: str) -> MixedPrecisi
     kind = _find_kind(side, target)
     left = dict.fromkeys((node for group in kind.groups for node in group.nodes), f"the search {ended}")
     point = FrontierPoint(0.0, tuple(group.activation for group in kind.groups), None)
-    return MixedPrecisionChoice(side.model, target.ranges, left, (), (), point, SweepCost(0, 0.0, 0.0), ended=ended)
+    model = with_weights_inside(side.model)
+    return MixedPrecisionChoice(model, target.ranges, left, (), (), point, SweepCost(0, 0.0, 0.0), ended=ended)
 
 
 def _find_kind(side: FloatSide, target: SearchTarget) -> FittedKind:
@@ -143,7 +154,8 @@ def _fit_mixing(
 class SearchTrial:
     """What is known of a kind of int8 while points are tried.
 
-    plans: by group, how its nodes are quantized.  work: by node.  alone: by group, the quality with only it quantized.
+    plans: by group, how its nodes are quantized.  work: by node.  alone: by group, the noise at the outputs where only
+    it is quantized.
     """
 
     side: FloatSide
@@ -152,7 +164,7 @@ class SearchTrial:
     groups: Mapping[str, SmoothingGroup]
     plans: Mapping[str, SmoothingPlan]
     work: Mapping[str, StatisticsWork]
-    alone: Mapping[str, Quality]
+    alone: Mapping[str, float]
     cost: SweepCost
     qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
@@ -161,40 +173,38 @@ class SearchTrial:
     def of(
         cls,
         side: FloatSide,
-        model: ModelProto,
         target: SearchTarget,
         kind: FittedKind,
         plans: Mapping[str, SmoothingPlan],
         work: Mapping[str, StatisticsWork],
     ) -> "SearchTrial":
-        """With each group's damage measured. model: the side's, with its weights outside."""
+        """With each group's damage measured."""
         scheme = replace(target.scheme, float_precision="fp32")
         check = side.clock.check
-        alone, cost = sweep(model, kind.groups, plans, target.ranges, scheme, side.runs, check)
+        alone, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check)
         return cls(
             side, target.ranges, scheme, {group.activation: group for group in kind.groups}, plans, work, alone, cost
         )
 
-    @property
+    @cached_property
     def macs(self) -> dict[str, float]:
         """Multiplications by group."""
         return {name: sum(self.work[node].macs for node in group.nodes) for name, group in self.groups.items()}
 
-    @property
+    @cached_property
     def ranked(self) -> tuple[str, ...]:
         """Groups by damage per multiplication, worst first."""
-        macs = self.macs
-        return tuple(sorted(self.groups, key=lambda name: (-_noise(self.alone[name]) / max(macs[name], 1e-9), name)))
+        return tuple(sorted(self.groups, key=lambda name: (-self.alone[name] / max(self.macs[name], 1e-9), name)))
 
     def predicted_db(self, left: Sequence[str]) -> float:
         """The SQNR in decibels to which the damages of single groups add up."""
-        return Quality(sum(_noise(self.alone[name]) for name in self.groups if name not in left), 1.0).sqnr_db
+        in_float = {*left}
+        return _decibels(sum(noise for name, noise in self.alone.items() if name not in in_float))
 
     def predict(self, left: Sequence[str]) -> FrontierPoint:
         """The point, with the quality to which the damages of single groups add up."""
-        macs = self.macs
-        total = sum(macs.values())
-        share = 1 - sum(macs[name] for name in left) / total if total else 0.0
+        total = sum(self.macs.values())
+        share = 1 - sum(self.macs[name] for name in left) / total if total else 0.0
         return FrontierPoint(share, tuple(left), self.predicted_db(left))
 
     def point(self, left: Sequence[str]) -> FrontierPoint:
@@ -218,12 +228,12 @@ class SearchTrial:
 
     def apply_other_plans(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
         """The model with the plans of all other groups carried out."""
-        return apply_plans(
-            self.side.model, [plan for name, plan in self.plans.items() if name not in left], self.ranges
-        )
+        in_float = {*left}
+        plans = [plan for name, plan in self.plans.items() if name not in in_float]
+        return apply_plans(self.side.model, plans, self.ranges)
 
     def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
-        """The graph with these groups in float and all others in int8."""
+        """The graph with these groups in float and all others in int8; weights in float lie in the side's file."""
         changed, ranges = self.apply_other_plans(left)
         in_float: dict[str, OverridePrecision] = {node: "fp16" for name in left for node in self.groups[name].nodes}
         return quantize_int8(changed, ranges, scheme, {**self.side.overrides, **in_float})[0]
@@ -231,40 +241,43 @@ class SearchTrial:
     def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
         """The result for a point of the frontier."""
         model, ranges = self.apply_other_plans(point.left)
-        rows = tuple(self._row(name, point) for name in self.ranked)
+        folded = find_folds(self.side.model, self.groups.values())
+        total, left = sum(self.macs.values()), {*point.left}
+        rows = tuple(self._row(name, name in folded, total, name not in left) for name in self.ranked)
         reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
-        plans = [plan for name, plan in self.plans.items() if name not in point.left]
+        plans = [plan for name, plan in self.plans.items() if name not in left]
         reads = {node.name: node.input[0] for node in model.graph.node if node.input}
         smoothed = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
         rounded = {node: value for plan in plans for node, value in plan.weight_db.items()}
+        model = with_weights_inside(model)
         return MixedPrecisionChoice(model, ranges, reasons, rows, frontier, point, self.cost, smoothed, rounded)
 
     def _reason(self, name: str) -> str:
         if name in self.timings:
             return self.timings[name].reason
         what = "floor" if self.side.limits is None else "graph's limits"
-        return f"the {what}: quantized alone it leaves {decibels_text(in_json(self.alone[name].sqnr_db))}"
+        return f"the {what}: quantized alone it leaves {decibels_text(in_json(_decibels(self.alone[name])))}"
 
-    def _row(self, name: str, point: FrontierPoint) -> GroupDamage:
+    def _row(self, name: str, folds: bool, total: float, kept: bool) -> GroupDamage:
+        """total: multiplications of all groups.  kept: whether the group is in int8."""
         group, plan, timing = self.groups[name], self.plans.get(name), self.timings.get(name)
-        works = [self.work[node] for node in group.nodes]
-        macs, total = sum(work.macs for work in works), sum(self.macs.values())
+        macs = self.macs[name]
         return GroupDamage(
             name,
             group.nodes,
             group.sites[0].op_type,
             macs,
             macs / total if total else 0.0,
-            sum(work.weight_bytes for work in works),
-            self.alone[name].sqnr_db,
+            sum(self.work[node].weight_bytes for node in group.nodes),
+            _decibels(self.alone[name]),
             plan.strength if plan else None,
             plan.clip if plan else 1.0,
-            bool(plan and plan.factors is not None and folds(self.side.model, group)),
-            name not in point.left,
+            bool(plan and plan.factors is not None and folds),
+            kept,
             timing.int8_ms if timing else None,
             timing.float_ms if timing else None,
         )
 
 
-def _noise(found: Quality) -> float:
-    return found.noise if found.finite else math.inf
+def _decibels(noise: float) -> float:
+    return Quality(noise, 1.0, finite=noise < math.inf).sqnr_db

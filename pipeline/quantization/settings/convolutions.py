@@ -7,7 +7,7 @@ place of their second moments; behind a Relu, whose results have large means, th
 nor rounded weight depends on the kind of activation: kinds of int8 with the same levels of weights share them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,13 +15,14 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from builders.onnx_graphs.weights import to_array
-from pipeline.quantization.graph import constants
+from pipeline.quantization.graph import constants, element_types
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.settings.groups import Floats, SmoothingGroup
 from pipeline.quantization.settings.moments import (
     ActivationRange,
     Layer,
     Moments,
+    StartedRuns,
     as_matrices,
     as_weight,
     batches,
@@ -31,6 +32,7 @@ from pipeline.quantization.settings.moments import (
 from pipeline.quantization.settings.rounding import LEVELS, compensate
 from pipeline.quantization.settings.runs import Run
 from pipeline.quantization.settings.smooth import SmoothingPlan
+from pipeline.quantization.settings.waists import find_waists
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,23 @@ def fit_convolutions(
         for group in kind.convolving:
             ranges.setdefault(group.activation, set()).add(kind.range_of(group.activation))
     fitted = [_Fitted(frozenset(node for group in kind.convolving for node in group.nodes)) for kind in kinds]
-    for batch in batches(find_layers(model, sites.values(), ranges)):
+    layers = find_layers(model, sites.values(), ranges)
+    started, parts, types = StartedRuns(runs), [*batches(layers)], element_types(model)
+    waists = find_waists(model, types, types)
+    for index, batch in enumerate(parts):
         check("fitting convolutions")
-        found = moments_of(model, batch, runs)
+        after = [layer.site.activation for part in parts[index + 1 :] for layer in part]
+        found, started = moments_of(model, batch, started, _find_start(model, waists, after))
         for layer in batch:
             check("fitting convolutions")
             _fit_layer(layer, nodes[layer.site.node], given, found.pop(layer.site.node), kinds, fitted)
     return [_plans(kind, done) for kind, done in zip(kinds, fitted, strict=True)]
+
+
+def _find_start(model: ModelProto, waists: Sequence[tuple[int, str]], tensors: Collection[str]) -> str | None:
+    """The last waist of a model that stands before these tensors; None where there is none, or are no tensors."""
+    first = min((at for at, node in enumerate(model.graph.node) if not {*node.output}.isdisjoint(tensors)), default=-1)
+    return next((name for at, name in reversed(waists) if at <= first), None)
 
 
 def _plans(kind: FittedKind, fitted: _Fitted) -> dict[str, SmoothingPlan]:
@@ -114,9 +126,10 @@ def _fit_layer(
     computed = bool(name) and name not in given
     bias = to_array(given[name]) if name and not computed else np.zeros(stored.shape[0], np.float32)
     taking = [pair for pair in zip(kinds, fitted, strict=True) if node.name in pair[1].nodes]
-    spread = moments.about_zero if computed else moments.covariance
+    spread, wanted = moments.take_covariance(about_zero=computed), {kind.levels for kind, _ in taking}
     rounded = {
-        levels: compensate(matrix, spread, levels) for levels in dict.fromkeys(kind.levels for kind, _ in taking)
+        levels: compensate(matrix, spread if levels == min(wanted) else spread.copy(), levels)
+        for levels in sorted(wanted, reverse=True)
     }
     for kind, done in taking:
         done.weights[node.name] = as_weight(rounded[kind.levels], stored.shape)

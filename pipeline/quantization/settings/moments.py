@@ -5,7 +5,9 @@ of the weight's own axes, so that the weight of a group is a [values, output cha
 
 A layer's patches are many and overlap, and its covariance costs (values in a patch)^2 for each: only a few per value
 of a patch are drawn, evenly over samples and positions. Layers are taken together as far as their matrices fit
-`MOST_BYTES`; a pass over the samples, up to the last of them, is made for each such batch.
+`MOST_BYTES`; a pass over the samples, up to the last of them, is made for each such batch. Late layers, whose
+activations are small, need all samples: their passes begin where the model was narrow before (`waists`), with what it
+held there in the pass before.
 """
 
 import math
@@ -22,7 +24,7 @@ from pipeline.quantization.graph import attribute_of, constants
 from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.settings.groups import Floats
 from pipeline.quantization.settings.rounding import rounded_activation
-from pipeline.quantization.settings.runs import Run, SessionRunner, tail, with_outputs
+from pipeline.quantization.settings.runs import Run, SessionRunner, set_ranks, tail
 
 
 class ActivationRange(NamedTuple):
@@ -114,6 +116,8 @@ def as_weight(matrices: Floats, shape: Sequence[int]) -> Floats:
 MOST_BYTES = 128 << 20
 # Layers of one pass, whose activations a run gives all at once. The first layers have large ones and small matrices.
 MOST_LAYERS = 8
+# Values of one tensor in all runs, that a later pass begins at.
+MOST_HELD = 96 << 20
 # Patches drawn for each value in one, and at least. On ResNet-50, `docs/concepts/choice.md` has what they give.
 PATCHES_PER_VALUE = 3
 LEAST_PATCHES = 8192
@@ -172,16 +176,14 @@ class Moments:
         """Mean patch, [groups, values]."""
         return np.asarray(self.origin + self.first / self.count)
 
-    @property
-    def covariance(self) -> Floats:
-        """Covariance of the values of a patch, [groups, values, values]."""
+    def take_covariance(self, about_zero: bool = False) -> Floats:
+        """Covariance of the values of a patch, or the mean of x x', [groups, values, values]. It lies where the sums
+        did, which are gone: two of 4608 values take 170 MB."""
         self._multiply()
-        return _add_products(self.second / np.float32(self.count), (self.first / self.count).astype(np.float32), -1)
-
-    @property
-    def about_zero(self) -> Floats:
-        """Mean of x x', [groups, values, values]."""
-        return _add_products(self.covariance, self.mean.astype(np.float32), 1)
+        matrices, self.second = self.second, np.empty(0, np.float32)
+        matrices /= np.float32(self.count)
+        _add_products(matrices, (self.first / self.count).astype(np.float32), -1)
+        return _add_products(matrices, self.mean.astype(np.float32), 1) if about_zero else matrices
 
     def mean_lost(self, grid: ActivationRange) -> NDArray[np.float64]:
         """What quantizing the activation adds to a patch on average, [groups, values]."""
@@ -242,15 +244,30 @@ def batches(layers: Sequence[Layer], most: int = MOST_BYTES) -> Iterator[tuple[L
         yield tuple(held)
 
 
-def moments_of(model: ModelProto, batch: Sequence[Layer], runs: Sequence[Run]) -> dict[str, Moments]:
-    """Moments by node, from one pass over the runs that computes no more of the model than these layers read."""
-    given = {value.name for value in model.graph.input}
+@dataclass(frozen=True)
+class StartedRuns:
+    """Runs, and from where on the model has still to be computed. known: tensors that the inputs hold too (name ->
+    element type)."""
+
+    runs: Sequence[Run]
+    known: Mapping[str, int] = field(default_factory=dict)
+
+
+def moments_of(
+    model: ModelProto, batch: Sequence[Layer], started: StartedRuns, keep: str | None = None
+) -> tuple[dict[str, Moments], StartedRuns]:
+    """Moments by node, from one pass over the runs that computes no more of the model than these layers read; and the
+    runs from the tensor `keep` on, where the pass saw all of them and their values take at most `MOST_HELD` bytes."""
+    runs, given = started.runs, {value.name for value in model.graph.input} | {*started.known}
     inner = dict.fromkeys((name for layer in batch if (name := layer.site.activation) not in given), TensorProto.FLOAT)
-    runner = SessionRunner(tail(with_outputs(model, inner), {})) if inner else None
+    part = tail(model, started.known, inner | ({keep: TensorProto.FLOAT} if keep and keep not in given else {}))
+    set_ranks(part, [inputs for _, inputs in runs[:1]])
+    runner = SessionRunner(part) if part.graph.output else None
     found = {layer.site.node: Moments() for layer in batch}
     first = {**runs[0][1], **(runner.run(runs[0][1]) if runner else {})} if runs else {}
     chosen = _choose_runs(runs, batch, first)
-    samples, seen = sum(count for count, _ in chosen), 0
+    whole = len(chosen) == len(runs) and keep in first and first[keep].nbytes * len(runs) <= MOST_HELD
+    kept, samples, seen = list[Run](), sum(count for count, _ in chosen), 0
     for index, (count, inputs) in enumerate(chosen):
         values = {**inputs, **(runner.run(inputs) if runner else {})} if index else first
         for layer in batch:
@@ -259,7 +276,9 @@ def moments_of(model: ModelProto, batch: Sequence[Layer], runs: Sequence[Run]) -
             for rows in _draw(values[layer.site.activation], layer, quota, index):
                 found[layer.site.node].add(rows, layer.ranges)
         seen += count
-    return found
+        if whole and keep:
+            kept.append((count, {**{n: v for n, v in inputs.items() if n not in started.known}, keep: values[keep]}))
+    return found, StartedRuns(kept, {keep: TensorProto.FLOAT}) if kept and keep else started
 
 
 def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first: Mapping[str, Array]) -> Sequence[Run]:

@@ -21,6 +21,8 @@ BLOCK = 64
 LEVELS = 127  # the last one of int8, where a scheme does not ask for fewer
 # Wider matrices are decomposed in float32, which halves time and memory; damping keeps that well conditioned.
 WIDEST_IN_DOUBLE = 1024
+# Columns that are decomposed at a time.
+DECOMPOSED = 512
 
 
 def rounded_activation(values: Floats, low: float, high: float, activation: str) -> Floats:
@@ -49,17 +51,20 @@ def nearest(matrix: Floats, levels: int = LEVELS) -> Floats:
 def compensate(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
     """The matrix rounded by GPTQ, for activations whose mean of x x' is `moments`. levels: the last one.
 
+    Moments of more values than `WIDEST_IN_DOUBLE` are of no use afterwards: they are decomposed where they lie.
+
     Each output channel keeps a value at its last level, so that quantizing the result finds the same steps. Falls back
     to `nearest` when the moments are degenerate.
     """
     rows = matrix.reshape(-1, *matrix.shape[-2:])
-    moments = moments.reshape(-1, *moments.shape[-2:])
-    kind = np.float64 if rows.shape[1] <= WIDEST_IN_DOUBLE else np.float32
+    wide = rows.shape[1] > WIDEST_IN_DOUBLE
+    kind = np.float32 if wide else np.float64
+    turned: Real = np.array(moments.reshape(-1, *moments.shape[-2:]), kind, copy=None if wide else True)
     # Feedback runs upwards: the input channel with the largest second moment is the last row, and is rounded first.
-    order = np.argsort(-np.diagonal(moments, axis1=1, axis2=2), axis=1, kind="stable")[:, ::-1]
-    turned = np.stack([part[np.ix_(at, at)] for part, at in zip(moments, order, strict=True)])
-    factor = _factor(turned.astype(kind, copy=False))
-    del turned
+    order = np.argsort(-np.diagonal(turned, axis1=1, axis2=2), axis=1, kind="stable")[:, ::-1]
+    for part, at in zip(turned, order, strict=True):
+        _reorder(part, at)
+    factor = _factor(turned)
     if factor is None:
         return nearest(matrix, levels)
     sorted_rows: Real = np.take_along_axis(rows, order[..., None], 1).astype(kind)
@@ -70,7 +75,8 @@ def compensate(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
 
 
 def _factor(moments: Real) -> Real | None:
-    """L, unit lower triangular, with L D L' the damped moments; None where they are not positive definite."""
+    """In place: L, unit lower triangular, with L D L' the damped moments; what lies above it means nothing. None where
+    they are not positive definite."""
     size = moments.shape[-1]
     power = np.trace(moments, axis1=1, axis2=2) / size
     if not (power > 0).any():
@@ -79,11 +85,38 @@ def _factor(moments: Real) -> Real | None:
     damping = np.where(power > 0, DAMPING * power, 1)
     moments[:, np.arange(size), np.arange(size)] += damping[:, None]
     try:
-        factor = np.linalg.cholesky(moments)
+        for part in moments:
+            _decompose(part)
     except np.linalg.LinAlgError:
         return None
-    factor /= np.diagonal(factor, axis1=1, axis2=2)[:, None].copy()
-    return np.asarray(factor)
+    moments /= np.diagonal(moments, axis1=1, axis2=2)[:, None].copy()
+    return moments
+
+
+def _reorder(matrix: Real, order: NDArray[np.intp]) -> None:
+    """In place, without a second matrix: rows and columns of a square one in this order."""
+    for start in range(0, len(matrix), BLOCK):
+        columns = matrix[:, start : start + BLOCK]
+        columns[:] = columns[order]
+    for start in range(0, len(matrix), BLOCK):
+        rows = matrix[start : start + BLOCK]
+        rows[:] = rows[:, order]
+
+
+def _decompose(matrix: Real) -> None:
+    """In place, without a second matrix: the lower triangle becomes the Cholesky factor; the upper is left as it is."""
+    for start in range(0, len(matrix), DECOMPOSED):
+        stop = start + DECOMPOSED
+        corner = np.linalg.cholesky(matrix[start:stop, start:stop])
+        matrix[start:stop, start:stop] = corner
+        if stop < len(matrix):
+            below = matrix[stop:, start:stop] @ np.linalg.inv(corner).T
+            matrix[stop:, start:stop] = below
+            for at in range(0, len(below), DECOMPOSED):  # of the rest, the lower triangle
+                part = below[at : at + DECOMPOSED]
+                matrix[stop + at : stop + at + len(part), stop : stop + at + len(part)] -= (
+                    part @ below[: at + len(part)].T
+                )
 
 
 def _round_rows(rows: Real, factor: Real, steps: Real, levels: int) -> Real:

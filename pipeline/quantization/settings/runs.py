@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
 from builders.onnx_graphs.shards import link_shards
-from builders.onnx_graphs.weights import LOOSE, find_external, is_external, may_lie_outside, place_of, set_place
+from builders.onnx_graphs.weights import LOOSE, embed, find_external, is_external, may_lie_outside, place_of, set_place
 from builders.reference import open_interpreter, words_of
 from enginery.arrays import Array
 from enginery.core.errors import ModelError
@@ -95,12 +95,39 @@ def divide_runs(runs: Iterable[Run], filled: bool = False) -> tuple[list[Run], l
     return fitting, judged or fitted
 
 
+class JoinedTensors(dict[str, Array]):
+    """The inputs of runs of equal shapes, one behind the other along the first axis. parts: how many runs."""
+
+    def __init__(self, arrays: Mapping[str, Array], parts: int) -> None:
+        super().__init__(arrays)
+        self.parts = parts
+
+    def first(self, parts: int) -> "JoinedTensors":
+        """The first so many of the runs, joined."""
+        return JoinedTensors({name: array[: len(array) // self.parts * parts] for name, array in self.items()}, parts)
+
+
 def _join(held: Sequence[Tensors]) -> Tensors:
-    return {name: np.concatenate([tensors[name] for tensors in held]) for name in held[0]} if held[1:] else held[0]
+    if len(held) == 1:
+        return held[0]
+    return JoinedTensors({name: np.concatenate([tensors[name] for tensors in held]) for name in held[0]}, len(held))
 
 
 # Threads that wait sleep, and Q/DQ is computed as it is written, without integer kernels.
 _ENTRIES = {"session.intra_op.allow_spinning": "0", "session.disable_quant_qdq": "1"}
+
+
+def with_weights_inside(model: ModelProto) -> ModelProto:
+    """A copy that holds its weights, those that are read, itself."""
+    copy = deepcopy(model)
+    read = {name for node in copy.graph.node for name in list_reads(node)} | {out.name for out in copy.graph.output}
+    kept = [tensor for tensor in copy.graph.initializer if tensor.name in read]
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(kept)
+    for tensor in copy.graph.initializer:
+        if is_external(tensor):
+            embed(tensor)
+    return copy
 
 
 def with_weights_outside(model: ModelProto, folder: Path) -> ModelProto:
@@ -171,13 +198,15 @@ def downstream(model: ModelProto, nodes: Collection[str]) -> set[str]:
     return reached
 
 
-def tail(model: ModelProto, known: Mapping[str, int]) -> ModelProto:
+def tail(model: ModelProto, known: Mapping[str, int], ends: Mapping[str, int] | None = None) -> ModelProto:
     """The part of a model behind `known` tensors (name -> element type): those it reads become its inputs.
 
-    Its outputs are those of the model's that are not known themselves.
+    Its outputs are the `ends` (name -> element type), by default those of the model's that are not known themselves.
     """
     maker = {name: node for node in model.graph.node for name in node.output}
     outputs = [value for value in model.graph.output if value.name not in known]
+    if ends is not None:
+        outputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in ends.items()]
     chosen, wanted = set[str](), [value.name for value in outputs]
     while wanted:
         name = wanted.pop()
@@ -203,10 +232,11 @@ def with_outputs(model: ModelProto, names: Mapping[str, int]) -> ModelProto:
 
 
 def set_ranks(model: ModelProto, runs: Sequence[Tensors]) -> None:
-    """In place: the model's inputs get the ranks that they have in these runs, with all sizes open; a valid model needs
-    ranks. A row of integers that is as long in all runs keeps its length: onnxruntime loads no Resize without the
-    number of its sizes."""
-    for value in model.graph.input:
+    """In place: the model's inputs, and outputs without one, get the ranks that they have in these runs, with all sizes
+    open; a valid model needs ranks. A row of integers that is as long in all runs keeps its length: onnxruntime loads
+    no Resize without the number of its sizes."""
+    unranked = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
+    for value in (*model.graph.input, *(value for value in unranked if all(value.name in values for values in runs))):
         kind, shapes = value.type.tensor_type.elem_type, {values[value.name].shape for values in runs}
         shape, is_row = next(iter(shapes)), kind == TensorProto.INT64 and len(shapes) == 1
         open_shape = [*shape] if is_row and len(shape) == 1 else [None] * len(shape)

@@ -12,15 +12,16 @@ QuantizeLinear: element-wise, beside a product that does a hundred times the wor
 kernel that quantizes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from builders.onnx_graphs.weights import from_array, to_array
 from pipeline.quantization.graph import attribute_of, constants, consumers, sort_nodes, static_shapes, unused_name
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.settings.groups import Floats, SmoothingGroup, transpose_for
@@ -45,9 +46,14 @@ class Fold:
     tensors: tuple[str, ...] = ()
 
 
-def find_fold(model: ModelProto, group: SmoothingGroup) -> Fold | None:
-    """How factors for the group's activation can be folded, or None: nothing else may read what they change."""
+def find_folds(model: ModelProto, groups: Iterable[SmoothingGroup]) -> dict[str, Fold]:
+    """How factors for these groups' activations can be folded, by activation; nothing else may read what they change.
+    Groups that cannot be folded are left out."""
     walk = _FoldingWalk.of(model)
+    return {group.activation: fold for group in groups if (fold := _find_fold(walk, group))}
+
+
+def _find_fold(walk: "_FoldingWalk", group: SmoothingGroup) -> Fold | None:
     maker = walk.made_by(group.activation, set(group.nodes))
     if maker is None or maker.op_type != "LayerNormalization":
         return _into_projection(group.activation, maker, walk)
@@ -179,70 +185,86 @@ def factors_of(reach: Floats, weights: Floats, strength: float) -> Floats:
 def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Ranges) -> tuple[ModelProto, Ranges]:
     """A prepared model with the plans carried out, in float, and the ranges that quantize it so.
 
-    The weights lie on the levels that int8 will give them; node names stay.
+    The weights lie on the levels that int8 will give them; node names stay. Where the model's lie in a file they lie
+    beside it, until a session has opened the result (`with_weights_outside`).
     """
-    copy = deepcopy(model)
-    tensors = dict(ranges.tensors)
-    by_name = {node.name: node for node in copy.graph.node}
+    editor, tensors = _Editor.of(model), dict(ranges.tensors)
+    smoothed = [plan for plan in plans if plan.factors is not None]
+    folds = find_folds(model, (plan.group for plan in smoothed)) if smoothed else {}
     for plan in plans:
         read = plan.group.activation
-        if plan.factors is not None and not folds(copy, plan.group):
-            inverse = _constant(copy.graph, f"{read}_factors", 1 / plan.factors)
-            result = unused_name(f"{read}_smoothed", _names(copy.graph))
-            copy.graph.node.append(helper.make_node("Mul", [read, inverse], [result], name=result))
-            read = result
-            for node in plan.group.nodes:
-                by_name[node].input[0] = read
+        if plan.factors is not None and read not in folds:
+            read = editor.divide(read, plan.factors, plan.group.nodes)
         tensors[read] = (plan.low, plan.high)
-        _set_weights(copy.graph, plan, by_name)
-    for plan in plans:  # once all of them have set their weights
-        _fold(copy, plan, by_name, tensors)
-    sort_nodes(copy.graph)
-    return copy, replace(ranges, tensors=tensors)
+        editor.set_weights(plan)
+    for plan in smoothed:  # once all of them have set their weights
+        if (fold := folds.get(plan.group.activation)) and plan.factors is not None:
+            editor.fold(fold, plan.factors, tensors)
+    sort_nodes(editor.graph)
+    return editor.model, replace(ranges, tensors=tensors)
 
 
-def folds(model: ModelProto, group: SmoothingGroup) -> bool:
-    """Whether factors for this group's activation can be folded into what makes it."""
-    return find_fold(model, group) is not None
+@dataclass
+class _Editor:
+    """A copy of a model that plans are carried out in. taken: names of its constants and tensors."""
 
+    model: ModelProto
+    nodes: Mapping[str, NodeProto]
+    given: dict[str, TensorProto]
+    taken: set[str]
 
-def _fold(
-    model: ModelProto, plan: SmoothingPlan, by_name: Mapping[str, NodeProto], tensors: dict[str, tuple[float, float]]
-) -> None:
-    """In place: divide the constants that take the plan's factors, and the ranges of the tensors between."""
-    fold = None if plan.factors is None else find_fold(model, plan.group)
-    if fold is None or plan.factors is None:
-        return
-    given = constants(model.graph)
-    for name, index, axis in fold.constants:
-        node = by_name[name]
-        values = numpy_helper.to_array(given[node.input[index]])
-        factors = np.expand_dims(plan.factors, [other for other in range(values.ndim) if other != axis])
-        node.input[index] = _constant(model.graph, f"{node.input[index]}_smoothed", values / factors)
-    most = float((1 / plan.factors).max())
-    for tensor in fold.tensors:
-        if tensor in tensors:
-            tensors[tensor] = (tensors[tensor][0] * most, tensors[tensor][1] * most)
+    @classmethod
+    def of(cls, model: ModelProto) -> "_Editor":
+        copy = deepcopy(model)
+        given, made = constants(copy.graph), {name for node in copy.graph.node for name in node.output}
+        return cls(copy, {node.name: node for node in copy.graph.node}, given, {*given, *made})
 
+    @property
+    def graph(self) -> GraphProto:
+        return self.model.graph
 
-def _set_weights(graph: GraphProto, plan: SmoothingPlan, by_name: Mapping[str, NodeProto]) -> None:
-    for site in plan.group.sites:
-        if site.node in plan.weights:
-            values = plan.weights[site.node]
-            if site.op_type != "Conv":
-                values = np.ascontiguousarray(transpose_for(site, values))
-            by_name[site.node].input[1] = _constant(graph, f"{site.weight}_{site.node}", values)
-        if site.node in plan.biases:
-            node = by_name[site.node]
-            del node.input[2:]
-            node.input.append(_constant(graph, f"{site.weight}_{site.node}_bias", plan.biases[site.node]))
+    def divide(self, activation: str, factors: Floats, nodes: Sequence[str]) -> str:
+        """Put a product with the inverse of the factors in front of these nodes; what they read from now on."""
+        inverse = self._constant(f"{activation}_factors", 1 / factors)
+        result = self._fresh(f"{activation}_smoothed")
+        self.graph.node.append(helper.make_node("Mul", [activation, inverse], [result], name=result))
+        for node in nodes:
+            self.nodes[node].input[0] = result
+        return result
 
+    def set_weights(self, plan: SmoothingPlan) -> None:
+        for site in plan.group.sites:
+            node = self.nodes[site.node]
+            if site.node in plan.weights:
+                values = plan.weights[site.node]
+                if site.op_type != "Conv":
+                    values = np.ascontiguousarray(transpose_for(site, values))
+                node.input[1] = self._constant(f"{site.weight}_{site.node}", values, site.weight)
+            if site.node in plan.biases:
+                del node.input[2:]
+                node.input.append(self._constant(f"{site.weight}_{site.node}_bias", plan.biases[site.node]))
 
-def _constant(graph: GraphProto, name: str, values: NDArray[np.floating]) -> str:
-    fresh = unused_name(name, _names(graph))
-    graph.initializer.append(numpy_helper.from_array(np.asarray(values, np.float32), fresh))
-    return fresh
+    def fold(self, fold: Fold, factors: Floats, ranges: dict[str, tuple[float, float]]) -> None:
+        """Divide the constants that take the factors, and in place the ranges of the tensors between."""
+        for name, index, axis in fold.constants:
+            node = self.nodes[name]
+            values = to_array(self.given[node.input[index]])
+            turned = np.expand_dims(factors, [other for other in range(values.ndim) if other != axis])
+            node.input[index] = self._constant(f"{node.input[index]}_smoothed", values / turned, node.input[index])
+        most = float((1 / factors).max())
+        for tensor in fold.tensors:
+            if tensor in ranges:
+                ranges[tensor] = (ranges[tensor][0] * most, ranges[tensor][1] * most)
 
+    def _constant(self, name: str, values: NDArray[np.floating], source: str = "") -> str:
+        """A new constant's name. source: of one that it is made out of, in whose folder it lies where that does."""
+        fresh = self._fresh(name)
+        made = from_array(np.asarray(values, np.float32), fresh, self.given.get(source, TensorProto()))
+        self.graph.initializer.append(made)
+        self.given[fresh] = self.graph.initializer[-1]
+        return fresh
 
-def _names(graph: GraphProto) -> set[str]:
-    return {item.name for item in graph.initializer} | {name for node in graph.node for name in node.output}
+    def _fresh(self, name: str) -> str:
+        fresh = unused_name(name, self.taken)
+        self.taken.add(fresh)
+        return fresh

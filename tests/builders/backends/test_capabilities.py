@@ -27,7 +27,7 @@ IMPORTS = {
     "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
 }
 NAMES = {
-    "pipeline/spec/model.py": "the backends of a spec that names none",
+    "pipeline/spec/sections.py": "the backends of a spec that names none",
     "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
     "pipeline/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
     "pipeline/compile/publication/draft.py": "a version's toolchain has the reference interpreter's distribution",

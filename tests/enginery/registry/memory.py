@@ -118,6 +118,9 @@ class MemoryStore:
         parts = (key.removeprefix(prefix).partition("/") for key in keys)
         return iter(sorted({f"{name}{slash}" for name, slash, _ in parts}))
 
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        return iter(self._do("list", lambda: [(k, len(v)) for k, v in self.objects.items() if k.startswith(prefix)]))
+
     def discard(self, digest: str) -> None:
         self.remove(blob_key(digest))
 

@@ -178,7 +178,11 @@ def test_the_inputs_of_a_torch_model_go_by_their_owners_names(tmp_path: Path, mo
         (folder / name).write_bytes(kept + b"\n# a comment\n")
         assert differences(before, torch_inputs(folder)["export"]) == [change]
         (folder / name).write_bytes(kept)
-    monkeypatch.setattr("pipeline.compile.run_context.version", lambda name: "99.0" if name == "numpy" else "1.0")
+    other = {"numpy": "99.0"}
+    monkeypatch.setattr("pipeline.compile.run_context.version", lambda name: other.get(name, "1.0"))
+    monkeypatch.setattr(
+        "pipeline.compile.run_context.versions_of", lambda *names: {name: other.get(name, "1.0") for name in names}
+    )
     spec["source"] |= {"opset": 20, "arguments": {"width": 8}}
     (folder / "net.yaml").write_text(yaml.safe_dump(spec))
     changes = differences(before, torch_inputs(folder)["export"])

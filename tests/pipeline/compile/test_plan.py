@@ -14,7 +14,7 @@ from enginery.core.codec import decode
 from enginery.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile import plan
-from pipeline.compile.causes import causes_of, explain_change
+from pipeline.compile.causes import Causes, explain_change
 from pipeline.compile.plan import Selection, candidates
 from pipeline.compile.run_context import RunContext
 from pipeline.spec.consistency import matches_unit
@@ -108,7 +108,7 @@ def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: P
     request = {**REQUEST.to_json(), "field of another release": 1}
     value = {"units": {REQUEST.unit: {"request": request, "from": "x"}}, "from": {"x": {}}}
     context.remember("latest-builds", {"model": spec.model}, value, [])
-    assert causes_of(spec, context).before == {}
+    assert Causes(spec, context).before == {}
 
 
 def test_the_reason_without_a_change_or_without_a_past() -> None:

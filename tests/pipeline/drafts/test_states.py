@@ -5,7 +5,7 @@ import pytest
 from enginery.core.state import State
 from enginery.core.types import TensorSpec
 from pipeline.drafts.found import FoundDim, FoundModel
-from pipeline.drafts.states import begin_empty, find_states
+from pipeline.drafts.states import as_inputs, begin_empty, find_states
 
 
 def tensors(names, shape=("batch", 4)):
@@ -22,6 +22,8 @@ def tensors(names, shape=("batch", 4)):
         ("spec conv_cache", "gain conv_cache_out", {"conv_cache": "conv_cache_out"}),
         ("ids past_key_values.0.key", "logits present.0.key", {"past_key_values.0.key": "present.0.key"}),
         ("ids prevHidden", "logits nextHidden", {"prevHidden": "nextHidden"}),
+        ("x past", "y present", {"past": "present"}),
+        ("x cache", "y cache_out", {"cache": "cache_out"}),
         ("input", "output", {}),
         ("input mask", "output logits", {}),
         ("state_in", "state_out", {}),  # nothing would be left for a caller
@@ -34,6 +36,8 @@ def test_names_say_which(inputs, outputs, pairs):
 
 
 def test_types_and_shapes_must_allow_it():
+    (step,) = find_states([*tensors("x"), TensorSpec("step", "int64", ())], [TensorSpec("step_out", "int64", ())])
+    assert step == State("step", "step_out")
     given = [*tensors("x"), TensorSpec("h", "float32", (2, "batch"))]
     assert find_states(given, [TensorSpec("hn", "float32", (2, "b"))])
     assert not find_states(given, [TensorSpec("hn", "float16", (2, "b"))])
@@ -51,3 +55,5 @@ def test_a_cache_that_grows_begins_empty_and_a_batch_does_not():
         "length": 0,
         "width": 1,
     }
+    taken = as_inputs(begin_empty(found, outputs))
+    assert (taken.states, {dim.min for dim in taken.dims.values()}) == ((), {1}), "requests hold no empty states"

@@ -299,7 +299,7 @@ def test_labels_are_numbers(tmp_path):
     samples = Samples.open(
         tmp_path / "data.npz", [TensorSpec("x", "float32", ("n", 3))], [Dim("n", 1, 2, 2)], ("label",)
     )
-    with pytest.raises(DataError, match="'label' is <U3; labels are class indices"):
+    with pytest.raises(DataError, match="'label' is <U3; store integers"):
         samples.column("label")
 
 

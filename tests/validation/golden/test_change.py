@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from enginery.core.state import State
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Linear
 from validation.golden.change import change
-from validation.golden.golden_set import GoldenSet, freeze
+from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, freeze
 from validation.limits.noise_floor import Noise, OutputFloor
 
 
@@ -53,3 +54,13 @@ def test_an_output_of_another_shape_has_no_finite_difference(before: GoldenSet) 
     found = change(before, flat)
     assert found.largest["y"][0] == np.inf
     assert found.to_json()["largest"]["y"]["difference"] is None
+
+
+def test_other_sequences_are_told(before: GoldenSet) -> None:
+    def held(steps: int) -> GoldenSet:
+        case = Case("sequence 0", "golden", {"x": np.ones((steps, 1))}, {"y": np.ones((steps, 1))})
+        return replace(before, sequences=GoldenSequences((State("h", "hn"),), {}, GoldenSet((case,))))
+
+    assert "other sequences" in str(change(held(2), held(3)))
+    assert change(before, held(2)).sequences
+    assert not change(held(2), held(2)).sequences

@@ -8,7 +8,7 @@ from enginery.core.state import State
 from enginery.core.types import TensorSpec
 from tests.validation.comparison.fakes import Fake
 from validation.comparison.free_running import FREE_RUNNING, free_running_checks
-from validation.golden.free_running import FreeRunningSession
+from validation.golden.free_running import FreeRunningSession, stack_steps
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 from validation.limits.budget import budgets
 from validation.limits.noise_floor import Noise
@@ -61,6 +61,14 @@ def test_an_error_that_each_step_allows_is_caught_where_it_is_handed_on(gain, pa
     assert np.isclose(*once, rtol=0.003).all(), "a step alone has 54 dB, where 45 are asked for"
 
 
+def test_answers_of_several_sizes_are_stacked_without_another_argmax():
+    steps = [np.array([[-3.0, -1.0, -2.0][:size]]) for size in (1, 3, 2)]
+    found = stack_steps(steps)
+    assert found.shape == (3, 1, 3)
+    assert [*found.argmax(-1)[:, 0]] == [step.argmax(-1)[0] for step in steps]
+    assert stack_steps([np.ones((1, 0)), np.ones((1, 2))]).shape == (2, 1, 2)
+
+
 def test_sequences_read_back_as_they_were(tmp_path):
     given = sequences(8)
     golden = GoldenSet((Case("golden 0", "golden", {"x": np.ones(2)}, {"y": np.ones(2)}),), sequences=given)
@@ -69,7 +77,7 @@ def test_sequences_read_back_as_they_were(tmp_path):
     assert read.digest == golden.digest == digest
     assert read.sequences is not None
     assert (read.sequences.states, read.sequences.golden.noise) == (STATES, Noise())
-    assert read.sequences.steps == 12
+    assert read.sequences.lengths == (8, 4)
     for found, wanted in zip(read.sequences.golden.cases, given.golden.cases, strict=True):
         assert found.name == wanted.name
         np.testing.assert_array_equal(found.inputs["x"], wanted.inputs["x"])

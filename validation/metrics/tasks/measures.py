@@ -6,6 +6,7 @@ from typing import Any
 from validation.metrics.tasks.classes import Accuracy, TopK
 from validation.metrics.tasks.detection import Detection
 from validation.metrics.tasks.embeddings import Embeddings
+from validation.metrics.tasks.likelihood import Perplexity
 from validation.metrics.tasks.regression import Regression
 from validation.metrics.tasks.scores import Score
 from validation.metrics.tasks.segmentation import Segmentation
@@ -24,6 +25,7 @@ MEASURES: Mapping[str, Callable[[Any], Score[Any, Any]]] = {
     "segmentation": Segmentation,
     "si_sdr": Signals,
     "tokens": Tokens,
+    "perplexity": Perplexity,
 }
 
 

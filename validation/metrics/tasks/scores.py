@@ -1,9 +1,9 @@
 """What every kind of task metric answers, and how class indices are read from outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from validation.metrics.drift import is_exact
 NO_WANTED, NO_ANSWER = -1, -2
 NOTHING = "there is nothing to compare"
 
-W = TypeVar("W", bound=Sequence[object] | Array)
+W = TypeVar("W", bound=Sized)
 A = TypeVar("A", bound=Sequence[object] | Array)
 
 
@@ -48,8 +48,12 @@ class Score(ABC, Generic[W, A]):
         """The answers of what is judged. Raises as `read_wanted`."""
 
     @abstractmethod
-    def read_labels(self, labels: Array) -> W:
+    def read_labels(self, labels: Array) -> W | Array:
         """The labels of all golden samples as wanted answers. Raises DataError for those of another shape."""
+
+    def join(self, wanted: W, labels: Any) -> W:  # noqa: ARG002 - of use to kinds that look at both
+        """What is wanted of a case that has labels, and of the original model `wanted`: the labels."""
+        return cast("W", labels)
 
     @abstractmethod
     def add(self, wanted: W, answers: A) -> None:

@@ -111,6 +111,14 @@ class TokenTerms:
     name: Literal["tokens"] = "tokens"
 
 
+@dataclass(frozen=True)
+class PerplexityTerms:
+    """Likelihoods of tokens. output: logits [.., vocabulary]."""
+
+    output: str
+    name: Literal["perplexity"] = "perplexity"
+
+
 TaskTerms: TypeAlias = (
     AccuracyTerms
     | TopKTerms
@@ -121,6 +129,7 @@ TaskTerms: TypeAlias = (
     | SegmentationTerms
     | SignalTerms
     | TokenTerms
+    | PerplexityTerms
 )
 
 
@@ -132,7 +141,7 @@ def sets_of(terms: TaskTerms) -> tuple[str, ...]:
 
 
 # What each measures, by its name. `floor` of a spec is the least value of the first; the others have keys of their own.
-# A value whose name ends in '_error' is better the smaller it is, all others the greater.
+# 'perplexity' and a value whose name ends in '_error' are better the smaller they are, all others the greater.
 VALUES: Mapping[str, tuple[str, ...]] = {
     "accuracy": ("accuracy",),
     "top_k": ("top_k",),
@@ -143,6 +152,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "segmentation": ("mean_iou", "equal_pixels"),
     "si_sdr": ("si_sdr_db", "least_si_sdr_db"),
     "tokens": ("equal_tokens", "equal_sequences"),
+    "perplexity": ("kept_likelihood", "perplexity"),
 }
 
 

@@ -49,6 +49,13 @@ def objects_below(place: S3Location) -> list[Object]:
     return sorted((item for item in found if item.name and not item.name.endswith("/")), key=lambda item: item.name)
 
 
+def sizes_below(place: S3Location, prefix: str) -> Iterator[tuple[str, int]]:
+    """Each key under a prefix that ends in '/', with its size in bytes."""
+    start = place.key("")
+    for item in _items(place, place.key(prefix)):
+        yield read(item, "Key", str).removeprefix(start), read(item, "Size", int)
+
+
 def names_below(place: S3Location, prefix: str) -> list[str]:
     """The names directly under a prefix, sorted; those that have more below end in '/'."""
     start = place.key(prefix)

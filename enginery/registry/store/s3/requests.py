@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from threading import RLock
 from typing import Any, TypeVar
 
 import boto3
@@ -212,8 +213,13 @@ def client(place: S3Location) -> Any:
 
 @lru_cache(maxsize=1)
 def _session() -> Any:
-    """What boto3 reads once: service descriptions, profile, credentials. It has no sockets, so a fork may share it."""
+    """What boto3 reads once: service descriptions, profile, credentials. It has no sockets, so a fork may share it, but
+    locks that it holds while it makes a client: `_making` keeps forks out of that."""
     return boto3.session.Session()
+
+
+_making = RLock()
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
 
 
 @lru_cache(maxsize=16)
@@ -233,8 +239,9 @@ def _client(place: S3Location, _process: int) -> Any:
         user_agent_extra="enginery",
     )
     try:
-        session = _session()
-        region = place.region or session.region_name or "us-east-1"
-        return session.client("s3", endpoint_url=place.endpoint, region_name=region, config=config)
+        with _making:
+            session = _session()
+            region = place.region or session.region_name or "us-east-1"
+            return session.client("s3", endpoint_url=place.endpoint, region_name=region, config=config)
     except (aws.BotoCoreError, ValueError) as error:
         raise translate_error(place, "configuring S3", error) from error

@@ -21,7 +21,7 @@ from enginery.registry.store.files import (
     sweep,
 )
 from enginery.registry.store.layout import MARKER, MARKER_CONTENT, blob_key, check_format, check_key, refuse_other
-from enginery.registry.store.s3.listing import abort_abandoned, keys_below, list_abandoned, names_below
+from enginery.registry.store.s3.listing import abort_abandoned, keys_below, list_abandoned, names_below, sizes_below
 from enginery.registry.store.s3.place import S3Location, parse_place
 from enginery.registry.store.s3.reading import (
     HashingSink,
@@ -69,14 +69,14 @@ class S3Store:
         self._check_writable()
         with reachable(f"reading {path}"), path.open("rb") as stream:
             found = digest_stream(stream)
-            put(self.place, UploadSource(stream, path.stat().st_size, found.digest))
+            put(self.place, UploadSource(stream, path.stat().st_size, found))
         return found
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
         self._check_writable()
         digest = digest_of_bytes(data)
-        put(self.place, UploadSource(io.BytesIO(data), len(data), digest))
+        put(self.place, UploadSource(io.BytesIO(data), len(data), BlobDigest(digest)))
         return digest
 
     def has(self, digest: str) -> bool:
@@ -191,6 +191,10 @@ class S3Store:
         """See `Store.children`."""
         found = names_below(self.place, self._prefix(prefix))
         return (name for name in found if prefix or name != f"{_DISCARDED}/")
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """See `Store.sizes`."""
+        return sizes_below(self.place, self._prefix(prefix))
 
     def discard(self, digest: str) -> None:
         """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""

@@ -29,6 +29,7 @@ from botocore import exceptions as aws
 
 from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError, UndecidedError
 from enginery.core.parsing import read
+from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.layout import MARKER, blob_key
 from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.reading import HashingSink, ObjectFacts, head, read_document, stream_blob
@@ -150,11 +151,11 @@ def _honours_condition(place: S3Location, marker: bytes, condition: dict[str, st
 
 @dataclass(frozen=True)
 class UploadSource:
-    """Bytes to put: a seekable stream from its beginning, their size and their digest."""
+    """Bytes to put: a seekable stream from its beginning, their size and their digests."""
 
     stream: BinaryIO
     size: int
-    digest: str
+    blob: BlobDigest
 
     @property
     def part_bytes(self) -> int:
@@ -182,7 +183,7 @@ class UploadSource:
 def put(place: S3Location, source: UploadSource) -> None:
     """Upload a blob unless it is stored and sound. Raises UnavailableError, and IntegrityError when the source changes
     meanwhile."""
-    key = blob_key(source.digest)
+    key = blob_key(source.blob.digest)
     for pause in pauses():
         found = head(place, key)
         if found is not None and _is_sound(place, key, found, source):
@@ -208,7 +209,7 @@ def _is_sound(place: S3Location, key: str, found: ObjectFacts, source: UploadSou
     if "-" not in found.etag and not found.encryption.startswith("aws:kms"):
         return False  # the MD5 of other bytes
     with suppress(Declined):
-        return stream_blob(place, key, HashingSink()) == source.digest
+        return stream_blob(place, key, HashingSink()) == source.blob.digest
     return False
 
 
@@ -218,7 +219,9 @@ def _send(place: S3Location, key: str, source: UploadSource, condition: dict[str
         return
     source.stream.seek(0)
     data = source.stream.read()
-    _check(source, hashlib.sha256(data).hexdigest())
+    hasher = source.blob.hasher()
+    hasher.update(data)
+    _check(source, hasher.hexdigest())
     put_once(place, key, data, condition)
 
 
@@ -244,13 +247,13 @@ def _send_parts(place: S3Location, key: str, source: UploadSource, condition: di
 
 
 def _upload_parts(place: S3Location, upload: dict[str, str], source: UploadSource) -> list[dict[str, str | int]]:
-    sha = hashlib.sha256()
+    hasher = source.blob.hasher()
     running: deque[Future[str]] = deque()
     etags: list[str] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             for number, part in enumerate(source.parts(), 1):
-                sha.update(part)
+                hasher.update(part)
                 running.append(pool.submit(_upload_part, place, upload, number, part))
                 if len(running) == AT_ONCE:
                     etags.append(running.popleft().result())
@@ -258,7 +261,7 @@ def _upload_parts(place: S3Location, upload: dict[str, str], source: UploadSourc
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    _check(source, sha.hexdigest())
+    _check(source, hasher.hexdigest())
     return [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
 
 
@@ -271,8 +274,8 @@ def _upload_part(place: S3Location, upload: dict[str, str], number: int, data: b
 
 
 def _check(source: UploadSource, found: str) -> None:
-    if found != source.digest:
+    if found != source.blob.expected:
         raise IntegrityError(
-            f"blob {source.digest} changed while it was uploaded (its digest is {found} now); nothing was stored: "
-            "run again"
+            f"blob {source.blob.digest} changed while it was uploaded (its {source.blob.algorithm} is another now); "
+            "nothing was stored: run again"
         )

@@ -186,6 +186,32 @@ def test_without_a_cluster_it_starts_one_and_says_nothing():
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
+AHEAD = f"""
+import os, sys, threading
+from builders.execution.ray import RayExecutor; from builders.execution.ray.cluster import connect_ahead
+from tests.calls import call_job
+before, threads = (dict(os.environ), list(sys.path)), []
+connect_ahead(1, lambda: threads.append(threading.current_thread()))
+import ray
+assert ray.is_initialized() and threads != [threading.main_thread()]
+assert (dict(os.environ), sys.path) == before
+with RayExecutor(jobs=1) as executor:
+    assert executor.run(call_job("unit", "{JOBS}:add", {{"a": 1, "b": 2}})) == 3
+assert not ray.is_initialized(), "the first executor has it, and ends it"
+ray.init = lambda **_: 1 / 0
+try:
+    connect_ahead(1, lambda: [][0])
+except IndexError:
+    print("raised what ran beside")
+"""
+
+
+def test_a_ray_that_is_started_ahead_is_the_first_executors_and_leaves_this_process_as_it_was():
+    environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
+    ended = subprocess.run([sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "raised what ran beside\n", "")
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "no.such.host.invalid:1"])
 def test_an_address_out_of_reach_is_said_at_once(address):
     start = time.monotonic()

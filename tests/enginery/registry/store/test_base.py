@@ -13,7 +13,7 @@ from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError, UnavailableError
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.files import BlobDigest
-from enginery.registry.store.layout import blob_key
+from enginery.registry.store.layout import BLOBS, blob_key
 from tests.enginery.registries import flip, in_child, on_each_store
 
 pytestmark = on_each_store
@@ -125,6 +125,15 @@ def test_listing(store: Store) -> None:
     assert list(store.list("models/")) == ["models/a/x.json", "models/a/y/z.json", "models/b/x.json"]
     assert list(store.children("models/")) == ["a/", "b/"] and list(store.children("models/a/")) == ["x.json", "y/"]
     assert list(store.list("records/")) == [] == list(store.children("models/a/x.json/"))
+
+
+def test_sizes_of_what_is_stored(store: Store) -> None:
+    assert list(store.sizes("models/")) == []
+    store.create("models/a/x.json", b"{}")
+    store.create("models/b/y/z.json", b"[1]")
+    digest = store.put_bytes(b"four")
+    assert sorted(store.sizes("models/")) == [("models/a/x.json", 2), ("models/b/y/z.json", 3)]
+    assert list(store.sizes(f"{BLOBS}{digest[:2]}/")) == [(blob_key(digest), 4)] == list(store.sizes(BLOBS))
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,10 @@ def test_a_blob_that_another_tool_copied_is_read_before_it_is_trusted(store: S3S
         assert store.read_blob(digest) == data
 
 
-def test_a_source_that_changes_while_it_is_sent_is_not_stored(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("blob", [BlobDigest(ABSENT), BlobDigest(ABSENT, ABSENT)], ids=["sha256", "blake3"])
+def test_a_source_that_changes_while_it_is_sent_is_not_stored(store: S3Store, blob: BlobDigest) -> None:
     for size in (500, 3500):
-        source = writing.UploadSource(io.BytesIO(b"x" * size), size, ABSENT)
+        source = writing.UploadSource(io.BytesIO(b"x" * size), size, blob)
         with pytest.raises(IntegrityError, match="changed while it was uploaded"):
             writing.put(store.place, source)
     assert not store.has(ABSENT) and uploads(store) == 0

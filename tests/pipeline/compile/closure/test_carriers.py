@@ -18,12 +18,12 @@ from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart
 from pipeline.compile.steps.engines import BuildEngine
-from pipeline.compile.steps.exports import ExportModel
+from pipeline.compile.steps.export_model import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.latency import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
-from pipeline.compile.steps.shapes import ProbeShapes
+from pipeline.operations.compare.shapes import ProbeShapes
 from tests.pipeline.compile.closure.running import Traced, run
 
 KEYED: set[type] = {ExportModel, ObservePart, MergeParts, SearchQuantization, WriteGraph, CheckGraph, CheckEngine}

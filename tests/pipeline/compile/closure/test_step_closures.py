@@ -21,12 +21,12 @@ from pipeline.compile.ensembles.samples import ComputeSamples
 from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely
-from pipeline.compile.steps.exports import ExportModel
+from pipeline.compile.steps.export_model import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.latency import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
-from pipeline.compile.steps.shapes import ProbeShapes
+from pipeline.operations.compare.shapes import ProbeShapes
 
 ORT, RTX = (discovery.entry_point(name) for name in ("onnxruntime", "tensorrt-rtx"))
 # The record that a step makes, and what its key is computed from.

@@ -10,7 +10,6 @@ from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.reports.latency import MachineKind
 from enginery.core.types import Dim
-from pipeline.compile.steps.shapes import sizes_outside, sizes_within
 from pipeline.operations.compare.report import (
     BackendComparison,
     EngineFacts,
@@ -22,6 +21,7 @@ from pipeline.operations.compare.report import (
     format_rows,
 )
 from pipeline.operations.compare.run import CompareOptions, widen_spec
+from pipeline.operations.compare.shapes import sizes_outside, sizes_within
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
 

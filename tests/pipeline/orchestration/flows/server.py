@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 import psutil
+import pytest
 
 Value = TypeVar("Value")
 
@@ -92,6 +93,15 @@ class Prefect:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done
+
+    @contextmanager
+    def in_reach(self) -> Iterator[None]:
+        """While inside, commands in this process use this server: two CPU seconds of imports less for each."""
+        from prefect.settings import PREFECT_API_URL, temporary_settings
+
+        with pytest.MonkeyPatch.context() as patched, temporary_settings({PREFECT_API_URL: self.url}):
+            patched.setenv("PREFECT_API_URL", self.url)
+            yield
 
     def runs(self, flow: str) -> list[dict[str, Any]]:
         """The flow's runs, oldest first, without those of its schedule, which depend on the time of day."""

@@ -82,7 +82,8 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
     deploy = ("deploy", "--registry", built.registry, "--traffic", traffic, "--json")
     assert {item["action"] for item in json.loads(prefect.enginery(*deploy).stdout)} == {"created"}
     prefect.start_worker()
-    again = json.loads(prefect.enginery(*deploy, "--slots", "sm_89=2").stdout)
+    with prefect.in_reach():
+        again = built.run("deploy", "--traffic", traffic, "--json", "--slots", "sm_89=2").json
     assert [item["name"] for item in again if item["action"] != "unchanged"] == ["enginery-gpu-sm_89"]
     write_model(built.folder / "tiny.onnx", weights(seed=1))
     golden = {"data": "golden.npz", "labels": "label"}
@@ -94,6 +95,7 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
     held.unlink()
     both = prefect.ended("compile-model", 2)
     assert [run["state_type"] for run in both] == ["COMPLETED"] * 2
+    assert ["enginery"] in [task["tags"] for task in prefect.post("/task_runs/filter", {})]
     assert served(built) == (["1", "2"], "1"), "two events, one version"
     built_lines = [text for text in said(prefect) if text.startswith("sm_89 int8 tensorrt-rtx: built in")]
     assert len(built_lines) == 1, "one of the two built it"
@@ -108,12 +110,13 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
 @pytest.mark.server
 @pytest.mark.slow
 def test_what_an_owner_does_not_want_any_more_goes_with_its_triggers(prefect: Prefect, project: Project) -> None:
-    deploy = ("deploy", "--registry", project.registry, "--only", "validate-pending", "--json", "--name")
-    for owner, name in (("here", "l4"), ("here", "h100"), ("there", "t4")):
-        prefect.enginery(*deploy, name, "--owner", owner)
+    deploy = ("deploy", "--only", "validate-pending", "--json", "--name")
     now = (*deploy, "l4", "--owner", "here", "--keep", "validate-pending/l4")
-    for dry in (["--dry-run"], []):
-        changes = json.loads(prefect.enginery(*now, *dry).stdout)
+    with prefect.in_reach():
+        for owner, name in (("here", "l4"), ("here", "h100"), ("there", "t4")):
+            assert project.run(*deploy, name, "--owner", owner).code == 0
+        both = [project.run(*now, *dry).json for dry in (["--dry-run"], [])]
+    for changes in both:
         assert [item["name"] for item in changes if item["action"] == "deleted"] == ["validate-pending/h100"]
     names = {item["name"] for item in prefect.post("/automations/filter", {})}
     assert {name for name in names if name.startswith(("validate-pending/l4", "validate-pending/h100"))} == {
@@ -129,10 +132,11 @@ def test_what_an_owner_does_not_want_any_more_goes_with_its_triggers(prefect: Pr
 def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker_and_server(
     prefect: Prefect, project: Project, tmp_path: Path
 ) -> None:
-    prefect.enginery("deploy", "--registry", project.registry, "--only", "compile-model")
+    with prefect.in_reach():
+        assert project.run("deploy", "--only", "compile-model").code == 0
+        held = hold(project, tmp_path, targets=["cpu"])
+        assert project.run("register", project.spec, "--no-event").code == 0
     prefect.start_worker()
-    held = hold(project, tmp_path, targets=["cpu"])
-    prefect.enginery("register", project.spec, "--registry", project.registry, "--no-event")
 
     killed, _, flow = in_the_middle(prefect, tmp_path)
     flow.send_signal(signal.SIGKILL)

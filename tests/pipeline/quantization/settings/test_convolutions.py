@@ -1,5 +1,6 @@
 """Convolutions: patches are what they read, moments are those of all patches, rounding and bias undo what int8 does."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +11,12 @@ from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import _within
+from pipeline.quantization.settings import moments as moments_module
 from pipeline.quantization.settings.convolutions import FittedKind, fit_convolutions
 from pipeline.quantization.settings.groups import find_groups
 from pipeline.quantization.settings.moments import (
     Moments,
+    StartedRuns,
     Window,
     as_matrices,
     as_weight,
@@ -86,13 +89,15 @@ def test_moments_are_those_of_all_patches(kind):
     window, _ = window_of(model)
     graph = prepare_model(model)
     batch = find_layers(graph, find_sites(graph)[0], {})
-    found = moments_of(graph, batch, runs(given, 4))[batch[0].site.node]
+    found = moments_of(graph, batch, StartedRuns(runs(given, 4)))[0][batch[0].site.node]
     rows = patches(given["x"], window, np.arange(np.prod(window.places(given["x"].shape)))).astype(np.float64)
     assert found.count == len(rows)
     assert np.allclose(found.mean, rows.mean(axis=0), atol=1e-5)
+    again = moments_of(graph, batch, StartedRuns(runs(given, 4)))[0][batch[0].site.node]
+    covariance, about_zero = found.take_covariance(), again.take_covariance(about_zero=True)
     for group in range(window.groups):
-        assert np.allclose(found.covariance[group], np.cov(rows[:, group].T, bias=True), atol=1e-3)
-        assert np.allclose(found.about_zero[group], rows[:, group].T @ rows[:, group] / len(rows), atol=1e-3)
+        assert np.allclose(covariance[group], np.cov(rows[:, group].T, bias=True), atol=1e-3)
+        assert np.allclose(about_zero[group], rows[:, group].T @ rows[:, group] / len(rows), atol=1e-3)
 
 
 def test_no_more_patches_are_drawn_than_wanted_and_from_every_run(monkeypatch):
@@ -100,7 +105,7 @@ def test_no_more_patches_are_drawn_than_wanted_and_from_every_run(monkeypatch):
     model, given = net("padded"), data("padded", 24)
     graph = prepare_model(model)
     batch = find_layers(graph, find_sites(graph)[0], {})
-    found = moments_of(graph, batch, runs(given, 4))[batch[0].site.node]
+    found = moments_of(graph, batch, StartedRuns(runs(given, 4)))[0][batch[0].site.node]
     assert found.count == 130
 
 
@@ -112,7 +117,7 @@ def test_patches_come_out_of_as_few_runs_as_have_them_evenly(monkeypatch, most, 
     graph = prepare_model(model)
     batch, seen = find_layers(graph, find_sites(graph)[0], {}), []
     monkeypatch.setattr("pipeline.quantization.settings.moments._draw", lambda values, *_: seen.append(values) or ())
-    moments_of(graph, batch, runs(given, 1))
+    moments_of(graph, batch, StartedRuns(runs(given, 1)))
     first = given["x"][:: 16 // taken]
     assert len(seen) == taken and np.array_equal(np.concatenate(seen), first), "16 samples, 80 patches"
 
@@ -122,7 +127,7 @@ def test_sums_keep_their_digits_far_from_zero():
     found = Moments()
     for part in np.split(rows, 8):
         found.add(part)
-    assert np.allclose(found.covariance[0], np.cov(rows[:, 0].T.astype(np.float64), bias=True), atol=1e-3)
+    assert np.allclose(found.take_covariance()[0], np.cov(rows[:, 0].T.astype(np.float64), bias=True), atol=1e-3)
 
 
 def test_layers_are_taken_together_as_far_as_memory_goes():
@@ -230,8 +235,35 @@ def test_errors_in_the_direction_of_the_mean_are_left_to_the_bias():
     ranges, groups = all_ranges(model, given), find_groups(graph, find_sites(graph)[0])
     plan = fit_convolutions(graph, [FittedKind(groups, ranges, "int8")], runs(given))[0]["x"]
     window, weight = window_of(model)
-    moments = moments_of(graph, find_layers(graph, groups[0].sites, {}), runs(given))[groups[0].nodes[0]]
+    moments = moments_of(graph, find_layers(graph, groups[0].sites, {}), StartedRuns(runs(given)))[0][
+        groups[0].nodes[0]
+    ]
     matrix = as_matrices(weight, window.groups)
-    found, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensate(matrix, moments.about_zero)
-    error, of_other = (float(np.sum(d * (moments.covariance @ d))) for d in (found - matrix, other - matrix))
+    about_zero = copy.deepcopy(moments).take_covariance(about_zero=True)
+    found, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensate(matrix, about_zero)
+    covariance = moments.take_covariance()
+    error, of_other = (float(np.sum(d * (covariance @ d))) for d in (found - matrix, other - matrix))
     assert error < 0.8 * of_other
+
+
+def test_a_later_pass_begins_where_the_model_was_narrow_before(monkeypatch):
+    lines = ["c0 = Conv(x, w)"] + [f"c{i} = Conv(r{i - 1}, w)\n r{i} = Relu(c{i})" for i in range(1, 4)]
+    lines.insert(1, "r0 = Relu(c0)")
+    weights = {"w": np.random.default_rng(0).normal(size=(4, 4, 1, 1))}
+    model = build("float[batch,4,6,6] x", "float[batch,4,6,6] r3", "\n".join(lines), weights)
+    graph, given = prepare_model(model), {"x": np.random.default_rng(1).normal(size=(16, 4, 6, 6)).astype(np.float32)}
+    ranges, groups, sizes = all_ranges(model, given), find_groups(graph, find_sites(graph)[0]), []
+    inner = moments_module.tail
+    monkeypatch.setattr(moments_module, "MOST_LAYERS", 1)
+    monkeypatch.setattr(moments_module, "tail", lambda *a: sizes.append(len((made := inner(*a)).graph.node)) or made)
+
+    def fitted() -> list[np.ndarray]:
+        sizes.clear()
+        plans = fit_convolutions(graph, [FittedKind(groups, ranges, "int8")], runs(given))[0]
+        return [array for plan in plans.values() for array in (*plan.weights.values(), *plan.biases.values())]
+
+    held = fitted()
+    assert sizes == [2, 2, 2, 0], "to the next convolution's activation, from this one's"
+    monkeypatch.setattr(moments_module, "MOST_HELD", 0)
+    again = fitted()
+    assert sizes == [2, 4, 6, 6] and all(map(np.array_equal, held, again))

@@ -5,8 +5,9 @@ import onnx
 import pytest
 
 from pipeline.quantization.insertion_points import find_sites, prepare_model
+from pipeline.quantization.settings import smooth
 from pipeline.quantization.settings.groups import find_groups, matrices
-from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, find_fold
+from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, find_folds
 from tests.pipeline.quantization.search.outlier_nets import all_ranges
 from tests.pipeline.quantization.small_nets import build, of_type, run
 
@@ -94,7 +95,7 @@ def test_what_does_not_leave_channels_apart_is_not_folded_through(text: str) -> 
     weights |= {"free": np.array([0, 0, -1]), "mix": rng.normal(size=(15, WIDTH))}
     model = prepare_model(build(f"float[batch,5,{WIDTH}] x", f"float[batch,5,{WIDTH}] y", text, weights))
     group = next(group for group in find_groups(model, find_sites(model)[0]) if group.activation == "a")
-    found = find_fold(model, group)
+    found = find_folds(model, [group]).get(group.activation)
     changed, _ = smoothed(model)
     np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-3, atol=1e-3)
     # The projection right in front of `a` may take the factors; the values' own may not.
@@ -111,3 +112,19 @@ def run_to(model: onnx.ModelProto, tensor: str) -> np.ndarray:
     del copy.graph.output[:]
     copy.graph.output.append(onnx.helper.make_tensor_value_info(tensor, onnx.TensorProto.FLOAT, None))
     return run(copy, inputs())
+
+
+def test_a_model_is_looked_at_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, looked = attention(), []
+    inner = smooth.static_shapes
+    monkeypatch.setattr(smooth, "static_shapes", lambda graph: looked.append(1) or inner(graph))
+    groups = find_groups(model, find_sites(model)[0])
+    weights = matrices(model, groups)
+    factors = np.linspace(0.5, 8, WIDTH, dtype=np.float32)
+    plans = [
+        SmoothingPlan(group, 0.7, 1.0, factors, {n: weights[n] * factors[:, None] for n in group.nodes}, -3.0, 3.0)
+        for group in groups
+    ]
+    changed, _ = apply_plans(model, plans, all_ranges(model, inputs()))
+    assert len(plans) == 2 and len(looked) == 1
+    np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)

@@ -10,10 +10,11 @@ from onnx import numpy_helper
 
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.settings import rounding
 from pipeline.quantization.settings.fit import STRENGTHS, fit
 from pipeline.quantization.settings.groups import Statistics, find_groups, matrices
 from pipeline.quantization.settings.rounding import compensate, nearest, rounded_activation, steps_of
-from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, factors_of, folds
+from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, factors_of, find_folds
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import TENSORRT_FP32, of_type, run
 
@@ -39,14 +40,14 @@ def test_smoothing_alone_changes_nothing_in_float(residual):
 
 def test_factors_go_into_the_normalization_when_only_the_group_reads_it():
     graph, group, (changed, ranges) = smoothed(outlier_net())
-    assert folds(graph, group)
+    assert find_folds(graph, [group])
     assert len(changed.graph.node) == len(graph.graph.node)
     assert ranges.tensors["n"] == (-3.0, 3.0)
 
 
 def test_a_residual_connection_keeps_the_exact_tensor():
     graph, group, (changed, ranges) = smoothed(outlier_net(residual=True))
-    assert not folds(graph, group)
+    assert not find_folds(graph, [group])
     assert len(of_type(changed, "Mul")) == 1
     assert ranges.tensors["n"] != (-3.0, 3.0)
     assert ranges.tensors[of_type(changed, "Mul")[0].output[0]] == (-3.0, 3.0)
@@ -148,3 +149,27 @@ def test_nodes_that_share_an_activation_are_rounded_each_for_itself():
     plan = fit(group, statistics, dict(zip(("q", "k"), weights, strict=True)), "int8", (None,))
     for name, weight in zip(("q", "k"), weights, strict=True):
         np.testing.assert_allclose(plan.weights[name], compensate(weight, statistics.moments), atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [5, 64, 200])
+def test_moments_are_decomposed_where_they_lie(monkeypatch, size):
+    monkeypatch.setattr(rounding, "DECOMPOSED", 64)
+    x = np.random.default_rng(size).normal(size=(2 * size, size))
+    moments, order = x.T @ x / size, np.random.default_rng(0).permutation(size)
+    found = moments.copy()
+    rounding._reorder(found, order)
+    assert np.array_equal(found, moments[np.ix_(order, order)])
+    rounding._decompose(found)
+    assert np.allclose(np.tril(found), np.linalg.cholesky(moments[np.ix_(order, order)]))
+
+
+def test_wide_moments_are_rounded_with_in_their_own_room(monkeypatch):
+    x = np.random.default_rng(1).normal(size=(200, 48)).astype(np.float32).cumsum(axis=1)
+    matrix, moments = np.random.default_rng(2).normal(size=(48, 8)).astype(np.float32), x.T @ x / 200
+    narrow, before = compensate(matrix, moments), moments.copy()
+    assert np.array_equal(moments, before)
+    monkeypatch.setattr(rounding, "WIDEST_IN_DOUBLE", 16)
+    wide = compensate(matrix, moments)
+    assert not np.array_equal(moments, before)
+    lost = [np.square(x @ (found - matrix)).mean() for found in (nearest(matrix), narrow, wide)]
+    assert lost[2] < 1.1 * lost[1] < 0.8 * lost[0]

@@ -1,0 +1,59 @@
+"""What a build of a catalog would do: the same as the plan of each spec says, in one table, from few requests."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from enginery.registry.store.base import open_store
+from pipeline.orchestration import planned_catalog
+from tests.pipeline.projects import Project
+
+
+def plan(project: Project, place: Path) -> dict[str, dict[str, object]]:
+    """The rows of `catalog --plan`, by folder."""
+    done = project.run("catalog", place, "--plan", "--json")
+    rows = {Path(row["spec"]).parent.name: row for row in done.json}
+    assert done.code == int(any(row["reason"] for row in rows.values()))
+    return rows
+
+
+@pytest.fixture
+def place(built: Project) -> Path:
+    """A model that is built, and a spec that cannot be read."""
+    place = built.folder.parent / "catalog"
+    for name in ("there", "wrong"):
+        shutil.copytree(built.folder, place / name)
+    (place / "wrong" / "tiny.yaml").write_text("model: wrong\nsource: {onnx: none.onnx}\n")
+    return place
+
+
+def test_what_is_on_record_is_told_for_every_spec(built: Project, place: Path) -> None:
+    rows, units = plan(built, place), built.run("plan", built.spec, "--json").json["units"]
+    expected = {action: sum(unit["action"] == action for unit in units) for action in ("cached", "refused")}
+    assert rows["there"]["units"] == {action: count for action, count in expected.items() if count}
+    assert rows["wrong"]["units"] == {} and "inputs: is missing" in str(rows["wrong"]["reason"])
+    assert plan(built, place) == rows, "with the copies that the first plan wrote"
+    done = built.run("catalog", place / "there", "--plan")
+    assert done.code == 0 and f"1 spec: 1 with nothing to do; {len(units)} units" in done.err
+
+
+def test_a_lost_engine_is_built_and_a_lost_graph_unknown_whatever_the_copies_hold(built: Project, place: Path) -> None:
+    before = plan(built, place)["there"]["units"]
+    store = open_store(built.registry)
+    for key in list(store.list("records/build/"))[:1]:
+        store.remove(key)
+    assert plan(built, place)["there"]["units"] == {**before, "cached": before["cached"] - 1, "build": 1}  # type: ignore[index,operator]
+    for key in list(store.list("records/quantize/")):
+        store.remove(key)
+    row = plan(built, place)["there"]
+    assert "unknown" in row["units"] and row["missing"]  # type: ignore[operator]
+
+
+def test_processes_share_the_specs_and_the_rows_stay_in_order(
+    built: Project, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = plan(built, place)
+    monkeypatch.setattr(planned_catalog, "LEAST_SHARE", 1)
+    done = built.run("catalog", place, "--plan", "--json", "--jobs", "2")
+    assert done.json == [*alone.values()]
