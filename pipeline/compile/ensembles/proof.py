@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
-from enginery.core.errors import EngineryError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.cuda import gpus
 from enginery.core.reports.proof import Check
@@ -16,10 +15,10 @@ from enginery.core.types import Precision, Session, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.ensembles.samples import LIMITS, ChainedGraph, WholeData, open_chain
-from pipeline.compile.run_context import RunContext, stops_run
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import open_session
 from pipeline.compile.steps.keys import code_key
-from pipeline.compile.steps.proofs import CRASHED
+from pipeline.compile.steps.proofs import prove_or_crash
 from pipeline.values import EngineBlob, Proof
 
 if TYPE_CHECKING:
@@ -109,9 +108,4 @@ def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool =
         **({"at": now()} if afresh else {}),
     }
     job = Job(f"prove {unit}", request, context.store.uri, LIMITS)
-    try:
-        return context.once("check-ensemble", job.name, key, job)
-    except EngineryError as error:
-        if stops_run(error):
-            raise
-        return Proof((replace(CRASHED, note=str(error)),))
+    return prove_or_crash("check-ensemble", key, job, context)

@@ -249,8 +249,14 @@ def try_to_prove(
     }
     known = replace(check, answers=answers)
     job = Job(f"prove {built.unit.name}", known, context.store.uri, engine_limits(spec, "proof"))
+    return prove_or_crash("check-engine", key, job, context)
+
+
+def prove_or_crash(step: str, key: Json, job: Job[Proof], context: RunContext) -> Proof:
+    """The proof that a job gives, or has on record; the one check `CRASHED` where what it proves cannot be opened or
+    run. Raises what says nothing about that (`stops_run`)."""
     try:
-        return context.once("check-engine", job.name, key, job)
+        return context.once(step, job.name, key, job)
     except EngineryError as error:
         if stops_run(error):
             raise
