@@ -7,10 +7,9 @@ On one local Ray, in one run, for each number of units:
 - `bare build`: the same builds (the same function on the worker, engines stored and on record) as bare Ray tasks;
 - `bare empty`: Ray tasks that do nothing at all.
 
-Isolation is the same on all sides: a fresh worker each (`fresh`; Enginery then also starts a process of its own in it,
-which the bare tasks do not), or workers that are reused (`reused`; see `RayExecutor.isolated`). Then the driver's
-memory with engines of 1 MiB and of 200 MiB.
-Usage: python -m benchmarks.bench_dispatch [--fresh 100] [--reused 100,1000,10000]
+Enginery runs each job in a process of its own (`isolated`, which the bare tasks are not), or in the worker itself as
+those are (`in worker`). Then the driver's memory with engines of 1 MiB and of 200 MiB.
+Usage: python -m benchmarks.bench_dispatch [--isolated 100] [--in-worker 100,1000,10000]
 """
 
 import argparse
@@ -82,7 +81,7 @@ def planned(count: int, store: Store, context: RunContext, size_mib: int = 0) ->
 def ours(count: int, isolated: bool, folder: Path) -> float:
     """Seconds of the whole path."""
     store = open_store(str(folder / "registry"), create=True)
-    with RayExecutor(isolated=isolated) as executor:
+    with RayExecutor(modules=() if isolated else None) as executor:
         context = RunContext(store, executor, Rerouted(executor))
         begun = time.perf_counter()
         units = planned(count, store, context)
@@ -96,13 +95,13 @@ def ours(count: int, isolated: bool, folder: Path) -> float:
 def dispatch(count: int, isolated: bool, _folder: Path) -> float:
     """Seconds of jobs that do nothing."""
     job = Job("nothing", noop.Nothing())
-    with RayExecutor(isolated=isolated) as executor:
+    with RayExecutor(modules=() if isolated else None) as executor:
         begun = time.perf_counter()
         InProcess().map(lambda _: executor.run(job), range(count))
         return time.perf_counter() - begun
 
 
-def bare_build(count: int, isolated: bool, folder: Path) -> float:
+def bare_build(count: int, _isolated: bool, folder: Path) -> float:
     """Seconds of the same builds as bare Ray tasks; the units are planned beforehand."""
     import ray
 
@@ -113,14 +112,14 @@ def bare_build(count: int, isolated: bool, folder: Path) -> float:
         with tempfile.TemporaryDirectory() as workdir:
             return noop.BuildNothing(BuildEngine(request)).run(WorkerContext(Path(workdir), store.uri))
 
-    return _timed(ray.remote(num_cpus=1, max_retries=0, max_calls=1 if isolated else 0)(one), requests)
+    return _timed(ray.remote(num_cpus=1, max_retries=0)(one), requests)
 
 
-def bare_empty(count: int, isolated: bool, _folder: Path) -> float:
+def bare_empty(count: int, _isolated: bool, _folder: Path) -> float:
     """Seconds of as many tasks that do nothing."""
     import ray
 
-    task = ray.remote(num_cpus=1, max_retries=0, max_calls=1 if isolated else 0)(lambda _: None)
+    task = ray.remote(num_cpus=1, max_retries=0)(lambda _: None)
     return _timed(task, range(count))
 
 
@@ -152,8 +151,8 @@ def round_of(count: int, isolated: bool) -> dict[str, Any]:
         "enginery over bare build": round(per_unit["enginery"] / per_unit["bare build"], 2),
         "dispatch over bare empty": round(per_unit["dispatch"] / per_unit["bare empty"], 2),
     }
-    workers = "fresh" if isolated else "reused"
-    return {"units": count, "workers": workers, "ms_per_unit": per_unit, "driver_cpu_ms": cpu, **ratios}
+    jobs = "isolated" if isolated else "in worker"
+    return {"units": count, "jobs": jobs, "ms_per_unit": per_unit, "driver_cpu_ms": cpu, **ratios}
 
 
 def driver_mib(size_mib: int, count: int = 8) -> float:
@@ -170,8 +169,8 @@ def driver_mib(size_mib: int, count: int = 8) -> float:
 def main() -> None:
     """Run every size and print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fresh", default="100")
-    parser.add_argument("--reused", default="100,1000,10000")
+    parser.add_argument("--isolated", default="100")
+    parser.add_argument("--in-worker", default="100,1000,10000")
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT)  # for the workers
     noop.install()
@@ -179,7 +178,7 @@ def main() -> None:
     with RayExecutor() as warm:  # one Ray for all sides
         warm.run(Job("warm", "builders.execution.memory:oom_kills", {}))
         _timed(_warm(), range(64))
-        for counts, isolated in ((given.reused, False), (given.fresh, True)):
+        for counts, isolated in ((given.in_worker, False), (given.isolated, True)):
             for count in map(int, filter(None, counts.split(","))):
                 print(json.dumps(round_of(count, isolated)), flush=True)
         print(json.dumps({f"driver_grows_mib_{size}": driver_mib(size) for size in (1, 200)}), flush=True)

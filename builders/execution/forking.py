@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Lock
 
@@ -31,11 +32,21 @@ def fork_server(modules: Sequence[str]) -> Iterator[Start]:
     if not hasattr(os, "pidfd_open"):
         yield spawn
         return
-    server = ForkServer(lambda theirs, _: _start(theirs, modules))
+    server = _server_of(modules)
     try:
         yield server.start
     finally:
         server.stop()
+
+
+@cache
+def keep_fork_server(modules: tuple[str, ...]) -> Start:
+    """As `fork_server`, one that ends with this process."""
+    return _server_of(modules).start if hasattr(os, "pidfd_open") else spawn
+
+
+def _server_of(modules: Sequence[str]) -> "ForkServer":
+    return ForkServer(lambda theirs, _: _start(theirs, modules))
 
 
 def _start(theirs: socket.socket, modules: Sequence[str]) -> Callable[[], object]:

@@ -226,7 +226,8 @@ def start_executors(options: RunOptions, *, signals: bool = True) -> Iterator[Ex
         if options.executor != "local":
             from builders.execution.ray import RayExecutor
 
-            builder = stack.enter_context(RayExecutor(options.ray_address, options.jobs, options.wait_for_nodes_s))
+            address, waits = options.ray_address, options.wait_for_nodes_s
+            builder = stack.enter_context(RayExecutor(address, options.jobs, waits, PRELOADED))
 
         def cancel() -> None:
             local.cancel()

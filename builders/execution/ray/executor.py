@@ -29,15 +29,19 @@ class RayExecutor:
     jobs: how many run at once; by default as many as the cluster has room for.
     wait_s: how long a job waits for a node that suits it to come, or for a cluster that was lost to come back; by
     default it fails at once.
-    isolated: a fresh worker and a process of its own for each job. Otherwise workers are reused and know no limits: for
-    work that is known to be harmless.
+    modules: what the processes of jobs have imported already, where they can be forked (`builders.execution.forking`).
+    None runs jobs in the workers themselves, without limits: for work that is known to be harmless.
     """
 
     def __init__(
-        self, address: str | None = None, jobs: int | None = None, wait_s: float = 0.0, isolated: bool = True
+        self,
+        address: str | None = None,
+        jobs: int | None = None,
+        wait_s: float = 0.0,
+        modules: tuple[str, ...] | None = (),
     ) -> None:
         self._address = address or os.environ.get("RAY_ADDRESS")
-        self._jobs, self._wait_s, self._isolated = jobs, wait_s, isolated
+        self._jobs, self._wait_s, self._modules = jobs, wait_s, modules
         self._slots = threading.Semaphore(jobs) if jobs else None
         self._connecting = threading.Lock()
         self._listener: TaskListener | None = None
@@ -115,7 +119,7 @@ class RayExecutor:
                 there = listener.nodes(fresh=True)
                 if not find_fitting(job.needs, there) and not self._wait_s:
                     raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
-            task = RayTask(job, there, last[0] if elsewhere else None, self._isolated)
+            task = RayTask(job, there, last[0] if elsewhere else None, self._modules)
         except EngineryError:
             raise
         except Exception as error:  # Ray's client raises a plain one

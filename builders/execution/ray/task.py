@@ -1,7 +1,9 @@
 """One job on Ray: what its worker runs, and what the driver knows of it: starting, events, cancelling, and its loss.
 
 The task is a generator of batches of events, a `TaskAnswer` the last one (`work`). For jobs that need no process of
-their own it is a plain function that returns one batch (`work_here`).
+their own it is a plain function that returns one batch (`work_here`). A worker runs one job after another of a run, and
+holds nothing of them: it keeps the server that their processes are forked from (`forking`), unless a job has a GPU,
+whose worker Ray itself uses once.
 """
 
 import signal
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from queue import SimpleQueue
 
+from builders.execution.forking import keep_fork_server
 from builders.execution.jobs import Job, JobEvent, MemoryHeld, Started, Usage, WorkerContext
 from builders.execution.process import run_job
 from builders.execution.ray.cluster import RayNode, answers, nodes, through_client
@@ -36,8 +39,11 @@ class TaskAnswer:
 Event = JobEvent | TaskAnswer
 
 
-def work(job: Job[object]) -> Iterator[list[Event]]:
-    """Run a job in a process of its own within its limits; gives batches of its events."""
+def work(job: Job[object], modules: tuple[str, ...]) -> Iterator[list[Event]]:
+    """Run a job in a process of its own within its limits; gives batches of its events.
+
+    modules: what its processes have imported already, where they can be forked.
+    """
     # Ray interrupts a task as Ctrl-C would, which a Ray that was started in a shell's background has learnt to ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield [Started(job.name, _node_id())]
@@ -46,7 +52,7 @@ def work(job: Job[object]) -> Iterator[list[Event]]:
 
     def call() -> Untyped:
         with workdir() as folder:
-            return encode(run_job(job, folder, cancelled.is_set, told.append))
+            return encode(run_job(job, folder, cancelled.is_set, told.append, keep_fork_server(modules)))
 
     def run() -> None:
         try:
@@ -67,9 +73,9 @@ def work(job: Job[object]) -> Iterator[list[Event]]:
     yield list(told)
 
 
-def work_through(job: Job[object]) -> list[Event]:
+def work_through(job: Job[object], modules: tuple[str, ...]) -> list[Event]:
     """As `work`, all events in one batch: for Ray's client, which streams nothing."""
-    return [event for batch in work(job) for event in batch]
+    return [event for batch in work(job, modules) for event in batch]
 
 
 def work_here(job: Job[object]) -> list[Event]:
@@ -103,11 +109,14 @@ class RayTask:
     """A job that was handed to Ray. The listener's thread writes it; the thread that waits for the job reads `told`.
 
     told: events of the worker, and of the listener: `Waiting`, and the error that ends the task.
+    modules: as of `RayExecutor`; None for a job that needs no process of its own.
     started, unplaced_since, lost_since: as `time.monotonic` tells.  queued: whether `Waiting` for room was told.
     over: whether `told` has the last event.
     """
 
-    def __init__(self, job: Job[object], nodes: Sequence[RayNode], avoid: str | None, isolated: bool) -> None:
+    def __init__(
+        self, job: Job[object], nodes: Sequence[RayNode], avoid: str | None, modules: tuple[str, ...] | None
+    ) -> None:
         self.job, self.avoid = job, avoid
         self.told: SimpleQueue[Event | Exception] = SimpleQueue()
         self.node: str | None = None
@@ -116,9 +125,10 @@ class RayTask:
         self.unplaced_since: float | None = None
         self.lost_since: float | None = None
         self.queued = self.over = False
+        isolated = modules is not None
         self._streams = isolated and not through_client()
-        function = _remote(isolated, self._streams)
-        self.ref = function.options(name=job.name, **ray_options(job.needs, nodes, avoid)).remote(job)
+        function = _remote(isolated, self._streams).options(name=job.name, **ray_options(job.needs, nodes, avoid))
+        self.ref = function.remote(job, modules) if isolated else function.remote(job)
 
     def take(self) -> bool:
         """Put the events that the task has ready into `told`; whether there are no more to come."""
@@ -184,7 +194,7 @@ def _remote(isolated: bool, streams: bool) -> Untyped:
     import ray
 
     # Ray itself tries nothing again, which it would not tell: `builders.execution.retries` decides that.
-    if isolated:  # in a fresh worker each
+    if isolated:
         returns, function = ("streaming", work) if streams else (1, work_through)
-        return ray.remote(num_returns=returns, max_calls=1, max_retries=0)(function)
+        return ray.remote(num_returns=returns, max_retries=0)(function)
     return ray.remote(max_retries=0)(work_here)

@@ -39,10 +39,18 @@ def test_the_value_comes_back(executor):
     assert executor.run(job("add", {"a": 2, "b": 3})) == 5
 
 
-def test_each_job_gets_a_fresh_worker_and_folder_and_the_folder_goes(executor):
+def test_each_job_gets_a_process_and_a_folder_of_its_own_and_the_folder_goes(executor):
     places = [executor.run(job("where")) for _ in range(2)]
-    assert len({place["pid"] for place in places}) == len({place["parent"] for place in places}) == 2
+    assert len({place["pid"] for place in places}) == 2
     assert not any(Path(place["workdir"]).exists() for place in places)
+
+
+def test_a_worker_keeps_the_server_that_its_jobs_are_forked_from(fleet):
+    needs = Needs({"enginery/sm": "sm_75"}, required=True)
+    with RayExecutor(fleet.address, modules=("wave",)) as executor:
+        assert executor.run(job("imported", {"names": ["wave", "colorsys"]}, needs)) == ["wave"]
+        places = [executor.run(job("where", needs=needs)) for _ in range(4)]
+    assert len({place["parent"] for place in places}) < 4
 
 
 def test_errors_are_those_of_the_local_executor(executor):
@@ -125,7 +133,7 @@ def test_a_killed_worker_leaves_nothing_of_what_its_job_had_started(executor, tm
 
 
 def test_an_engine_that_was_not_built_in_a_process_of_its_own_has_no_limits_but_errors(fleet):
-    with RayExecutor(fleet.address, isolated=False) as executor:
+    with RayExecutor(fleet.address, modules=None) as executor:
         assert executor.run(job("add", {"a": 1, "b": 2})) == 3
         with pytest.raises(ModelError, match="no"):
             executor.run(job("refuse", {"cls": "ModelError", "arguments": ["no"]}))

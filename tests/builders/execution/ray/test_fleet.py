@@ -164,7 +164,7 @@ def test_sixty_units_each_end_once_whatever_crashes(fleet, tmp_path):
         except Exception as error:
             return type(error).__name__
 
-    with RayExecutor(fleet.address, isolated=False) as executor, ThreadPoolExecutor(64) as pool:
+    with RayExecutor(fleet.address, modules=None) as executor, ThreadPoolExecutor(64) as pool:
         ended = dict(zip(fates, pool.map(one, fates), strict=True))
     kinds = {"built": "built", "crash once": "built", "crash": "crash", "error": "ModelError"}
     assert ended == {index: kinds[fate] for index, fate in fates.items()}

@@ -17,7 +17,7 @@ NODE = RayNode("id", "node", ("127.0.0.1", 1), {}, 2.0, 0.0, 4096)
 class Task:
     """In the place of `builders.execution.ray.task.RayTask`: a job that ends when the test says so."""
 
-    def __init__(self, job, there, avoid, isolated):
+    def __init__(self, job, there, avoid, modules):
         import queue
 
         self.job, self.node, self.ref = job, None, object()
