@@ -21,6 +21,7 @@ from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.publication.publish import publish_version
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.attributions import attribute
+from pipeline.compile.steps.caches import make_caches
 from pipeline.compile.steps.calibration import merge, observe, parts_of
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import export
@@ -160,7 +161,8 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
     plan, judged = judge_all(spec, exported, selection, context, run)
     # One by one: two engines at once would time each other.
     judged = [run.call(measure, item, spec, exported, context) for item in judged]
-    draft = draft_version(spec, exported, plan, judged, context)
+    caches = run.call(make_caches, spec, selection, exported, context) if spec.compile_cache else []
+    draft = draft_version(spec, exported, plan, judged, context, caches)
     outcome = run.call(publish_version, draft, draw_page, context)
     # What is proven is published by now: it does not wait for what failed.
     if attributed := attribute_failures(judged, spec, exported, context, run):
