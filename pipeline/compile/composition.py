@@ -6,6 +6,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from pipeline.compile.caches.step import make_caches
 from pipeline.compile.missed import MissedGraphs, find_missed, search_missed
 from pipeline.compile.plan import (
     Selection,
@@ -21,7 +22,6 @@ from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.publication.publish import publish_version
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.attributions import attribute
-from pipeline.compile.steps.caches import make_caches
 from pipeline.compile.steps.calibration import merge, observe, parts_of
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import export
