@@ -50,7 +50,7 @@ class CompileOptions:
 class CacheRecipe:
     """The model of a cache. code: class of each module that is not torch's own -> digest of its source, without
     comments and docstrings.  tensors: parameter or buffer -> 'float32 [10, 64]'.  threads: of torch, which the kernels
-    of a CPU are generated for.  device: 'cpu' or 'cuda'.
+    of a CPU are generated for.  device: 'cpu' or 'cuda'.  probes: as `record_probes` has them.
     """
 
     options: CompileOptions
@@ -58,6 +58,7 @@ class CacheRecipe:
     threads: int
     code: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
+    probes: Mapping[str, bool] = field(default_factory=dict)
 
     @classmethod
     def of_model(cls, model: "torch.nn.Module", options: CompileOptions, device: str) -> "CacheRecipe":

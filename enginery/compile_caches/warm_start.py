@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from enginery.client.pull import Pulled
 from enginery.compile_caches.archive import MOST_BYTES, unpack
+from enginery.compile_caches.probes import use_probes
 from enginery.compile_caches.recipe import CacheRecipe
 from enginery.core import parsing
 from enginery.core.digest import digest_of_bytes
@@ -108,6 +109,7 @@ def open_cache(path: Path, digest: str) -> WarmStart:
     except IntegrityError as error:
         raise IntegrityError(f"{path}: {error}") from error
     use_folder(folder, threads=1)
+    use_probes(recipe.probes)
     return WarmStart(recipe, folder, _count_kernels(folder))
 
 

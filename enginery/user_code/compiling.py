@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from enginery.compile_caches.probes import record_probes
 from enginery.compile_caches.recipe import CacheRecipe, CompileOptions
 from enginery.compile_caches.warm_start import WarmStart, count_frames, count_misses, open_cache, use_folder
 from enginery.core.errors import ModelError
@@ -28,12 +29,15 @@ class RunCompiled:
 @dataclass(frozen=True)
 class RanCompiled:
     """The outputs come with this. cpu_s, wall_s: seconds of the process and of those that it waited for, since it was
-    started.  misses: what was compiled and was in no cache, by kind.  frames: compiled by dynamo so far."""
+    started.  misses: what was compiled and was in no cache, by kind.  frames: compiled by dynamo so far.
+    probes: of a cold process, as `record_probes` has them.
+    """
 
     cpu_s: float
     wall_s: float
     misses: Mapping[str, int]
     frames: int
+    probes: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,16 @@ class CompileModel:
         """Answer until the other end is closed. Raises EOFError then, and ModelError, naming the user's line."""
         with importing_from(self.root, self.file, self.module):
             model = self._load()
+            probes: dict[str, bool] = {}
             if self.cache is None and self.folder is not None:
                 use_folder(self.folder)
+                probes = record_probes()
             warm = open_cache(self.cache, self.digest) if self.cache else None
             compiled = warm.compile(model) if warm else self.options.compile(model)
             channel.send(CacheRecipe.of_model(model, self.options, self.device))
             while True:
                 _, arrays = channel.receive(RunCompiled)
-                channel.answer(lambda: self._run(compiled, arrays, warm))  # noqa: B023 - called at once
+                channel.answer(lambda: self._run(compiled, arrays, warm, probes))  # noqa: B023 - called at once
 
     def _load(self) -> "torch.nn.Module":
         """The module as a server has it: the entry point's, with its weights, on the device, not training."""
@@ -81,7 +87,9 @@ class CompileModel:
             load_weights(model, self.root / self.weights)
         return model.to(self.device).eval()
 
-    def _run(self, compiled: Callable[..., Any], arrays: Arrays, warm: WarmStart | None) -> tuple[RanCompiled, Arrays]:
+    def _run(
+        self, compiled: Callable[..., Any], arrays: Arrays, warm: WarmStart | None, probes: Mapping[str, bool]
+    ) -> tuple[RanCompiled, Arrays]:
         import torch
 
         given = {name: torch.tensor(array, device=self.device) for name, array in arrays.items()}
@@ -95,7 +103,7 @@ class CompileModel:
         times = os.times()
         misses = warm.misses() if warm else count_misses()
         cpu_s = times.user + times.system + times.children_user + times.children_system
-        return RanCompiled(cpu_s, _seconds_since_start(), misses, count_frames()), found
+        return RanCompiled(cpu_s, _seconds_since_start(), misses, count_frames(), probes), found
 
 
 def _seconds_since_start() -> float:

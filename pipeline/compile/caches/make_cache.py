@@ -66,7 +66,7 @@ class MakeCache:
         enter_phase("cold start")
         with CompiledSession(replace(self.model, folder=folder), self.outputs) as cold:
             _run_all(cold, frozen)
-        pack(folder, cold.recipe, archive)
+        pack(folder, replace(cold.recipe, probes=cold.answers[-1].probes), archive)
         digest = digest_of_file(archive)
         enter_phase("warm start")
         with CompiledSession(replace(self.model, cache=archive, digest=digest), self.outputs) as warm:

@@ -53,7 +53,9 @@ def test_a_process_out_of_a_cache_compiles_nothing_and_answers_the_same(tmp_path
     with CompiledSession(replace(model, folder=folder), OUTPUTS) as cold:
         expected = answers(cold, 4, 1, 5)
     assert cold.answers[-1].misses["graphs of Inductor"] == 2  # 1 has a graph of its own, and 5 that of 4
-    pack(folder, cold.recipe, cache)
+    probes = cold.answers[-1].probes
+    assert probes and all(name.endswith(".so") for name in probes)
+    pack(folder, replace(cold.recipe, probes=probes), cache)
     out_of_cache = replace(model, cache=cache, digest=digest_of_file(cache))
     with CompiledSession(out_of_cache, OUTPUTS) as warm:
         found = dict(zip((1, 5, 4), answers(warm, 1, 5, 4), strict=True))
