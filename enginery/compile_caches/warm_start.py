@@ -93,8 +93,11 @@ def warm_start(pulled: "Pulled | Path | str", *, allow_unsigned: bool = False) -
     return open_cache(path, digest)
 
 
-def open_cache(path: Path, digest: str) -> WarmStart:
-    """Have this process compile out of the cache file `path`, whose publisher is trusted; raises as `warm_start`."""
+def open_cache(path: Path, digest: str, folder: Path | None = None) -> WarmStart:
+    """Have this process compile out of the cache file `path`, whose publisher is trusted; raises as `warm_start`.
+
+    folder: an empty one for its files; None is a new one, which is removed at exit.
+    """
     try:
         with path.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
@@ -102,8 +105,9 @@ def open_cache(path: Path, digest: str) -> WarmStart:
         raise InputError(f"{path} cannot be read ({error.strerror}); pull it again") from error
     if (found := digest_of_bytes(data)) != digest:
         raise IntegrityError(f"{path} has the digest {found[:12]}, and {digest[:12]} was published; pull it again")
-    folder = Path(tempfile.mkdtemp(prefix="enginery-cache-"))  # readable by this user alone
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="enginery-cache-"))  # readable by this user alone
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
         recipe = unpack(data, folder)
     except IntegrityError as error:

@@ -68,7 +68,8 @@ class CompileModel:
             if self.cache is None and self.folder is not None:
                 use_folder(self.folder)
                 probes = record_probes()
-            warm = open_cache(self.cache, self.digest) if self.cache else None
+            # Beside the file: this process is ended without what Python does at exit.
+            warm = open_cache(self.cache, self.digest, self.cache.with_suffix(".files")) if self.cache else None
             compiled = warm.compile(model) if warm else self.options.compile(model)
             channel.send(CacheRecipe.of_model(model, self.options, self.device))
             while True:

@@ -60,6 +60,7 @@ def test_a_process_out_of_a_cache_compiles_nothing_and_answers_the_same(tmp_path
     with CompiledSession(out_of_cache, OUTPUTS) as warm:
         found = dict(zip((1, 5, 4), answers(warm, 1, 5, 4), strict=True))
         assert all(np.array_equal(found[rows], whole) for rows, whole in zip((4, 1, 5), expected, strict=True))
+    assert (tmp_path / "net.files").is_dir()  # and nothing is left in the folder of temporary files
     assert warm.answers[-1].misses == {} and warm.answers[-1].frames == cold.answers[-1].frames
     assert [check.passed for check in judge_start(cold, warm)][2:] == [True, True]
     (tmp_path / "net.py").write_text(NET.format(factor=3))
