@@ -10,6 +10,7 @@
     client = enginery.Client("s3://models/registry")                                # what serves: docs/guides/client.md
     streams = enginery.Streams.described(run, pulled.description)                   # of a model with state
     whole = enginery.Ensemble.described(opens, pulled.description)                  # of several graphs
+    warm = enginery.warm_start(enginery.pull("model", kind="cache", ...))           # torch.compile out of a cache
     recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
     log = enginery.ObservationLog("stable.jsonl", pulled.description)               # what became of them
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from enginery.client.client import Client, Command, Machine, Policy, Post, pull
+    from enginery.compile_caches.warm_start import warm_start
     from enginery.ensembles import Ensemble
     from enginery.recording.recorder import ObservationLog, Recorder
     from enginery.streams import Streams
@@ -37,6 +39,7 @@ __all__ = [
     "build",
     "load_spec",
     "pull",
+    "warm_start",
 ]
 
 _CLIENT = "enginery.client.client"
@@ -49,6 +52,7 @@ _HOMES = {
     "Streams": "enginery.streams",
     "build": "pipeline.api",
     "load_spec": "pipeline.spec.model",
+    "warm_start": "enginery.compile_caches.warm_start",
 }
 # What needs the packages above this one, of which a team may have its own of the same name.
 _ABOVE = ("build", "load_spec")

@@ -146,15 +146,17 @@ def pull(
     proven_only: bool = False,
     fallback: Literal["onnx"] | None = None,
     trust: Path | str | None = None,
+    kind: Literal["engine", "cache"] = "engine",
 ) -> Pulled:
     """Download the best engine for `target` into the folder `dest`, verified, with a JSON description beside it.
 
     reference: 'name', 'name@VERSION' or 'name:CHANNEL'.  target: 'auto' is this machine.
     trust: a trust policy's file; None is the one that ENGINERY_TRUST_POLICY names, if any.
+    kind: 'cache' brings a compile cache of torch, for `enginery.warm_start`.
     Raises UnknownNameError when nothing fits (each rejection with its reason), IntegrityError (UntrustedError without
     the signatures that the trust policy asks for), UnavailableError.
     """
-    policy = Policy(precision, proven_only=proven_only, fallback=fallback, trust=trust)
+    policy = Policy(precision, proven_only=proven_only, fallback=fallback, kind=kind, trust=trust)
     return Client(registry, policy=policy).pull(reference, dest, machine=target)
 
 

@@ -50,6 +50,11 @@ class Pulled:
         return f"Pulled({self.path.name!r}: {self.engine.unit} of {version}, {self.engine.status})"
 
     @property
+    def is_cache(self) -> bool:
+        """Whether it is a compile cache (`enginery.warm_start`) and no engine."""
+        return self.located.manifest.is_cache(self.engine)
+
+    @property
     def cached(self) -> bool:
         """Whether the engine was there already, and intact."""
         return self.origin == "there"
@@ -113,7 +118,10 @@ def locate_engines(store: Store, reference: Reference, policy: Policy) -> tuple[
     """Resolve a reference to its version and engines with their current status; raises as `locate_and_rank`."""
     located = locate(store, reference)
     vouched = require(store, located.manifest, policy.trust)
-    entries: tuple[EngineEntry, ...] = judge_entries(store, located.manifest, vouched.counts)
+    judged = located.manifest
+    if policy.kind == "cache":
+        judged = replace(judged, engines=judged.caches)
+    entries: tuple[EngineEntry, ...] = judge_entries(store, judged, vouched.counts)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, located.manifest))
     return replace(located, signed_by=vouched.signers), entries
@@ -199,7 +207,8 @@ def folder_name(located: Located, engine: EngineEntry) -> str:
 
 def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
     """The file name of an engine and its description, without the suffix."""
-    return f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
+    stem = f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
+    return f"{stem}-cache" if manifest.is_cache(engine) else stem
 
 
 def _weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
@@ -227,6 +236,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     }
     weights = _weights_name(manifest, engine)
     found: dict[str, object] = {"weights": weights} if weights else {}
+    found |= {"kind": "cache"} if manifest.is_cache(engine) else {}
     if shards := manifest.shards.get(str(engine.digest)):
         found["shards"] = sorted(shards)
     if states := states_of(manifest.spec):

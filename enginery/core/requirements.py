@@ -157,6 +157,16 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Installation:
+    """The very installation that a compile cache was made with. facts: (name, text), as
+    `hardware.installation.list_facts` gives them."""
+
+    facts: tuple[tuple[str, str], ...]
+    kind: Literal["installation"] = "installation"
+    strict: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class Unknown:
     """A requirement that this release does not know. kind: its name.  text: the requirement as canonical JSON."""
 
@@ -166,7 +176,8 @@ class Unknown:
 
 
 # What a backend may list.
-Known = Gpu | Cpu | Instructions | Runtime | Driver | GpuMemory | Product | Library | SessionOption | Weights
+Hardware = Gpu | Cpu | Instructions | Driver | GpuMemory | Product
+Known = Hardware | Runtime | Library | SessionOption | Weights | Installation
 Requirement = Known | Unknown
 KINDS: dict[str, type[Known]] = {each.kind: each for each in get_args(Known)}
 

@@ -5,20 +5,19 @@ names, digests and sizes are checked before they are used. `request_of` gives th
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeVar, get_args
 
 from enginery.core import parsing
-from enginery.core.codec import decode
 from enginery.core.digest import canonical_json, digest_of, is_digest
 from enginery.core.ensemble import PinnedGraph
 from enginery.core.errors import IntegrityError
-from enginery.core.names import is_name
 from enginery.core.parsing import Malformed
 from enginery.core.parsing import field as read
-from enginery.core.requirements import KINDS, Cpu, Gpu, Requirement, Unknown, Weights, to_json
-from enginery.core.types import CPU_KIND, PRECISIONS, BuildRequest, Scalar, Shape, ShapeProfile, Target, TensorSpec
+from enginery.core.requirements import Cpu, Gpu, Requirement, Unknown, Weights, to_json
+from enginery.core.types import CPU_KIND, PRECISIONS, BuildRequest, Scalar, ShapeProfile, Target, TensorSpec
+from enginery.registry import manifest_fields as fields
 
 FORMAT = 1
 MAX_BYTES = 16 << 20
@@ -26,6 +25,8 @@ _REMEDY = (
     "restore it from a copy; or build again, which publishes another version (change the spec's own, if it has one), "
     "then delete this file and run `enginery gc`"
 )
+# Fields that came after manifests had been written.
+_LATER = ("shards", "graphs", "caches")
 T = TypeVar("T")
 
 
@@ -120,6 +121,7 @@ class Manifest:
     toolchain, host: what built it, where.  metrics: the task metric per precision.
     graphs: of an ensemble, the versions that are its graphs, in the order of the data flow. Its engines are documents
     that name an engine of each (`registry.ensembles`).
+    caches: compile caches of torch, each an entry like an engine's; nothing opens them but `enginery.warm_start`.
     report: digest of the version's report (JSON).  created_at: ISO 8601, UTC.
 
     Before it is published a manifest has no version ('') and no engines: see `versions.publish.publish`.
@@ -141,6 +143,7 @@ class Manifest:
     format: int = FORMAT
     shards: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     graphs: tuple[PinnedGraph, ...] = ()
+    caches: tuple[EngineEntry, ...] = ()
 
     @property
     def golden(self) -> str:
@@ -158,10 +161,15 @@ class Manifest:
         return digest
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object, without the digest; without `shards` and `graphs` where there are none, as manifests were
-        written before those came."""
-        found = {**asdict(replace(self, engines=())), "engines": [entry.to_json() for entry in self.engines]}
-        return {name: value for name, value in found.items() if name not in ("shards", "graphs") or value}
+        """A JSON object, without the digest; without `shards`, `graphs` and `caches` where there are none, as manifests
+        were written before those came."""
+        found = asdict(replace(self, engines=(), caches=()))
+        found |= {name: [entry.to_json() for entry in getattr(self, name)] for name in ("engines", "caches")}
+        return {name: value for name, value in found.items() if name not in _LATER or value}
+
+    def is_cache(self, entry: EngineEntry) -> bool:
+        """Whether an entry is one of the version's compile caches, and no engine."""
+        return any(cache.digest == entry.digest and cache.unit == entry.unit for cache in self.caches)
 
     def size_of(self, entry: EngineEntry) -> int | None:
         """Size in bytes of an engine's file and its shards; None of a unit without an engine."""
@@ -187,9 +195,9 @@ class Manifest:
     def blobs(self) -> dict[str, str]:
         """All blobs that this version refers to: digest -> description."""
         found = {digest: f"source {name}" for name, digest in self.sources.items()}
-        for entry in self.engines:
+        for kind, entry in (*(("engine", item) for item in self.engines), *(("cache", item) for item in self.caches)):
             found |= {entry.report: f"report of {entry.unit}"} if entry.report else {}
-            found |= {entry.digest: f"engine {entry.unit}"} if entry.digest else {}
+            found |= {entry.digest: f"{kind} {entry.unit}"} if entry.digest else {}
         for whole, shards in self.shards.items():
             found |= {shard: f"shard of {found.get(whole, whole)}" for shard in shards if shard not in found}
         return found | ({self.report: "report"} if self.report else {})
@@ -236,32 +244,15 @@ def _read(data: dict[str, object]) -> Manifest:
         metrics=read(data, "metrics", parsing.mapping_of(parsing.mapping_of(parsing.number))),
         engines=read(data, "engines", parsing.many(read_entry)),
         report=read(data, "report", parsing.optional(parsing.digest)),
-        shards=read(data, "shards", parsing.mapping_of(_shards)) if "shards" in data else {},
-        graphs=read(data, "graphs", parsing.many(_graph)) if "graphs" in data else (),
+        shards=read(data, "shards", parsing.mapping_of(fields.read_shards)) if "shards" in data else {},
+        graphs=read(data, "graphs", parsing.many(fields.read_graph)) if "graphs" in data else (),
+        caches=read(data, "caches", parsing.many(read_entry)) if "caches" in data else (),
     )
     if wrong := next((name for name in manifest.shards if not is_digest(name)), None):
         raise Malformed(f"shards has {wrong[:80]!r}, which is no digest")
-    if unknown := set(data) - set(asdict(replace(manifest, engines=()))) - {"digest"}:
+    if unknown := set(data) - set(asdict(replace(manifest, engines=(), caches=()))) - {"digest"}:
         raise Malformed(f"{min(unknown)} is a field that format {FORMAT} does not have")
     return manifest
-
-
-def _graph(value: object, path: str) -> PinnedGraph:
-    found = parsing.mapping(value, path)
-    return PinnedGraph(
-        name=read(found, "name", parsing.name, path),
-        model=read(found, "model", parsing.name, path),
-        version=read(found, "version", parsing.name, path),
-        manifest=read(found, "manifest", parsing.digest, path),
-        sources=read(found, "sources", parsing.mapping_of(parsing.text), path),
-    )
-
-
-def _shards(value: object, path: str) -> Mapping[str, int]:
-    found = parsing.mapping_of(parsing.count)(value, path)
-    if wrong := next((name for name in found if not is_digest(name)), None):
-        raise Malformed(f"{path} has {wrong[:80]!r}, which is no digest")
-    return found
 
 
 def read_entry(value: object, path: str) -> EngineEntry:
@@ -273,11 +264,6 @@ def read_entry(value: object, path: str) -> EngineEntry:
 
     def get(name: str, reader: Callable[[object, str], T]) -> T:
         return read(data, name, reader, path)
-
-    def profile(item: object, where: str) -> ShapeProfile:
-        found = parsing.mapping(item, where)
-        multiples = read(found, "multiples", parsing.many(_multiples), where) if "multiples" in found else ()
-        return ShapeProfile(read(found, "inputs", parsing.many(_ranges), where), multiples)
 
     entry = EngineEntry(
         target=get("target", parsing.name),
@@ -292,15 +278,15 @@ def read_entry(value: object, path: str) -> EngineEntry:
         scales=get("scales", parsing.optional(parsing.digest)),
         digest=get("digest", parsing.optional(parsing.digest)),
         size_bytes=get("size_bytes", parsing.optional(parsing.count)),
-        suffix=get("suffix", parsing.optional(_suffix)),
+        suffix=get("suffix", parsing.optional(fields.read_suffix)),
         options=get("options", parsing.mapping_of(parsing.scalar)),
         toolchain=get("toolchain", parsing.mapping_of(parsing.text)),
-        inputs=get("inputs", parsing.many(_tensor)),
-        outputs=get("outputs", parsing.many(_tensor)),
-        profiles=get("profiles", parsing.many(profile)),
+        inputs=get("inputs", parsing.many(fields.read_tensor)),
+        outputs=get("outputs", parsing.many(fields.read_tensor)),
+        profiles=get("profiles", parsing.many(fields.read_profile)),
         report=get("report", parsing.optional(parsing.digest)),
         checks=get("checks", parsing.mapping_of(parsing.count)),
-        requires=get("requires", parsing.many(read_requirement)),
+        requires=get("requires", parsing.many(fields.read_requirement)),
         notes=get("notes", parsing.many(parsing.text)),
     )
     facts = {name: getattr(entry, name) for name in ("digest", "size_bytes", "suffix", "report")}
@@ -310,57 +296,6 @@ def read_entry(value: object, path: str) -> EngineEntry:
     if entry.usable and not any(isinstance(item, Gpu | Cpu | Unknown) for item in entry.requires):
         raise Malformed(f"{path} ({entry.unit}) is {entry.status} and does not say which processor it requires")
     return entry
-
-
-def _suffix(value: object, path: str) -> str:
-    found = parsing.text(value, path)
-    if not (found.startswith(".") and is_name(found[1:]) and len(found) <= 32):
-        raise Malformed(f"{path} is {found[:80]!r}; it must be a file suffix such as '.engine'")
-    return found
-
-
-def _tensor(value: object, path: str) -> TensorSpec:
-    def size(item: object, where: str) -> int | str:
-        return parsing.text(item, where) if isinstance(item, str) else parsing.count(item, where)
-
-    data = parsing.mapping(value, path)
-    shape = read(data, "shape", parsing.many(size), path)
-    return TensorSpec(read(data, "name", parsing.text, path), read(data, "dtype", parsing.text, path), shape)
-
-
-def _ranges(value: object, path: str) -> tuple[str, Shape, Shape, Shape]:
-    items = parsing.many(lambda item, _: item)(value, path)
-    if len(items) != 4:
-        raise Malformed(f"{path} has {len(items)} items; it must have a name and three shapes")
-    low, opt, high = (parsing.many(parsing.count)(item, path) for item in items[1:])
-    return parsing.text(items[0], path), low, opt, high
-
-
-def _multiples(value: object, path: str) -> tuple[str, Shape]:
-    items = parsing.many(lambda item, _: item)(value, path)
-    if len(items) != 2:
-        raise Malformed(f"{path} has {len(items)} items; it must have a name and a multiple for each axis")
-    multiples = parsing.many(parsing.count)(items[1], path)
-    if not all(multiples):
-        raise Malformed(f"{path} has the multiple 0; the least is 1")
-    return parsing.text(items[0], path), multiples
-
-
-def read_requirement(value: object, path: str) -> Requirement:
-    """Read a requirement that `core.requirements.to_json` wrote.
-
-    One of an unknown kind or with an unknown field becomes `Unknown`, which no machine meets, so that it rules out its
-    engine alone. Raises Malformed for a field of another type.
-    """
-    data = parsing.mapping(value, path)
-    kind = read(data, "kind", parsing.text, path)
-    known = KINDS.get(kind)
-    if known is None or data.keys() != {field.name for field in fields(known)}:
-        return Unknown(kind, canonical_json(data).decode())
-    try:
-        return decode(data, known)
-    except IntegrityError as error:
-        raise Malformed(f"{path}: {error}") from error
 
 
 def request_of(entry: EngineEntry) -> BuildRequest:

@@ -16,6 +16,7 @@ from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, Scalar, TensorSpec
 from enginery.user_code.channel import Arrays, MessageChannel
+from enginery.user_code.compiling import CompileModel
 from enginery.user_code.describing import describe_module, describe_program
 from enginery.user_code.entry_point import call_entry_point, importing_from
 from enginery.user_code.torch_source import (
@@ -210,7 +211,7 @@ class LookAtModel:
 class Task:
     """The first message to a process of a user's code."""
 
-    what: TorchProgram | SampleGenerator | LookAtModel
+    what: TorchProgram | SampleGenerator | LookAtModel | CompileModel
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed; an error before the first answer is the first answer."""

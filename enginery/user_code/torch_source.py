@@ -93,12 +93,12 @@ def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], wei
     if weights:
         load_weights(module, root / weights)
     _check_finite(module.state_dict(keep_vars=True))
-    module.register_forward_hook(_name_fields)
+    module.register_forward_hook(lambda _module, _given, result: name_fields(result))
     return module.eval().requires_grad_(False)
 
 
-def _name_fields(_module: "torch.nn.Module", _given: tuple[Any, ...], result: Any) -> Any:
-    """A hook that gives a dataclass, which torch.export knows no tensors in, as a dict of its fields but None."""
+def name_fields(result: Any) -> Any:
+    """A dataclass, which torch.export knows no tensors in, as a dict of its fields but None; anything else as it is."""
     if not is_dataclass(result):
         return result
     values = ((item.name, getattr(result, item.name)) for item in fields(result))

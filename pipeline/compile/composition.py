@@ -6,6 +6,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from pipeline.compile.caches.step import make_caches
 from pipeline.compile.missed import MissedGraphs, find_missed, search_missed
 from pipeline.compile.plan import (
     Selection,
@@ -160,7 +161,8 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
     plan, judged = judge_all(spec, exported, selection, context, run)
     # One by one: two engines at once would time each other.
     judged = [run.call(measure, item, spec, exported, context) for item in judged]
-    draft = draft_version(spec, exported, plan, judged, context)
+    caches = run.call(make_caches, spec, selection, exported, context) if spec.compile_cache else []
+    draft = draft_version(spec, exported, plan, judged, context, caches)
     outcome = run.call(publish_version, draft, draw_page, context)
     # What is proven is published by now: it does not wait for what failed.
     if attributed := attribute_failures(judged, spec, exported, context, run):

@@ -17,6 +17,7 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     yield from _wrong_dims(spec)
     yield from _wrong_states(spec)
     yield from _wrong_sequences(spec)
+    yield from _wrong_cache(spec)
     needy = [precision for precision in CALIBRATED if precision in spec.precisions]
     if needy and spec.calibration is None and spec.source.kind != "onnx":
         place: Loc = ("precisions", spec.precisions.index(needy[0]))
@@ -79,6 +80,17 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     for dim, size in spec.dims.items():
         if size.min == 0 and dim in steps:
             yield ("dims", dim, "min"), f"dims.{dim}.min is 0, which only sizes of states can be; the least is 1"
+
+
+def _wrong_cache(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
+    """A compile cache of what torch.compile does not compile, or whose calls are not proven: (key, message)."""
+    if spec.compile_cache and spec.source.kind != "torch":
+        text = (
+            f"compile_cache is of a module that torch.compile compiles, and the source is {spec.source.kind}; remove it"
+        )
+        yield ("compile_cache",), text
+    if spec.compile_cache and spec.state:
+        yield ("compile_cache",), "compile_cache of a model with state is not proven over its steps; remove it"
 
 
 def _holds(dtype: str, value: float) -> bool:

@@ -11,6 +11,7 @@ from enginery.core.errors import EngineryError
 from enginery.core.hardware import targets
 from enginery.core.state import State
 from enginery.core.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
+from pipeline.spec.compile_cache import CompileCache
 from pipeline.spec.golden import Golden
 from pipeline.spec.quantization import Calibration, Quantization
 from pipeline.spec.source import DimRange, Input, Source, StateInput
@@ -103,6 +104,9 @@ class SpecSections(SpecFile):
     precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
     targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
     backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
+    compile_cache: CompileCache | None = Field(
+        None, description="a compile cache of torch.compile for nodes that run the torch source itself"
+    )
     calibration: Calibration | None = None
     quantization: Quantization = Quantization()
     golden: Golden | None = None
@@ -111,7 +115,7 @@ class SpecSections(SpecFile):
     timeouts: Timeouts = Timeouts()
     publication: Publication = Publication()
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"state"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"state", "compile_cache"})
     # Files of data that were computed for this run, by the name that the spec has for them.
     _computed: Mapping[str, Path] = PrivateAttr(default_factory=dict)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from enginery.core import requirements
+from enginery.core.hardware.installation import ABSENT, INSTRUCTIONS, list_facts
 from enginery.core.hardware.machine import Machine
 from enginery.core.requirements import Requirement, is_within, numbers, same_version
 from enginery.core.text import format_bytes
@@ -67,6 +68,8 @@ def judge(requirement: Requirement, machine: Machine) -> RequirementFinding:  # 
             return _make_finding(requirement, machine.saturates, words)
         case requirements.Weights():
             return RequirementFinding(requirement, "met")  # they come with the engine
+        case requirements.Installation():
+            return _judge_installation(requirement, machine)
         case requirements.Unknown():
             return RequirementFinding(requirement, "unmet", f"needs {requirement.kind[:40]!r}, {_NOT_KNOWN}")
 
@@ -119,6 +122,28 @@ def _judge_runtime(item: requirements.Runtime, machine: Machine) -> RequirementF
     differs = item.remark and here != item.version
     words = f"{about}; {here} is here" if differs else "" if opens else f"needs {item.wanted_version}, found {here}"
     return RequirementFinding(item, "met" if opens else "unmet", words)
+
+
+def _judge_installation(item: requirements.Installation, machine: Machine) -> RequirementFinding:
+    """Whether this installation has the same facts; the first that differs is the reason."""
+    if not machine.here:
+        return RequirementFinding(item, "unknown", "made for one installation of torch; the one there is unknown")
+    here = list_facts(cuda=not machine.is_cpu)
+    differing = [(name, text, here.get(name, ABSENT)) for name, text in item.facts if here.get(name, ABSENT) != text]
+    if not differing:
+        return RequirementFinding(item, "met")
+    name, built, found = differing[0]
+    return RequirementFinding(item, "unmet", f"stale: {_describe_difference(name, built, found)}")
+
+
+def _describe_difference(name: str, built: str, here: str) -> str:
+    """'made with Python 3.11.6, and 3.11.7 is here'; of instructions only those that differ."""
+    if name != INSTRUCTIONS:
+        return f"made with {name} {built}, and {here} is here"
+    lacking, new = sorted({*built.split()} - {*here.split()}), sorted({*here.split()} - {*built.split()})
+    words = [f"lacks {', '.join(lacking)}"] if lacking else []
+    words += [f"has {', '.join(new)} beside them"] if new else []
+    return f"made for a CPU with other instructions; this one {' and '.join(words)}"
 
 
 def _judge_driver(item: requirements.Driver, machine: Machine) -> RequirementFinding:

@@ -76,6 +76,8 @@ def publish(
     approved: Sequence[tuple[EngineEntry, "Approved"]],
     others: Sequence[EngineEntry] = (),
     *,
+    caches: Sequence[tuple[EngineEntry, "Approved"]] = (),
+    unmade: Sequence[EngineEntry] = (),
     channel: str | None = "candidate",
     wanted_version: str | None = None,
     by: str = "",
@@ -83,12 +85,13 @@ def publish(
 ) -> Published:
     """Publish a version of `draft`, a manifest without version and engines, and move the channel to it.
 
-    approved: each usable engine with its proof.  others: failed and refused units.
+    approved: each usable engine with its proof.  others: failed and refused units.  caches, unmade: the same of compile
+    caches.
     The version's name is `wanted_version`, or 1 + the highest number so far; if the same content was published before,
     it is that version. Raises ConflictError when the wanted version exists with other content, InputError when an entry
     and its proof disagree, IntegrityError when a blob is missing.
     """
-    manifest = replace(draft, engines=_entries(approved, others))
+    manifest = replace(draft, engines=_entries(approved, others), caches=_entries(caches, unmade))
     with hold_lease(store, f"publishing {manifest.model}") as guard:
         secure_graphs(guard, manifest)
         seen = 0 if wanted_version else _highest_number(store, manifest.model)
@@ -249,7 +252,7 @@ def _same(theirs: Manifest, mine: Manifest) -> bool:
 
 
 def _outcome(manifest: Manifest) -> list[list[str]]:
-    return sorted([entry.unit, entry.status] for entry in manifest.engines)
+    return sorted([entry.unit, entry.status] for entry in _made(manifest))
 
 
 def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
@@ -270,9 +273,13 @@ def _memo_key(manifest: Manifest) -> str:
     return digest_of({"model": manifest.model, "content": manifest.content, "outcome": _outcome(manifest)})
 
 
+def _made(manifest: Manifest) -> tuple[EngineEntry, ...]:
+    return (*manifest.engines, *manifest.caches)
+
+
 def _comparable_content(manifest: Manifest) -> bytes:
     """The parts of a manifest about its engines and how they are proven, without the reports' digests, as bytes."""
-    entries = sorted((entry.unit, replace(entry, report=None).to_json()) for entry in manifest.engines)
+    entries = sorted((entry.unit, replace(entry, report=None).to_json()) for entry in _made(manifest))
     spec = {name: part for name, part in manifest.spec.items() if name not in _MAKING}
     validation = parsing.mapping(spec.pop("validation", {}), "validation")
     validation.pop("latency", None)

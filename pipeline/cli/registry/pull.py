@@ -50,6 +50,13 @@ _MACHINE = (
 _POLICY = (
     click.option("--proven-only", is_flag=True, help="Only proven engines."),
     trust_option,
+    click.option(
+        "--kind",
+        type=click.Choice(["engine", "cache"]),
+        default="engine",
+        show_default=True,
+        help="cache: a compile cache of torch, for enginery.warm_start.",
+    ),
     click.option("--fallback", type=click.Choice(["onnx"]), help="Take the ONNX model if no engine fits."),
 )
 _WATCH = (
@@ -151,7 +158,7 @@ def _machine(given: dict[str, Any]) -> "Machine":
 def _client(registry: str, given: dict[str, Any]) -> "Client":
     from enginery.client.client import Client, Policy
 
-    policy = Policy(**{name: given[name] for name in ("precision", "proven_only", "fallback", "trust")})
+    policy = Policy(**{name: given[name] for name in ("precision", "proven_only", "fallback", "trust", "kind")})
     return Client(registry, policy=policy, rehash=given.get("rehash", False))
 
 

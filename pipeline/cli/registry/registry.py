@@ -74,6 +74,9 @@ def show(
     for graph, metrics in sorted(manifest.metrics.items()):
         echo(f"metric   {graph}: " + format_metrics(metrics))
     print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
+    if manifest.caches:
+        echo("\ncompile caches")
+        print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), manifest.caches)
     if facts.canaries:
         echo("\ncanaries")
         print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)

@@ -11,6 +11,7 @@ from enginery.core.requirements import Requirement, for_target
 from enginery.core.text import now
 from enginery.registry.evidence.build_details import LAYERS, RECIPE, RECORD
 from enginery.registry.manifest import EngineEntry, Manifest
+from pipeline.compile.caches.step import JudgedCache
 from pipeline.compile.causes import inputs_of
 from pipeline.compile.last_builds import BuildSources
 from pipeline.compile.run_context import RunContext, versions
@@ -49,6 +50,7 @@ class VersionDraft:
     units: names of all, in the plan's order.  judged: the units that were not refused, with what was measured.
     blake3: of blobs that are pulled, by digest, where known.  channel, wanted_version: as the spec says.
     reads: see `Exported`.  read_sources: reads what the engines were built from, for the next plan.
+    caches: compile caches, those that failed or were refused among them.
     """
 
     manifest: Manifest
@@ -61,10 +63,16 @@ class VersionDraft:
     wanted_version: str | None
     reads: str
     read_sources: Callable[[], BuildSources]
+    caches: tuple[JudgedCache, ...] = ()
 
 
 def draft_version(
-    spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit], context: RunContext
+    spec: ModelSpec,
+    exported: Exported,
+    plan: BuildPlan,
+    judged: Sequence[JudgedUnit],
+    context: RunContext,
+    caches: Sequence[JudgedCache] = (),
 ) -> VersionDraft:
     """What a run of this spec publishes. Raises OSError for a file of the spec that is gone."""
     approved: list[tuple[EngineEntry, Approved]] = []
@@ -78,6 +86,9 @@ def draft_version(
             others.append(EngineEntry(**fields, status="failed", reason=item.reason))
     blake3 = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
     manifest = _draft_manifest(spec, exported, plan, judged)
+    if caches:
+        keys = [[item.entry.unit, item.entry.build_key, item.entry.status] for item in caches]
+        manifest = replace(manifest, content=digest_of([manifest.content, keys]))
 
     def read_sources() -> BuildSources:
         return BuildSources(inputs_of(spec, context), exported.reads, exported.model.digest, exported.golden)
@@ -93,6 +104,7 @@ def draft_version(
         wanted_version=spec.version,
         reads=exported.reads,
         read_sources=read_sources,
+        caches=tuple(caches),
     )
 
 

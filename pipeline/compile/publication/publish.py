@@ -62,11 +62,13 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
         return None
     store, manifest = context.store, draft.manifest
     entries = (*(entry for entry, _ in draft.approved), *draft.others)
-    whole = replace(manifest, engines=entries)
+    caches = [(item.entry, item.proof) for item in draft.caches if item.proof]
+    unmade = [item.entry for item in draft.caches if not item.proof]
+    whole = replace(manifest, engines=entries, caches=(*(entry for entry, _ in caches), *unmade))
     if find_published(store, whole) is None:
         if same := find_same(store, whole, [proof.report for _, proof in draft.approved], draft.wanted_version):
             return Published(same, existed=True, repeated=True)
-        for _, proof in draft.approved:
+        for _, proof in (*draft.approved, *caches):
             store.put_bytes(canonical_json(proof.report.to_json()))
         manifest = with_provenance(store, manifest, entries, context.started_at)
     return publish(
@@ -74,6 +76,8 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
         manifest.with_blake3(draft.blake3),
         draft.approved,
         draft.others,
+        caches=caches,
+        unmade=unmade,
         channel=draft.channel,
         wanted_version=draft.wanted_version,
         by=user(),
@@ -87,7 +91,8 @@ def _list_results(draft: VersionDraft, published: tuple[EngineEntry, ...]) -> tu
     entries = {entry.unit: entry for entry in (*draft.others, *published)}
     judged = {item.built.unit.name: item for item in draft.judged}
     found = (_result(entries[unit], judged.get(unit)) for unit in draft.units)
-    return tuple(replace(result, size_bytes=sizes.get(result.unit)) for result in found)
+    engines = tuple(replace(result, size_bytes=sizes.get(result.unit)) for result in found)
+    return (*engines, *(_result(item.entry, None) for item in draft.caches))
 
 
 def _result(entry: EngineEntry, item: JudgedUnit | None) -> EngineResult:

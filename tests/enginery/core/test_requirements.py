@@ -17,6 +17,7 @@ from enginery.core.requirements import (
     Driver,
     Gpu,
     GpuMemory,
+    Installation,
     Instructions,
     Library,
     Product,
@@ -182,6 +183,7 @@ EVERY: tuple[Requirement, ...] = (
     Gpu("l4", (8, 9)), Cpu("cpu", "x86-64-v3"), Instructions("x86-64-v3", ("amx_int8",)),
     Runtime("x", "1", "X", (("1", "2"),), ("y",), strict=False, remark="saved by"), Driver("580", "13"), GpuMemory(5),
     Product("l4", "warned"), Library("/a.so", "a" * 64), SessionOption("a", "1"), Weights("d" * 64),
+    Installation((("Python", "3.11.7"),)),
 )  # fmt: skip
 
 

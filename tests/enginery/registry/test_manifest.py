@@ -15,7 +15,8 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.parsing import Malformed
 from enginery.core.requirements import KINDS, Gpu, GpuMemory, Runtime, to_json
 from enginery.core.types import ShapeProfile, TensorSpec
-from enginery.registry.manifest import EngineEntry, Manifest, parse, read_requirement
+from enginery.registry.manifest import EngineEntry, Manifest, parse
+from enginery.registry.manifest_fields import read_requirement
 from enginery.registry.versions.lookup import engine_sizes
 
 D = "d" * 64

@@ -1,0 +1,96 @@
+"""Readers of the parts of a manifest's fields: each takes a JSON value and its path, and raises Malformed."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from enginery.core import parsing
+from enginery.core.codec import decode
+from enginery.core.digest import canonical_json, is_digest
+from enginery.core.ensemble import PinnedGraph
+from enginery.core.errors import IntegrityError
+from enginery.core.names import is_name
+from enginery.core.parsing import Malformed
+from enginery.core.parsing import field as read
+from enginery.core.requirements import KINDS, Requirement, Unknown
+from enginery.core.types import Shape, ShapeProfile, TensorSpec
+
+
+def read_graph(value: object, path: str) -> PinnedGraph:
+    """A version that is a graph of an ensemble."""
+    found = parsing.mapping(value, path)
+    return PinnedGraph(
+        name=read(found, "name", parsing.name, path),
+        model=read(found, "model", parsing.name, path),
+        version=read(found, "version", parsing.name, path),
+        manifest=read(found, "manifest", parsing.digest, path),
+        sources=read(found, "sources", parsing.mapping_of(parsing.text), path),
+    )
+
+
+def read_shards(value: object, path: str) -> Mapping[str, int]:
+    """Digest of each shard -> its size in bytes."""
+    found = parsing.mapping_of(parsing.count)(value, path)
+    if wrong := next((name for name in found if not is_digest(name)), None):
+        raise Malformed(f"{path} has {wrong[:80]!r}, which is no digest")
+    return found
+
+
+def read_suffix(value: object, path: str) -> str:
+    """A file's suffix, such as '.engine'."""
+    found = parsing.text(value, path)
+    if not (found.startswith(".") and is_name(found[1:]) and len(found) <= 32):
+        raise Malformed(f"{path} is {found[:80]!r}; it must be a file suffix such as '.engine'")
+    return found
+
+
+def read_tensor(value: object, path: str) -> TensorSpec:
+    """An input or output."""
+
+    def size(item: object, where: str) -> int | str:
+        return parsing.text(item, where) if isinstance(item, str) else parsing.count(item, where)
+
+    data = parsing.mapping(value, path)
+    shape = read(data, "shape", parsing.many(size), path)
+    return TensorSpec(read(data, "name", parsing.text, path), read(data, "dtype", parsing.text, path), shape)
+
+
+def read_profile(value: object, path: str) -> ShapeProfile:
+    """A `ShapeProfile` that its `to_json` wrote."""
+    found = parsing.mapping(value, path)
+    multiples = read(found, "multiples", parsing.many(_multiples), path) if "multiples" in found else ()
+    return ShapeProfile(read(found, "inputs", parsing.many(_ranges), path), multiples)
+
+
+def _ranges(value: object, path: str) -> tuple[str, Shape, Shape, Shape]:
+    items = parsing.many(lambda item, _: item)(value, path)
+    if len(items) != 4:
+        raise Malformed(f"{path} has {len(items)} items; it must have a name and three shapes")
+    low, opt, high = (parsing.many(parsing.count)(item, path) for item in items[1:])
+    return parsing.text(items[0], path), low, opt, high
+
+
+def _multiples(value: object, path: str) -> tuple[str, Shape]:
+    items = parsing.many(lambda item, _: item)(value, path)
+    if len(items) != 2:
+        raise Malformed(f"{path} has {len(items)} items; it must have a name and a multiple for each axis")
+    multiples = parsing.many(parsing.count)(items[1], path)
+    if not all(multiples):
+        raise Malformed(f"{path} has the multiple 0; the least is 1")
+    return parsing.text(items[0], path), multiples
+
+
+def read_requirement(value: object, path: str) -> Requirement:
+    """Read a requirement that `core.requirements.to_json` wrote.
+
+    One of an unknown kind or with an unknown field becomes `Unknown`, which no machine meets, so that it rules out its
+    engine alone. Raises Malformed for a field of another type.
+    """
+    data = parsing.mapping(value, path)
+    kind = read(data, "kind", parsing.text, path)
+    known = KINDS.get(kind)
+    if known is None or data.keys() != {field.name for field in fields(known)}:
+        return Unknown(kind, canonical_json(data).decode())
+    try:
+        return decode(data, known)
+    except IntegrityError as error:
+        raise Malformed(f"{path}: {error}") from error
