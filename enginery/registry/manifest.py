@@ -18,7 +18,17 @@ from enginery.core.names import is_name
 from enginery.core.parsing import Malformed
 from enginery.core.parsing import field as read
 from enginery.core.requirements import KINDS, Cpu, Gpu, Requirement, Unknown, Weights, to_json
-from enginery.core.types import CPU_KIND, PRECISIONS, BuildRequest, Scalar, Shape, ShapeProfile, Target, TensorSpec
+from enginery.core.types import (
+    CPU_KIND,
+    PRECISIONS,
+    BuildRequest,
+    Sampling,
+    Scalar,
+    Shape,
+    ShapeProfile,
+    Target,
+    TensorSpec,
+)
 
 FORMAT = 1
 MAX_BYTES = 16 << 20
@@ -48,6 +58,7 @@ class EngineEntry:
     digest, size_bytes, suffix: the engine's file; None without one.  report: digest of its validation report.
     checks: numbers of checks that passed and failed.  requires: what a machine must have to run it.
     notes: messages of the compiler or a cast that users should know.
+    sampling: as in `BuildRequest`; the inputs, outputs and profiles are then without those of the sampler.
     """
 
     target: str
@@ -72,6 +83,7 @@ class EngineEntry:
     checks: Mapping[str, int] = field(default_factory=lambda: {"passed": 0, "failed": 0})
     requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
+    sampling: Sampling | None = None
 
     @property
     def unit(self) -> str:
@@ -100,8 +112,11 @@ class EngineEntry:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `read_entry` reads; unknown requirements stay as they were written."""
+        found = asdict(replace(self, profiles=()))
+        if self.sampling is None:
+            del found["sampling"]
         return {
-            **asdict(replace(self, profiles=())),
+            **found,
             "profiles": [profile.to_json() for profile in self.profiles],
             "requires": [to_json(item) for item in self.requires],
         }
@@ -302,6 +317,7 @@ def read_entry(value: object, path: str) -> EngineEntry:
         checks=get("checks", parsing.mapping_of(parsing.count)),
         requires=get("requires", parsing.many(read_requirement)),
         notes=get("notes", parsing.many(parsing.text)),
+        sampling=get("sampling", _sampling) if "sampling" in data else None,
     )
     facts = {name: getattr(entry, name) for name in ("digest", "size_bytes", "suffix", "report")}
     missing = [name for name, value in facts.items() if value is None]
@@ -310,6 +326,13 @@ def read_entry(value: object, path: str) -> EngineEntry:
     if entry.usable and not any(isinstance(item, Gpu | Cpu | Unknown) for item in entry.requires):
         raise Malformed(f"{path} ({entry.unit}) is {entry.status} and does not say which processor it requires")
     return entry
+
+
+def _sampling(value: object, path: str) -> Sampling:
+    try:
+        return decode(value, Sampling)
+    except IntegrityError as error:
+        raise Malformed(f"{path}: {error}") from error
 
 
 def _suffix(value: object, path: str) -> str:
@@ -383,4 +406,5 @@ def make_request(entry: EngineEntry) -> BuildRequest:
         profiles=entry.profiles,
         options=tuple(sorted(entry.options.items())),
         toolchain=tuple(sorted(entry.toolchain.items())),
+        sampling=entry.sampling,
     )
