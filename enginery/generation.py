@@ -4,7 +4,7 @@ An engine with a sampler draws in its graph; of one without, the logits are draw
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -61,7 +61,7 @@ class _Answer:
     read: int = 0
     made: int = 0
     last: int = 0
-    _drawn: Array = field(default_factory=lambda: np.empty(0, np.float32))
+    _drawn: Sequence[float] = ()
 
     @property
     def begins(self) -> bool:
@@ -73,13 +73,13 @@ class _Answer:
         if self.begins:
             return (self.last,)
         self.read += count
-        return self.prompt.tokens[self.read - count : self.read]
+        return list(self.prompt.tokens[self.read - count : self.read])
 
     def uniform(self) -> float:
         """The number that its next token is drawn by: the n-th of its seed for its n-th token."""
         if self.made >= len(self._drawn):
-            self._drawn = uniforms(self.prompt.seed, self.made + _BLOCK)
-        return float(self._drawn[self.made])
+            self._drawn = uniforms(self.prompt.seed, self.made + _BLOCK).tolist()
+        return self._drawn[self.made]
 
     def take(self, token: int) -> None:
         """Go on behind a token."""
@@ -216,8 +216,8 @@ class _Step:
         Raises DataError where no token can follow."""
         done = self._limit() if self._limited else ()
         uniform, sampling = self._given["uniform"], self._decoder.sampling
-        for row in self._drawing:
-            uniform[row] = self._answers[row].uniform()
+        if self._drawing:
+            uniform[self._drawing] = [self._answers[row].uniform() for row in self._drawing]
         if self._decoder.drawn_here:
             found = self._draw(np.asarray(streams.run({sampling.ids: ids})[sampling.logits]), ids)
         else:

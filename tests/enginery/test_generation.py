@@ -21,7 +21,7 @@ PROMPTS = [
     Prompt([3, 1, 4, 1, 5], DRAWN, 6, seed=1),
     Prompt([9], SamplingSettings(), 7),
     Prompt([2, 6, 5], DRAWN, 5, seed=3),
-    Prompt([2, 6, 5], DRAWN, 5, seed=4),
+    Prompt(bytes([2, 6, 5]), DRAWN, 5, seed=4),
     Prompt([8, 8], SamplingSettings(repetition_penalty=3.0), 4),
 ]
 
