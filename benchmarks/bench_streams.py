@@ -1,26 +1,35 @@
-"""What `Streams` adds to a step of a model with state: `python -m benchmarks.bench_streams`.
+"""What `Streams` and `Generator` add to a step of a model with state: `python -m benchmarks.bench_streams`.
 
 Both sides run onnxruntime's own call on one graph; one of them hands the state on by hand. A recurrent net, and
 attention over a cache that grows over 12 steps and begins anew. They take turns in blocks of steps; CPU time, the least
-of the rounds, and the difference.
+of the rounds, and the difference. A decoder with a sampler, too: by hand its caches and its greedy token are handed on,
+and `Generator` answers a prompt; drawn tokens cost what makes their numbers.
 """
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from builders.onnx_graphs.sampler import append_sampler
 from builders.reference import open_interpreter
+from enginery.core.sampling import GREEDY, SamplingSettings, as_built, sampling_states
 from enginery.core.state import State
 from enginery.core.types import Tensors
+from enginery.decoders import Decoder
+from enginery.generation import Generator, Prompt
+from enginery.sampling import first_inputs, settings_inputs
 from enginery.streams import Streams
 from pipeline.spec.model import ModelSpec, load_spec
+from tests.decoding import REQUEST, SAMPLING, WIDTH, make_decoder
 from tests.stateful import CACHED, RECURRENT, write_stateful
 
 STEPS, BLOCKS, ROUNDS = 12, 100, 25
+# Tokens of an answer.
+ANSWER = 48
 
 
 def main() -> None:
@@ -31,6 +40,45 @@ def main() -> None:
             spec = load_spec(write_stateful(Path(folder) / "project", given))
             for rows in (1, 8):
                 print(f"| {spec.model} | {rows} | {cells(spec, rows)} |", flush=True)
+
+    for settings in (GREEDY, SamplingSettings(0.8, 5, 0.9, 1.1)):
+        for rows in (1, 8):
+            print(f"| decoder, {settings} | {rows} | {decoder_cells(settings, rows)} |", flush=True)
+
+
+def decoder_cells(settings: SamplingSettings, rows: int) -> str:
+    """The figures of one row, of a decoder."""
+    model = make_decoder()
+    append_sampler(model, SAMPLING)
+    session = open_interpreter(model.SerializeToString(), "the decoder", threads=1)
+    names = [output.name for output in session.get_outputs()]
+
+    def run(fed: Tensors) -> Tensors:
+        return dict(zip(names, session.run(names, fed), strict=True))
+
+    request = as_built(REQUEST)
+    states = (State("past", "present"), *sampling_states(SAMPLING))
+    decoder = Decoder(request.inputs, states, {"length": (0, ANSWER)}, SAMPLING, False, rows, 1)
+    generator, prompts = Generator(run, decoder), [Prompt([1], settings, ANSWER, seed) for seed in range(rows)]
+    given = first_inputs(SAMPLING, rows) | settings_inputs([settings] * rows)
+    first = {"past": np.zeros((rows, 0, WIDTH), np.float32), "seen": given.pop("seen"), "ids": np.ones((rows, 1), int)}
+    sides = partial(decode_by_hand, run, given, first), partial(generator.generate, prompts)
+    return figures(sides, ANSWER)
+
+
+def decode_by_hand(run: Callable[[Tensors], Tensors], given: Tensors, held: Tensors) -> None:
+    """A sequence whose caches and tokens this code hands on."""
+    for _ in range(ANSWER):
+        answer = run({**given, **held})
+        held = {"past": answer["present"], "seen": answer["seen_next"], "ids": answer["next_token"][:, None]}
+
+
+def figures(sides: Sequence[Callable[[], object]], steps: int) -> str:
+    """CPU time of a step of both sides, and the difference. steps: of a call of each."""
+    least = [
+        min(times) for times in zip(*([micros(side, steps) for side in sides] for _ in range(ROUNDS)), strict=True)
+    ]
+    return f"{least[0]:.1f} | {least[1]:.1f} | {least[1] - least[0]:.1f}"
 
 
 def cells(spec: ModelSpec, rows: int) -> str:
@@ -45,9 +93,7 @@ def cells(spec: ModelSpec, rows: int) -> str:
         return dict(zip(names, session.run(names, fed), strict=True))
 
     streams = Streams(run, spec.tensors(), spec.states(), {dim.name: (dim.min, dim.max) for dim in spec.named_dims()})
-    sides = partial(by_hand, run, inputs, state, first), partial(by_streams, streams, inputs)
-    least = [min(times) for times in zip(*([micros(side) for side in sides] for _ in range(ROUNDS)), strict=True)]
-    return f"{least[0]:.1f} | {least[1]:.1f} | {least[1] - least[0]:.1f}"
+    return figures((partial(by_hand, run, inputs, state, first), partial(by_streams, streams, inputs)), STEPS)
 
 
 def by_hand(run: Callable[[Tensors], Tensors], inputs: Tensors, state: State, held: np.ndarray) -> None:
@@ -63,12 +109,12 @@ def by_streams(streams: Streams, inputs: Tensors) -> None:
         streams.run(inputs)
 
 
-def micros(sequence: Callable[[], object]) -> float:
+def micros(sequence: Callable[[], object], steps: int) -> float:
     """CPU time of one step, in microseconds."""
     begun = time.process_time()
-    for _ in range(BLOCKS):
+    for _ in range(BLOCKS * STEPS // steps):
         sequence()
-    return (time.process_time() - begun) / (BLOCKS * STEPS) * 1e6
+    return (time.process_time() - begun) / (BLOCKS * STEPS // steps * steps) * 1e6
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
     pulled = enginery.pull("model:stable", registry="./registry", target="auto", dest="engines/")
     client = enginery.Client("s3://models/registry")                                # what serves: docs/guides/client.md
     streams = enginery.Streams.described(run, pulled.description)                   # of a model with state
+    generator = enginery.Generator.opened(pulled)                                   # of a decoder: prompts to tokens
     whole = enginery.Ensemble.described(opens, pulled.description)                  # of several graphs
     warm = enginery.warm_start(enginery.pull("model", kind="cache", ...))           # torch.compile out of a cache
     recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
@@ -20,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from enginery.client.client import Client, Command, Machine, Policy, Post, pull
     from enginery.compile_caches.warm_start import warm_start
+    from enginery.core.sampling import SamplingSettings
     from enginery.ensembles import Ensemble
+    from enginery.generation import Generator, Prompt
     from enginery.recording.recorder import ObservationLog, Recorder
     from enginery.streams import Streams
     from pipeline.api import build
@@ -30,11 +33,14 @@ __all__ = [
     "Client",
     "Command",
     "Ensemble",
+    "Generator",
     "Machine",
     "ObservationLog",
     "Policy",
     "Post",
+    "Prompt",
     "Recorder",
+    "SamplingSettings",
     "Streams",
     "build",
     "load_spec",
@@ -47,8 +53,11 @@ _CLIENT = "enginery.client.client"
 _HOMES = {
     **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "pull"), _CLIENT),
     "Ensemble": "enginery.ensembles",
+    "Generator": "enginery.generation",
     "ObservationLog": "enginery.recording.recorder",
+    "Prompt": "enginery.generation",
     "Recorder": "enginery.recording.recorder",
+    "SamplingSettings": "enginery.core.sampling",
     "Streams": "enginery.streams",
     "build": "pipeline.api",
     "load_spec": "pipeline.spec.model",

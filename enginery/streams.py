@@ -54,12 +54,12 @@ class Streams:
     @classmethod
     def described(cls, run: Callable[[Tensors], Tensors], description: Path | str) -> "Streams":
         """Streams over a pulled engine. description: the JSON beside it. Raises DataError for a file that is none."""
+        found = read_description(description)
         try:
-            found = parse_json(Path(description).read_bytes(), MOST_BYTES)
             inputs = [decode(item, TensorSpec) for item in field(found, "inputs", many(mapping))]
             states = [decode(item, State) for item in field(found, "state", many(mapping))]
             return cls(run, inputs, states, field(found, "ends", mapping_of(pair)))
-        except (OSError, IntegrityError) as error:
+        except IntegrityError as error:
             raise DataError(f"{description} describes no engine of a model with state: {error}") from error
 
     def run(self, inputs: Tensors) -> Tensors:
@@ -137,6 +137,14 @@ class Streams:
             )
             for spec in self._specs
         }
+
+
+def read_description(path: Path | str) -> dict[str, object]:
+    """The JSON beside a pulled engine. Raises DataError for a file that is none."""
+    try:
+        return parse_json(Path(path).read_bytes(), MOST_BYTES)
+    except (OSError, IntegrityError) as error:
+        raise DataError(f"{path} describes no engine: {error}") from error
 
 
 def _batch_name(inputs: Sequence[TensorSpec]) -> tuple[str, str] | None:

@@ -6,22 +6,34 @@ the requirements of its request (`Backend.requires`) decide, so that no runtime 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from builders.backends import discovery
+from builders.sampling import WithoutSampler
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.evaluation import evaluate, judge
 from enginery.core.hardware.machine import Machine, cpu_here, gpu_here
 from enginery.core.requirements import Gpu, Requirement, Runtime, hardware_of
+from enginery.core.sampling import as_built
 from enginery.core.types import Backend, BuildRequest, Engine, Session, Target
 
 
 @contextmanager
 def open_engine(engine: Engine) -> Iterator[Session]:
-    """The engine, opened by the backend of its request. Raises as `check_compatible` and `Backend.open` do."""
+    """The engine, opened by the backend of its request, as a session of the model: a sampler behind it takes the
+    likeliest token, and stays unseen. Raises as `check_compatible` and `Backend.open` do."""
+    with open_sampler(engine) as session:
+        sampling = engine.request.sampling
+        yield WithoutSampler(session, sampling) if sampling else session
+
+
+@contextmanager
+def open_sampler(engine: Engine) -> Iterator[Session]:
+    """The engine with the inputs and outputs of its sampler. Raises as `open_engine`."""
     backend = discovery.configure(engine.request.backend, dict(engine.request.options))
     check_compatible(backend, engine)
-    with backend.open(engine) as session:
+    with backend.open(replace(engine, request=as_built(engine.request))) as session:
         yield session
 
 

@@ -17,11 +17,12 @@ from enginery.core.errors import IntegrityError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.core.requirements import SessionOption
+from enginery.core.sampling import as_built, sampling_states
 from enginery.core.state import state_ends, states_of
 from enginery.registry.ensembles import pinned_engines
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.latencies import measured_speeds
-from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.manifest import EngineEntry, Manifest, make_request
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import choose_digest, write_whole
 from enginery.registry.trust import require
@@ -239,11 +240,14 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     found |= {"kind": "cache"} if manifest.is_cache(engine) else {}
     if shards := manifest.shards.get(str(engine.digest)):
         found["shards"] = sorted(shards)
-    if states := states_of(manifest.spec):
+    request = as_built(make_request(engine))
+    if states := (*states_of(manifest.spec), *sampling_states(engine.sampling)):
         found |= {
             "state": [vars(state) for state in states],
-            "ends": state_ends(engine.inputs, states, engine.profiles),
+            "ends": state_ends(request.inputs, states, request.profiles),
         }
+    if engine.sampling:
+        engine = replace(engine, inputs=request.inputs, outputs=request.outputs, profiles=request.profiles)
     if options := {item.name: item.value for item in engine.requires if isinstance(item, SessionOption)}:
         found["session_options_without_vnni"] = options
     return origin | found | {key: value for key, value in engine.to_json().items() if key != "checks"}

@@ -158,12 +158,30 @@ class QuantizationScheme:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """A sampler behind a model (`core.sampling`). ids, logits: names of the model's token ids [batch, ..] and of its
+    output [batch, vocabulary] or [batch, places, vocabulary].
+
+    token: name of the sampler's output.  vocabulary: tokens that there are.  candidates: so many of the likeliest can
+    be drawn.  revision: raised when its graph changes, because it enters build keys.
+    """
+
+    ids: str
+    logits: str
+    token: str
+    vocabulary: int
+    candidates: int
+    revision: int = 1
+
+
+@dataclass(frozen=True)
 class BuildRequest:
     """Everything that determines an engine. Equal requests make interchangeable engines.
 
     model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
     options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
     and the backend's revision (`builders.backends.discovery.toolchain_of`).
+    sampling: the sampler that is compiled behind the model; inputs, outputs and profiles are the model's alone.
     """
 
     model: str
@@ -175,6 +193,7 @@ class BuildRequest:
     profiles: tuple[ShapeProfile, ...]
     options: tuple[tuple[str, Scalar], ...] = ()
     toolchain: tuple[tuple[str, str], ...] = ()
+    sampling: Sampling | None = field(default=None, metadata=OMIT_DEFAULT)
 
     @cached_property
     def key(self) -> str:
@@ -190,8 +209,10 @@ class BuildRequest:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `enginery.core.codec` reads back: what `asdict` gives, in a tenth of its time."""
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "sampling"}
         return {
-            **{each.name: getattr(self, each.name) for each in fields(self)},
+            **found,
+            **({"sampling": dict(vars(self.sampling))} if self.sampling else {}),
             "target": dict(vars(self.target)),
             "inputs": tuple(dict(vars(tensor)) for tensor in self.inputs),
             "outputs": tuple(dict(vars(tensor)) for tensor in self.outputs),

@@ -16,7 +16,7 @@ from enginery.core.errors import IntegrityError
 from enginery.core.parsing import Malformed
 from enginery.core.parsing import field as read
 from enginery.core.requirements import Cpu, Gpu, Requirement, Unknown, Weights, to_json
-from enginery.core.types import CPU_KIND, PRECISIONS, BuildRequest, Scalar, ShapeProfile, Target, TensorSpec
+from enginery.core.types import CPU_KIND, PRECISIONS, BuildRequest, Sampling, Scalar, ShapeProfile, Target, TensorSpec
 from enginery.registry import manifest_fields as fields
 
 FORMAT = 1
@@ -49,6 +49,7 @@ class EngineEntry:
     digest, size_bytes, suffix: the engine's file; None without one.  report: digest of its validation report.
     checks: numbers of checks that passed and failed.  requires: what a machine must have to run it.
     notes: messages of the compiler or a cast that users should know.
+    sampling: as in `BuildRequest`; the inputs, outputs and profiles are then without those of the sampler.
     """
 
     target: str
@@ -73,6 +74,7 @@ class EngineEntry:
     checks: Mapping[str, int] = field(default_factory=lambda: {"passed": 0, "failed": 0})
     requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
+    sampling: Sampling | None = None
 
     @property
     def unit(self) -> str:
@@ -101,8 +103,11 @@ class EngineEntry:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `read_entry` reads; unknown requirements stay as they were written."""
+        found = asdict(replace(self, profiles=()))
+        if self.sampling is None:
+            del found["sampling"]
         return {
-            **asdict(replace(self, profiles=())),
+            **found,
             "profiles": [profile.to_json() for profile in self.profiles],
             "requires": [to_json(item) for item in self.requires],
         }
@@ -288,6 +293,7 @@ def read_entry(value: object, path: str) -> EngineEntry:
         checks=get("checks", parsing.mapping_of(parsing.count)),
         requires=get("requires", parsing.many(fields.read_requirement)),
         notes=get("notes", parsing.many(parsing.text)),
+        sampling=get("sampling", _sampling) if "sampling" in data else None,
     )
     facts = {name: getattr(entry, name) for name in ("digest", "size_bytes", "suffix", "report")}
     missing = [name for name, value in facts.items() if value is None]
@@ -296,6 +302,13 @@ def read_entry(value: object, path: str) -> EngineEntry:
     if entry.usable and not any(isinstance(item, Gpu | Cpu | Unknown) for item in entry.requires):
         raise Malformed(f"{path} ({entry.unit}) is {entry.status} and does not say which processor it requires")
     return entry
+
+
+def _sampling(value: object, path: str) -> Sampling:
+    try:
+        return decode(value, Sampling)
+    except IntegrityError as error:
+        raise Malformed(f"{path}: {error}") from error
 
 
 def request_of(entry: EngineEntry) -> BuildRequest:
@@ -318,4 +331,5 @@ def make_request(entry: EngineEntry) -> BuildRequest:
         profiles=entry.profiles,
         options=tuple(sorted(entry.options.items())),
         toolchain=tuple(sorted(entry.toolchain.items())),
+        sampling=entry.sampling,
     )

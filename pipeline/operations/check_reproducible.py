@@ -7,7 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
+from builders.backends.compatibility import open_engine
 from builders.execution.jobs import Job, WorkerContext
+from builders.sampling import build_engine
 from enginery.core.codec import encode
 from enginery.core.types import BuildRequest
 from enginery.registry.manifest import request_of
@@ -50,8 +52,8 @@ class RebuildEngine:
         backend = discovery.configure(self.request.backend, dict(self.request.options))
         discovery.check_toolchain(backend, self.request)
         frozen = golden_set(place, self.golden, workdir)
-        engine = backend.build(self.request, fetch_graph(place, self.request.model, workdir / "model.onnx"), workdir)
-        with backend.open(engine) as session:
+        model = fetch_graph(place, self.request.model, workdir / "model.onnx")
+        with open_engine(engine := build_engine(backend, self.request, model, workdir)) as session:
             cases = [case for kind in ("golden", "edge") for case in islice(frozen.of_kind(kind), MOST_CASES)]
             answers = [replace(case, inputs={}, expected=run(session, case.inputs)) for case in cases]
         GoldenSet(answers).save(self.answers)

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 from enginery.core.hardware import targets
+from enginery.core.sampling import SEEN_NEXT, TAKEN_INPUTS
 from enginery.core.types import CALIBRATED
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import FILL_IN
@@ -18,6 +19,7 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     yield from _wrong_states(spec)
     yield from _wrong_sequences(spec)
     yield from _wrong_cache(spec)
+    yield from _wrong_sampling(spec)
     needy = [precision for precision in CALIBRATED if precision in spec.precisions]
     if needy and spec.calibration is None and spec.source.kind != "onnx":
         place: Loc = ("precisions", spec.precisions.index(needy[0]))
@@ -113,6 +115,22 @@ def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         yield ("calibration", "parts"), "steps follow each other, so that samples of a model with state are one part"
     if spec.state and spec.calibration and spec.calibration.labels:
         yield ("calibration", "labels"), "a floor of accuracy is not measured over steps; remove labels"
+
+
+def _wrong_sampling(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
+    """A sampler of inputs or outputs that are not there, or with names that are taken: (key, message)."""
+    if (sampling := spec.sampling) is None:
+        return
+    place, ids, outputs = ("sampling",), spec.inputs.get(sampling.ids), spec.outputs or ()
+    if ids is None or sampling.ids in spec.state or not ids.dtype.startswith("int") or not ids.shape:
+        text = f"sampling.ids {sampling.ids!r} is no input of integers [batch, ..] that a caller gives; name that"
+        yield (*place, "ids"), text
+    if outputs and sampling.logits not in outputs:
+        yield (*place, "logits"), f"sampling.logits {sampling.logits!r} is not one of the outputs {list(outputs)}"
+    for name in (name for name in TAKEN_INPUTS if name in spec.inputs):
+        yield ("inputs", name), f"input {name!r} has the name of one that the sampler adds; rename it in the model"
+    for name in (name for name in (sampling.token, SEEN_NEXT) if name in outputs):
+        yield (*place, "token"), f"{name!r} is an output of the model and of the sampler; give another sampling.token"
 
 
 def _broken_contract(spec: SpecSections) -> Iterator[tuple[Loc, str]]:

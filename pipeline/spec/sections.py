@@ -12,6 +12,7 @@ from enginery.core.hardware import targets
 from enginery.core.state import State
 from enginery.core.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
 from pipeline.spec.compile_cache import CompileCache
+from pipeline.spec.generation import SamplingSection
 from pipeline.spec.golden import Golden
 from pipeline.spec.quantization import Calibration, Quantization
 from pipeline.spec.source import DimRange, Input, Source, StateInput
@@ -101,6 +102,7 @@ class SpecSections(SpecFile):
     state: dict[GraphName, StateInput] = Field(
         {}, description="inputs that take what an output gave in the call before; data has none of them"
     )
+    sampling: SamplingSection | None = Field(None, description="draws the next token in the graph")
     precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
     targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
     backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
@@ -115,7 +117,7 @@ class SpecSections(SpecFile):
     timeouts: Timeouts = Timeouts()
     publication: Publication = Publication()
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"state", "compile_cache"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"state", "sampling", "compile_cache"})
     # Files of data that were computed for this run, by the name that the spec has for them.
     _computed: Mapping[str, Path] = PrivateAttr(default_factory=dict)
 

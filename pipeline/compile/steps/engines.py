@@ -17,6 +17,7 @@ from builders.backends.optional_methods import GIVEN, GROWN, timing_cached
 from builders.execution.jobs import Job, Needs, ReducedRequest, WorkerContext
 from builders.execution.process import enter_phase
 from builders.execution.scrub import scrubber
+from builders.sampling import build_engine
 from enginery.core import parsing
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json, digest_of
@@ -75,7 +76,7 @@ class BuildEngine:
         enter_phase("compiling")
         begun = time.monotonic()
         try:
-            engine = backend.build(wanted, model, context.workdir)
+            engine = build_engine(backend, wanted, model, context.workdir)
         except EngineryError:
             timing.keep()  # what was measured until then makes the next try shorter
             raise
@@ -87,7 +88,7 @@ class BuildEngine:
             asked, used = (dict(request.options)[option] for request in (self.instead_of, wanted))
             notes.append(f"built with {option} {used} instead of {asked}: a first build had run out of memory")
         extras = {name: place.put_file(path) for name, path in engine.extras}
-        record = record_engine(place, replace(engine, request=wanted, notes=tuple(notes)), seconds, extras)
+        record = record_engine(place, replace(engine, notes=tuple(notes)), seconds, extras)
         timing.keep()
         if self.instead_of:
             key = digest_of({"build": self.instead_of.key})

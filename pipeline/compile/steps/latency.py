@@ -11,6 +11,7 @@ from builders.backends import discovery
 from builders.backends.compatibility import open_engine
 from builders.backends.optional_methods import get_profiling, opening_parts
 from builders.execution.jobs import Job, Needs, WorkerContext
+from builders.sampling import with_sampler
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError, StepError, UnavailableError
@@ -162,7 +163,7 @@ def _break_down(
     profile = roofs = None
     if profiler := get_profiling(backend):
         runs = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
-        profile = profiler.profile(engine, bucket.inputs, runs, workdir)
+        profile = profiler.profile(*with_sampler(engine, bucket.inputs), runs, workdir)
     if runtime := opening_parts(backend):
         dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
         opens = partial(runtime.open_part, as_written=True)

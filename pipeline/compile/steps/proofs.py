@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from builders.backends import discovery, shape_profiles
 from builders.execution.jobs import Job, WorkerContext
+from builders.sampling import WithoutSampler
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
@@ -83,6 +84,7 @@ class CheckEngine:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
+        from validation.calls.sampler import sampler_checks
         from validation.comparison.free_running import check_free_running
         from validation.comparison.sessions import drift_checks
         from validation.comparison.tasks import lift_limits, limits_elsewhere
@@ -118,6 +120,8 @@ class CheckEngine:
             compared_s = time.perf_counter() - started
             if self.calls:
                 checks += check_calls(self.calls, wanted, pair, frozen, graph, checks, compared_s)
+            if isinstance(actual, WithoutSampler):
+                checks += tuple(sampler_checks(actual.whole, actual.sampling, frozen, seed_of(wanted)))
             if self.contract:
                 checks += _check_contract(self.contract, expected, actual, frozen, held)
             return proof_of(checks, actual, frozen, self.metrics, "engine", spreads.at("engine"))

@@ -1,0 +1,97 @@
+"""A decoder with a sampler, from its spec to the answers of a pulled engine; and what is no such spec."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import enginery
+from enginery.core.errors import SpecError
+from enginery.core.names import parse_reference
+from enginery.core.sampling import SamplingSettings
+from enginery.core.types import TensorSpec
+from enginery.registry.manifest import request_of
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import locate
+from pipeline.spec.generation import SamplingSection
+from pipeline.spec.model import load_spec
+from tests.decoding import DECODER, SAMPLING, write_decoder
+
+PROMPTS = [enginery.Prompt([3, 1, 4], SamplingSettings(1.2, 6, 0.9), 6, seed=2), enginery.Prompt([5], most=6)]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    registry = tmp_path_factory.mktemp("decoder") / "registry"
+    return registry, enginery.build(write_decoder(registry.parent / "project"), registry=registry)
+
+
+def test_the_engine_is_proven_with_its_sampler(built: tuple[Path, Any]) -> None:
+    registry, outcome = built
+    assert [item.status for item in outcome.engines] == ["proven"]
+    report = json.loads((registry / "models/decoder/versions" / outcome.version / "report.json").read_text())
+    checks = report["reports"][0]["checks"]
+    (sampler,) = [check for check in checks if check["name"] == "sampler"]
+    assert (sampler["value"], sampler["limit"], sampler["passed"]) == (1.0, 1.0, True)
+    assert {check["case"] for check in checks if check["joint"] == "engine"} >= {"golden", "free running"}
+
+
+def test_the_manifest_has_the_model_and_the_sampler_apart(built: tuple[Path, Any]) -> None:
+    located = locate(open_store(built[0]), parse_reference("decoder@1"))
+    (entry,) = located.manifest.engines
+    assert entry.sampling == SAMPLING
+    assert [spec.name for spec in entry.inputs] == ["ids", "past"]
+    assert request_of(entry).sampling == SAMPLING
+
+
+def test_a_pulled_engine_answers_prompts(built: tuple[Path, Any], tmp_path: Path) -> None:
+    pulled = enginery.pull("decoder@1", registry=built[0], dest=tmp_path)
+    described = json.loads(pulled.description.read_text())
+    assert [state["input"] for state in described["state"]] == ["past", "seen"]
+    assert [item["name"] for item in described["outputs"]][2:] == ["next_token", "seen_next"]
+    answers = enginery.Generator.opened(pulled).generate(PROMPTS)
+    assert [len(answer) for answer in answers] == [6, 6]
+    plain = enginery.pull("decoder@1", registry=built[0], dest=tmp_path / "onnx", target="sm_89", fallback="onnx")
+    assert enginery.Generator.opened(plain).generate(PROMPTS) == answers
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sampling": {"ids": "past", "logits": "logits"}}, "sampling.ids 'past' is no input of integers"),
+        ({"sampling": {"ids": "tokens", "logits": "logits"}}, "sampling.ids 'tokens' is no input of integers"),
+        ({"sampling": {"ids": "ids", "logits": "scores"}}, "'scores' is not one of the outputs"),
+        ({"sampling": {"ids": "ids", "logits": "logits", "token": "present"}}, "give another sampling.token"),
+        ({"sampling": {"ids": "ids", "logits": "logits", "candidates": 0}}, "candidates"),
+    ],
+)
+def test_a_sampler_that_does_not_fit_is_a_mistake_of_the_spec(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        load_spec(write_decoder(tmp_path / "project", {**DECODER, **change}))
+
+
+def test_an_input_with_a_name_of_the_samplers_is_a_mistake(tmp_path: Path) -> None:
+    spec = copy.deepcopy(DECODER)
+    spec["inputs"]["top_k"] = {"dtype": "int64", "shape": ["batch"]}
+    with pytest.raises(SpecError, match="input 'top_k' has the name of one that the sampler adds"):
+        load_spec(write_decoder(tmp_path / "project", spec))
+
+
+@pytest.mark.parametrize(
+    ("logits", "words"),
+    [
+        (TensorSpec("scores", "float32", ("batch", 4)), "'logits' is not one of the outputs: scores"),
+        (TensorSpec("logits", "int64", ("batch", 4)), "is int64"),
+        (TensorSpec("logits", "float32", ("batch", "words")), "with a vocabulary of one size"),
+        (TensorSpec("logits", "float32", (4,)), "it must be floats"),
+        (TensorSpec("logits", "float32", ("places", 4)), "'ids' has 'batch' rows and 'logits' 'places'"),
+    ],
+)
+def test_logits_that_nothing_can_be_drawn_from_are_told(logits: TensorSpec, words: str) -> None:
+    section = SamplingSection(ids="ids", logits="logits")
+    with pytest.raises(SpecError, match=words):
+        section.to_sampling([TensorSpec("ids", "int64", ("batch",))], [logits])
