@@ -18,7 +18,7 @@ from builders.execution.fork_server import fork_here
 from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shard_names import list_weight_files
 from builders.onnx_graphs.weights import load_graph, without_weights
-from builders.reference import ReferenceSession
+from builders.reference import ReferenceSession, threads_for
 from enginery.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check, Spread
@@ -37,7 +37,6 @@ from validation.comparison.free_running import free_running_checks
 from validation.comparison.sessions import expected_checks
 from validation.data.samples import Samples
 from validation.golden.answers import RecordedSession
-from validation.golden.free_running import FreeRunningSession
 from validation.golden.golden_set import GoldenSequences, GoldenSet, freeze
 from validation.limits.budget import budgets
 from validation.metrics.tally import Spreads
@@ -105,7 +104,7 @@ def export(
         with write_model(request, model_file, workdir, known) as source:
             try:
                 if request.states:
-                    groups, sequences = _with_states(request, source, model_file, samples, order)
+                    groups, sequences, labels = _with_states(request, source, model_file, samples, order, labels)
                 golden = freeze(groups, request.inputs, request.dims, source.run, labels)
             except ModelError as error:
                 if samples:
@@ -118,16 +117,17 @@ def export(
             handed_on = measure_noise(model_file, sequences, request.inputs, request.dims, workdir, start)
             sequences = replace(sequences, golden=replace(sequences.golden, noise=handed_on))
         golden = replace(golden, noise=noise, sequences=sequences)
-    with ReferenceSession(model_file, name="the exported model") as session:
+    threads = threads_for(model_file, bool(sequences))
+    with ReferenceSession(model_file, threads=threads, name="the exported model") as session:
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
         recorded = RecordedSession(session, len(golden.cases))
         checks = expected_checks("export", recorded, golden, budget, spreads)
-        answers = recorded.save(workdir / "answers.safetensors")
-        if sequences:
-            rolled = FreeRunningSession(session, sequences)
+        rolled = recorded.free_running(sequences) if sequences else None
+        if sequences and rolled:
             allowed = budgets("export", "fp32", sequences.golden.noise).override(limits or {})
             checks += free_running_checks("export", None, rolled, sequences.golden, allowed)
+        answers = recorded.save(workdir / "answers.safetensors", rolled)
     notes = *source.notes, *_list_notes(golden, random=not samples)
     found = checks, notes, spreads.at("export"), answers
     return ExportResult(model_file, golden_file, golden_digest, *found)
@@ -145,16 +145,24 @@ def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:
 
 
 def _with_states(
-    request: ExportRequest, source: _Source, model: Path, samples: Samples | None, order: Array | None
-) -> tuple[list[dict[str, Array]], GoldenSequences]:
-    """The golden inputs of a model with state. Raises ModelError for states that its outputs cannot give."""
+    request: ExportRequest,
+    source: _Source,
+    model: Path,
+    samples: Samples | None,
+    order: Array | None,
+    labels: Array | None,
+) -> tuple[list[dict[str, Array]], GoldenSequences, Array | None]:
+    """The golden inputs of a model with state, in groups, with the labels in their order. Raises ModelError for states
+    that its outputs cannot give."""
     check_states(request.states, *specs_of(load_outline(model)))
     stateful = StateModel(source.run, request.inputs, request.dims, request.states)
-    if samples:
-        groups = stateful.complete(samples, order)
-    else:
+    if samples is None:
         groups = stateful.complete_random([*random_groups(request.inputs, request.dims)])
-    return groups, stateful.sequences(samples, order, groups)
+        return groups, stateful.sequences(None, order, groups), labels
+    groups, places = stateful.complete(samples, order)
+    if labels is not None and len(labels) % len(places) == 0:
+        labels = labels.reshape(len(places), -1, *labels.shape[1:])[places].reshape(labels.shape)
+    return groups, stateful.sequences(samples, order, ()), labels
 
 
 @contextmanager
@@ -214,7 +222,8 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     if not _is_as_given(model, given):
         given = workdir / "source.onnx"
         save_onnx(model, given)
-    with ReferenceSession(given, name=str(request.root / request.file)) as session:
+    threads = threads_for(given, True) if request.states else 0
+    with ReferenceSession(given, threads=threads, name=str(request.root / request.file)) as session:
         yield _Source(lambda: model, names, session.run)
     (workdir / "source.onnx").unlink(missing_ok=True)
 

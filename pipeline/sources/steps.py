@@ -41,10 +41,11 @@ class StateModel:
         """Streams over it, before their first call."""
         return Streams(self.run, self.inputs, self.states, self.ends)
 
-    def complete(self, samples: Samples, order: Array | None) -> list[dict[str, Array]]:
-        """The steps of stored samples with their states, in groups for runs. order: as in `SequenceSamples`."""
+    def complete(self, samples: Samples, order: Array | None) -> tuple[list[dict[str, Array]], Array]:
+        """The steps of stored samples with their states, in groups for runs, and the places of these steps (`stack`).
+        order: as in `SequenceSamples`."""
         steps = SequenceSamples(samples, self.streams, order).runs()
-        return list(stack((inputs for _, inputs in steps), self.inputs, self.dims))
+        return stack((inputs for _, inputs in steps), self.inputs, self.dims)
 
     def complete_random(self, groups: Sequence[Tensors]) -> list[dict[str, Array]]:
         """Groups of random inputs as the steps of one sequence, with the states that follow from them."""

@@ -165,6 +165,27 @@ def test_without_data_the_steps_are_random_and_the_states_are_the_models(tmp_pat
     assert [item.status for item in outcome.engines] == ["proven"]
 
 
+def test_labels_stay_with_their_steps(tmp_path: Path) -> None:
+    metric = {"name": "accuracy", "output": "y", "floor": 1.0}
+    spec = change(change(RECURRENT, "golden.labels", "wanted"), "golden.metric", metric)
+    path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
+    session, data = ort.InferenceSession(str(path.parent / "model.onnx")), arrays(path.parent / "golden.npz")
+    streams = enginery.Streams(
+        lambda given: dict(zip(["y", "hn"], session.run(["y", "hn"], given), strict=True)),
+        load_spec(path).tensors(),
+        load_spec(path).states(),
+    )
+    wanted = []
+    for step in range(36):
+        if step % 12 == 0:
+            streams.reset()
+        wanted.append(streams.run({"x": data["x"][step : step + 1]})["y"].argmax())
+    np.savez(path.parent / "golden.npz", **data, wanted=np.array(wanted))
+    assert len(set(wanted)) > 1
+    outcome = enginery.build(path, registry=tmp_path / "registry")
+    assert [item.status for item in outcome.engines] == ["proven"]
+
+
 def test_a_spec_without_state_is_written_as_before(tmp_path: Path) -> None:
     spec = {key: value for key, value in RECURRENT.items() if key not in ("golden", "calibration", "state")}
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})

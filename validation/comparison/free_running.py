@@ -8,6 +8,7 @@ from pathlib import Path
 from enginery.core.reports.proof import Check
 from enginery.core.types import Session
 from validation.comparison.sessions import Opener, drift_checks
+from validation.golden.answers import RecordedSession
 from validation.golden.free_running import FreeRunningSession
 from validation.golden.golden_set import GoldenSequences, GoldenSet
 from validation.limits.budget import Budgets, StagedLimits
@@ -18,8 +19,8 @@ FREE_RUNNING = "free running"
 
 def free_running_checks(
     stage: str,
-    reference: FreeRunningSession | None,
-    candidate: FreeRunningSession,
+    reference: Session | None,
+    candidate: Session,
     sequences: GoldenSet,
     limits: Budgets | StagedLimits,
 ) -> tuple[Check, ...]:
@@ -34,7 +35,7 @@ def _case(name: str) -> str:
 
 def check_free_running(
     stage: str,
-    pair: tuple[Session, Session],
+    pair: tuple[RecordedSession, Session],
     sequences: GoldenSequences | None,
     opens: Opener,
     limits: Callable[[Session, GoldenSet, Opener], StagedLimits],
@@ -52,6 +53,6 @@ def check_free_running(
         with opens(path) as session:
             yield FreeRunningSession(session, sequences)
 
-    expected, actual = (FreeRunningSession(session, sequences) for session in pair)
+    expected, actual = pair[0].free_running(sequences), FreeRunningSession(pair[1], sequences)
     held = limits(expected, sequences.golden, rolled)
     return free_running_checks(stage, expected, actual, sequences.golden, held)

@@ -19,7 +19,7 @@ from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import DataError, IntegrityError, ModelError
 from enginery.core.state import State
-from enginery.core.types import Dim, Tensors, TensorSpec, sizes_product
+from enginery.core.types import Dim, Tensors, TensorSpec, Untyped, sizes_product
 from validation.data.batches import enough_samples
 from validation.data.samples import Samples, resize
 from validation.limits.noise_floor import Noise
@@ -240,11 +240,16 @@ class _StoredCases(Sequence[Case]):
 
     def _tensors(self, at: int) -> Iterator[dict[str, Array]]:
         """The inputs, then the expected outputs, of the case at an index."""
+        for prefix in (self.root + _prefix(at, "in"), self.root + _prefix(at, "out")):
+            names = self._by_prefix.get(prefix, ())
+            yield {name.removeprefix(prefix): self._file.get_tensor(name) for name in names}
+
+    @cached_property
+    def _file(self) -> Untyped:
+        """The open file: to read the header of a set of many small cases takes longer than to read a case."""
         from safetensors import safe_open
 
-        with safe_open(self.path, framework="numpy") as file:
-            for prefix in (self.root + _prefix(at, "in"), self.root + _prefix(at, "out")):
-                yield {name.removeprefix(prefix): file.get_tensor(name) for name in self._by_prefix.get(prefix, ())}
+        return safe_open(self.path, framework="numpy")
 
     @cached_property
     def _by_prefix(self) -> dict[str, list[str]]:

@@ -125,13 +125,11 @@ def answers_here(exported: Exported) -> str | None:
 
 
 @contextmanager
-def open_reference(
-    store: Store, path: Path, golden: "GoldenSet", answers: str | None, threads: int = 0
-) -> "Iterator[RecordedSession]":
+def open_reference(store: Store, path: Path, golden: "GoldenSet", answers: str | None) -> "Iterator[RecordedSession]":
     """The graph at `path`, opened to be run as it is written. answers: digest of what this very graph answered to the
     golden set on this kind of machine; without them, or where they cannot be read, it is run for all of them. Raises as
     `ReferenceSession`."""
-    from builders.reference import ReferenceSession
+    from builders.reference import ReferenceSession, threads_for
     from validation.golden.answers import RecordedSession
     from validation.golden.golden_set import GoldenSet
 
@@ -139,7 +137,7 @@ def open_reference(
     if answers:
         with suppress(IntegrityError, DataError):
             known = GoldenSet.load(fetch(store, answers, path.with_name("answers.safetensors")))
-    with ReferenceSession(path, threads=threads) as session:
+    with ReferenceSession(path, threads=threads_for(path, bool(golden.sequences))) as session:
         yield RecordedSession(session, len(golden.cases), known)
 
 

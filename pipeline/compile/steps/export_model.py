@@ -65,7 +65,7 @@ class ExportModel:
 
     def run(self, context: WorkerContext) -> ExportOutcome:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
-        from builders.reference import ReferenceSession
+        from builders.reference import ReferenceSession, threads_for
         from pipeline.sources.export import export as export_source
         from validation.data.overlap import golden_digests, window_digests
         from validation.data.sequences import read_order, split
@@ -81,7 +81,8 @@ class ExportModel:
         frozen = GoldenSet.load(exported.golden)
         proof = Proof(exported.checks, spreads=exported.spreads)
         if self.metrics:
-            with ReferenceSession(exported.onnx, name="the exported model") as session:
+            threads = threads_for(exported.onnx, bool(self.source.states))
+            with ReferenceSession(exported.onnx, threads=threads, name="the exported model") as session:
                 proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", exported.spreads)
         inputs = None
         if samples and self.source.states:

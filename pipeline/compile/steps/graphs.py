@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
@@ -192,7 +193,7 @@ class CheckGraph:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks, that of the samples among them."""
-        from builders.reference import ReferenceSession
+        from builders.reference import ReferenceSession, threads_for
         from validation.comparison.free_running import check_free_running
         from validation.comparison.sessions import decision_checks, drift_checks
         from validation.data.overlap import overlap_check
@@ -204,7 +205,7 @@ class CheckGraph:
         original = fetch_graph(place, self.reference, workdir / "reference.onnx")
         with (
             open_reference(place, original, frozen, self.answers) as expected,
-            ReferenceSession(candidate) as actual,
+            ReferenceSession(candidate, threads=threads_for(candidate, bool(frozen.sequences))) as actual,
         ):
             held = graph_drift_limits(original, expected, self.precision, frozen, self.limits, self.metrics, workdir)
             checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
@@ -212,7 +213,7 @@ class CheckGraph:
                 "quantization",
                 (expected, actual),
                 frozen.sequences,
-                as_written,
+                partial(as_written, steps=True),
                 lambda session, cases, opens: graph_drift_limits(
                     original, session, self.precision, cases, self.limits, self.metrics, workdir, opens
                 ),

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from pipeline.compile.steps.blobs import (
     proof_of,
     runnable,
 )
-from pipeline.compile.steps.drift_limits import as_written, engine_drift_limits, threads_for
+from pipeline.compile.steps.drift_limits import as_written, engine_drift_limits
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
@@ -70,7 +71,7 @@ class CheckEngine:
     """Run an engine against the graph it was built from (the engine stage), with its contract and the task metrics.
 
     golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
-    answers: of the graph to the golden set, run with the usual threads (`blobs.open_reference`).
+    answers: of the graph to the golden set (`blobs.open_reference`).
     """
 
     engine: EngineBlob
@@ -94,9 +95,8 @@ class CheckEngine:
         wanted, workdir = self.engine.request, context.workdir
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-        threads = threads_for(graph)
         with (
-            open_reference(place, graph, frozen, None if threads else self.answers, threads) as expected,
+            open_reference(place, graph, frozen, self.answers) as expected,
             open_session(place, self.engine, workdir) as actual,
         ):
             held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
@@ -106,7 +106,7 @@ class CheckEngine:
                 "engine",
                 (expected, actual),
                 frozen.sequences,
-                as_written,
+                partial(as_written, steps=True),
                 lambda session, cases, opens: engine_drift_limits(
                     graph, session, wanted, cases, self.limits, workdir, opens
                 ),
