@@ -21,6 +21,7 @@ from builders.onnx_graphs.weights import load_graph, without_weights
 from builders.reference import ReferenceSession, threads_for
 from enginery.arrays import Array
 from enginery.core.errors import ModelError
+from enginery.core.reports.free_running import FreeRunning
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
@@ -33,13 +34,14 @@ from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx, spe
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.steps import StateModel, check_states
 from pipeline.sources.user_process import start_user_process
-from validation.comparison.free_running import free_running_checks
+from validation.comparison.free_running import free_running_checks, step_spreads
 from validation.comparison.sessions import expected_checks
 from validation.data.samples import Samples
+from validation.data.sequences import number_steps
 from validation.golden.answers import RecordedSession
 from validation.golden.golden_set import GoldenSequences, GoldenSet, freeze
 from validation.limits.budget import budgets
-from validation.metrics.tally import Spreads
+from validation.metrics.along import Along
 
 # Groups of random inputs where no golden data is given, and their seed.
 RANDOM_GROUPS, RANDOM_SEED = 8, 0
@@ -54,7 +56,8 @@ class ExportResult:
     """The files of an export, and the checks of the ONNX model against its source.
 
     notes: for people, such as that golden inputs are random.  spreads: how the errors spread.  answers: a file of what
-    the ONNX model answers to the golden set; None where that is large (`RecordedSession.save`).
+    the ONNX model answers to the golden set; None where that is large (`RecordedSession.save`).  free_running: of a
+    model with state, the drift along sequences.
     """
 
     onnx: Path
@@ -64,6 +67,7 @@ class ExportResult:
     notes: tuple[str, ...]
     spreads: tuple[Spread, ...] = ()
     answers: Path | None = None
+    free_running: tuple[FreeRunning, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def export(
     exported, and DataError for samples that cannot be read.
     """
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
-    spreads = Spreads()
+    along = Along()
     groups: Samples | Sequence[Tensors] = samples or list(random_groups(request.inputs, request.dims))
     sequences: GoldenSequences | None = None
     with fork_here() as start:  # before a framework is imported, whose threads no fork would copy
@@ -122,14 +126,15 @@ def export(
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
         recorded = RecordedSession(session, len(golden.cases))
+        spreads = step_spreads(golden, along)
         checks = expected_checks("export", recorded, golden, budget, spreads)
         rolled = recorded.free_running(sequences) if sequences else None
         if sequences and rolled:
             allowed = budgets("export", "fp32", sequences.golden.noise).override(limits or {})
-            checks += free_running_checks("export", None, rolled, sequences.golden, allowed)
+            checks += free_running_checks("export", None, rolled, sequences.golden, allowed, along)
         answers = recorded.save(workdir / "answers.safetensors", rolled)
     notes = *source.notes, *_list_notes(golden, random=not samples)
-    found = checks, notes, spreads.at("export"), answers
+    found = checks, notes, spreads.at("export"), answers, along.at("export")
     return ExportResult(model_file, golden_file, golden_digest, *found)
 
 
@@ -160,9 +165,12 @@ def _with_states(
         groups = stateful.complete_random([*random_groups(request.inputs, request.dims)])
         return groups, stateful.sequences(None, order, groups), labels
     groups, places = stateful.complete(samples, order)
-    if labels is not None and len(labels) % len(places) == 0:
-        labels = labels.reshape(len(places), -1, *labels.shape[1:])[places].reshape(labels.shape)
-    return groups, stateful.sequences(samples, order, ()), labels
+    sequences = stateful.sequences(samples, order, ())
+    flat = [at for group in places for at in group]
+    if labels is not None and len(labels) % len(flat) == 0:
+        labels = labels.reshape(len(flat), -1, *labels.shape[1:])[flat].reshape(labels.shape)
+    numbers = number_steps(len(flat), order).tolist()
+    return groups, replace(sequences, places=tuple(tuple(numbers[at] for at in group) for group in places)), labels
 
 
 @contextmanager

@@ -115,22 +115,33 @@ def roll_out(steps: Iterable[Run], streams: Streams) -> Iterator[Run]:
 
 def stack(
     runs: Iterable[Tensors], specs: Sequence[TensorSpec], dims: Sequence[Dim]
-) -> tuple[list[dict[str, Array]], Array]:
+) -> tuple[list[dict[str, Array]], list[list[int]]]:
     """Complete steps in groups of equal shapes, each step a row: the states of a step are among its inputs, so that
-    steps of one sequence, and of several, can be run side by side. And the places [steps] of the groups' steps.
+    steps of one sequence, and of several, can be run side by side. And the places of each group's steps among
+    the runs.
 
     A group has the batch's opt, or where that is 1 as many as it may have up to MOST_ROWS; steps of a model without a
-    batch in all of its inputs are groups of their own. The groups are in an order of which each beginning is spread
-    over all of them (van der Corput, 1935), as the first ones are what honest rounding is measured on.
+    batch in all of its inputs are groups of their own. Groups of several shapes, as of a cache that grows, are in an
+    order of which each beginning is spread over all of them (van der Corput, 1935): honest rounding is measured on the
+    first ones.
     """
     batch, steps = _batch_axes(specs, dims), list(runs)
     alike = dict[tuple[tuple[int, ...], ...], list[int]]()
     for at, step in enumerate(steps):
         alike.setdefault(tuple(step[spec.name].shape for spec in specs), []).append(at)
     groups = [part for places in alike.values() for part in _parts(places, steps[places[0]], batch)]
-    groups = [group for _, group in sorted(enumerate(groups), key=lambda item: f"{item[0]:032b}"[::-1])]
+    if len(alike) > 1:
+        groups = [group for _, group in sorted(enumerate(groups), key=lambda item: f"{item[0]:032b}"[::-1])]
     joined = [_join([steps[at] for at in group], batch) for group in groups]
-    return joined, np.array([at for group in groups for at in group], int)
+    return joined, groups
+
+
+def number_steps(count: int, order: Array | None) -> Array:
+    """The place [count] of each step in its sequence. order: as in `SequenceSamples`."""
+    if order is None:
+        return np.arange(count)
+    begun = np.flatnonzero(np.append(True, order[1:] != order[:-1]))
+    return np.arange(count) - np.repeat(begun, np.diff(np.append(begun, count)))
 
 
 def _batch_axes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> tuple[int, dict[str, int]] | None:

@@ -58,6 +58,7 @@ class _SequencesHeader:
     ends: Mapping[str, tuple[int, int]]
     cases: tuple[_CaseName, ...]
     noise: Noise | None = field(default=None, metadata=OMIT_NONE)
+    places: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class GoldenSet:
         sequences = None
         if found := read.sequences:
             inner = GoldenSet(_StoredCases(path, found.cases, names, _SEQUENCES), noise=found.noise)
-            sequences = GoldenSequences(found.states, found.ends, inner)
+            sequences = GoldenSequences(found.states, found.ends, inner, found.places)
         return cls(_StoredCases(path, read.cases, names), labels, path, read.noise, sequences)
 
 
@@ -139,11 +140,13 @@ class GoldenSequences:
     """Sequences of steps that a model with state is run through, handing its states on. ends: as in `Streams`.
 
     golden: a case is a sequence: inputs of its steps, without states, along a new axis 0 (`FreeRunningSession`).
+    places: for each golden case of single steps, in order, the places of its steps in their sequences.
     """
 
     states: tuple[State, ...]
     ends: Mapping[str, tuple[int, int]]
     golden: GoldenSet
+    places: tuple[tuple[int, ...], ...] = ()
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -268,7 +271,7 @@ def _encode(golden: GoldenSet) -> bytes:
     sequences = None
     if inner := golden.sequences:
         tensors |= {_SEQUENCES + name: array for name, array in _tensors(inner.golden).items()}
-        sequences = _SequencesHeader(inner.states, inner.ends, _names(inner.golden), inner.golden.noise)
+        sequences = _SequencesHeader(inner.states, inner.ends, _names(inner.golden), inner.golden.noise, inner.places)
     header = encode(_GoldenHeader(_FORMAT, _names(golden), golden.noise, sequences))
     return save(tensors, {"golden": canonical_json(header).decode()})
 

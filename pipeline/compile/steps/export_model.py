@@ -79,11 +79,12 @@ class ExportModel:
         known = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
         exported = export_source(self.source, samples, column, workdir, self.limits, known, order)
         frozen = GoldenSet.load(exported.golden)
-        proof = Proof(exported.checks, spreads=exported.spreads)
+        drifts = exported.spreads, exported.free_running
+        proof = Proof(exported.checks, (), *drifts)
         if self.metrics:
             threads = threads_for(exported.onnx, bool(self.source.states))
             with ReferenceSession(exported.onnx, threads=threads, name="the exported model") as session:
-                proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", exported.spreads)
+                proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", *drifts)
         inputs = None
         if samples and self.source.states:
             sequences = (map(itemgetter(1), steps) for steps in split(samples, order))

@@ -194,13 +194,14 @@ class CheckGraph:
     def run(self, context: WorkerContext) -> Proof:
         """The checks, that of the samples among them."""
         from builders.reference import ReferenceSession, threads_for
-        from validation.comparison.free_running import check_free_running
+        from validation.comparison.free_running import check_free_running, step_spreads
         from validation.comparison.sessions import decision_checks, drift_checks
         from validation.data.overlap import overlap_check
-        from validation.metrics.tally import Spreads
+        from validation.metrics.along import Along
 
-        place, spreads, workdir = open_store(context.store), Spreads(), context.workdir
+        place, along, workdir = open_store(context.store), Along(), context.workdir
         frozen = golden_set(place, self.golden, workdir)
+        spreads = step_spreads(frozen, along)
         candidate = runnable(fetch_graph(place, self.graph, workdir / "graph.onnx"), self.precision)
         original = fetch_graph(place, self.reference, workdir / "reference.onnx")
         with (
@@ -217,12 +218,14 @@ class CheckGraph:
                 lambda session, cases, opens: graph_drift_limits(
                     original, session, self.precision, cases, self.limits, self.metrics, workdir, opens
                 ),
+                along,
             )
             decided = decision_checks(checks, frozen, self.metrics, self.limits) if self.precision in QUANTIZED else []
             if self.samples:
                 golden, calibration = place.read_blob(self.samples.golden), place.read_blob(self.samples.calibration)
                 checks = (overlap_check(golden, calibration), *checks)
-            return proof_of([*checks, *decided], actual, frozen, self.metrics, "graph", spreads.at("quantization"))
+            drifts = spreads.at("quantization"), along.at("quantization")
+            return proof_of([*checks, *decided], actual, frozen, self.metrics, "graph", *drifts)
 
 
 def quantize(

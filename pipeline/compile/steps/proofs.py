@@ -84,16 +84,17 @@ class CheckEngine:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
-        from validation.comparison.free_running import check_free_running
+        from validation.comparison.free_running import check_free_running, step_spreads
         from validation.comparison.sessions import drift_checks
         from validation.comparison.tasks import lift_limits, limits_elsewhere
         from validation.fuzz.run import FuzzSides
         from validation.limits.budget import default_budget
-        from validation.metrics.tally import Spreads
+        from validation.metrics.along import Along
 
-        place, spreads, started = open_store(context.store), Spreads(), time.perf_counter()
+        place, along, started = open_store(context.store), Along(), time.perf_counter()
         wanted, workdir = self.engine.request, context.workdir
         frozen = golden_set(place, self.golden, workdir)
+        spreads = step_spreads(frozen, along)
         graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with (
             open_reference(place, graph, frozen, self.answers) as expected,
@@ -110,6 +111,7 @@ class CheckEngine:
                 lambda session, cases, opens: engine_drift_limits(
                     graph, session, wanted, cases, self.limits, workdir, opens
                 ),
+                along,
             )
             checks = tuple(lift_limits(drift, self.metrics))
             elsewhere = limits_elsewhere(spreads.at("engine"), self.metrics)
@@ -120,7 +122,8 @@ class CheckEngine:
                 checks += check_calls(self.calls, wanted, pair, frozen, graph, checks, compared_s)
             if self.contract:
                 checks += _check_contract(self.contract, expected, actual, frozen, held)
-            return proof_of(checks, actual, frozen, self.metrics, "engine", spreads.at("engine"))
+            drifts = spreads.at("engine"), along.at("engine")
+            return proof_of(checks, actual, frozen, self.metrics, "engine", *drifts)
 
 
 def check_calls(
