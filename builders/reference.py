@@ -17,14 +17,25 @@ from builders.backends.onnxruntime.file import embed_shapes, restore_names
 from builders.backends.onnxruntime.session import OrtSession, failures, open_model, words_of
 from builders.onnx_graphs.constant_part import cut_constant_part, cut_varying_part
 from builders.onnx_graphs.outline import load_outline
-from builders.onnx_graphs.shard_names import has_shards
+from builders.onnx_graphs.shard_names import graph_bytes, has_shards
 from builders.onnx_graphs.weights import embed, is_external
 from enginery.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Tensors, Untyped
 
-__all__ = ["ReferenceSession", "accepts", "embed_shapes", "open_interpreter", "restore_names", "words_of"]
+# A graph with less is run in one thread, and so is a step of a model with state with less than the second.
+ONE_THREAD_BYTES, ONE_THREAD_STEP_BYTES = 1 << 20, 8 << 20
+
+__all__ = [
+    "ReferenceSession",
+    "accepts",
+    "embed_shapes",
+    "open_interpreter",
+    "restore_names",
+    "threads_for",
+    "words_of",
+]
 
 
 class ReferenceSession(OrtSession):
@@ -47,6 +58,13 @@ class ReferenceSession(OrtSession):
             return _open_parts(path, options) or open_model(path, options, name=name)
 
         super().__init__(model, optimized=False, threads=threads, opens=open_session, name=name)
+
+
+def threads_for(graph: Path, steps: bool = False) -> int:
+    """Threads of a session that runs a graph as it is written, 0 for one per core: of a small one a second thread waits
+    between the operators, and costs as much as the first. Of a decoder of 2.5 MiB it takes twice the time, too.
+    steps: whether calls are steps of a model with state, which do less than others."""
+    return 1 if graph_bytes(graph) < (ONE_THREAD_STEP_BYTES if steps else ONE_THREAD_BYTES) else 0
 
 
 class _VaryingPart:

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from enginery.core.codec import encode_document
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.machine import describe_host
+from enginery.core.reports.free_running import FreeRunning
 from enginery.core.reports.proof import Report, Verdict, judge
 from enginery.core.text import now
 from enginery.core.types import BuildFailure
@@ -68,6 +70,7 @@ def make_report(
         host=describe_host(),
         versions=dict(request.toolchain),
         spreads=tuple(spread.round_numbers() for proof in proofs for spread in proof.spreads),
+        free_running=tuple(found for proof in proofs for found in proof.free_running),
     )
 
 
@@ -93,6 +96,7 @@ class EngineResult:
     cached: bool = False
     seconds: float = 0.0
     attributed: tuple[Attributed, ...] = ()
+    free_running: tuple[FreeRunning, ...] = ()
     failure: BuildFailure | None = None
 
     @property
@@ -116,6 +120,8 @@ class EngineResult:
             "seconds": self.seconds,
             "notes": list(self.notes),
         }
+        if self.free_running:
+            row["free_running"] = [encode_document(found) for found in self.free_running]
         if self.attributed:
             row["attribution"] = [vars(each) for each in self.attributed]
         if self.failure:

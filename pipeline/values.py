@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from enginery.core.codec import OMIT_DEFAULT
+from enginery.core.reports.free_running import FreeRunning
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.requirements import Requirement
 from enginery.core.text import pluralize
@@ -149,6 +150,7 @@ class Proof:
     checks: tuple[Check, ...] = ()
     metrics: tuple[tuple[str, float], ...] = ()
     spreads: tuple[Spread, ...] = ()
+    free_running: tuple[FreeRunning, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def failed(self) -> tuple[Check, ...]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Literal, TypeVar, get_args
 
 from enginery.core import parsing
+from enginery.core.codec import decode
 from enginery.core.digest import canonical_json, digest_of, is_digest
 from enginery.core.ensemble import PinnedGraph
 from enginery.core.errors import IntegrityError

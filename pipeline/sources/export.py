@@ -18,9 +18,10 @@ from builders.execution.fork_server import fork_here
 from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shard_names import list_weight_files
 from builders.onnx_graphs.weights import load_graph, without_weights
-from builders.reference import ReferenceSession
+from builders.reference import ReferenceSession, threads_for
 from enginery.arrays import Array
 from enginery.core.errors import ModelError
+from enginery.core.reports.free_running import FreeRunning
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
@@ -33,14 +34,14 @@ from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx, spe
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.steps import StateModel, check_states
 from pipeline.sources.user_process import start_user_process
-from validation.comparison.free_running import free_running_checks
+from validation.comparison.free_running import free_running_checks, step_spreads
 from validation.comparison.sessions import expected_checks
 from validation.data.samples import Samples
+from validation.data.sequences import number_steps
 from validation.golden.answers import RecordedSession
-from validation.golden.free_running import FreeRunningSession
 from validation.golden.golden_set import GoldenSequences, GoldenSet, freeze
 from validation.limits.budget import budgets
-from validation.metrics.tally import Spreads
+from validation.metrics.along import Along
 
 # Groups of random inputs where no golden data is given, and their seed.
 RANDOM_GROUPS, RANDOM_SEED = 8, 0
@@ -55,7 +56,8 @@ class ExportResult:
     """The files of an export, and the checks of the ONNX model against its source.
 
     notes: for people, such as that golden inputs are random.  spreads: how the errors spread.  answers: a file of what
-    the ONNX model answers to the golden set; None where that is large (`RecordedSession.save`).
+    the ONNX model answers to the golden set; None where that is large (`RecordedSession.save`).  free_running: of a
+    model with state, the drift along sequences.
     """
 
     onnx: Path
@@ -65,6 +67,7 @@ class ExportResult:
     notes: tuple[str, ...]
     spreads: tuple[Spread, ...] = ()
     answers: Path | None = None
+    free_running: tuple[FreeRunning, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,14 +101,14 @@ def export(
     exported, and DataError for samples that cannot be read.
     """
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
-    spreads = Spreads()
+    along = Along()
     groups: Samples | Sequence[Tensors] = samples or list(random_groups(request.inputs, request.dims))
     sequences: GoldenSequences | None = None
     with fork_here() as start:  # before a framework is imported, whose threads no fork would copy
         with write_model(request, model_file, workdir, known) as source:
             try:
                 if request.states:
-                    groups, sequences = _with_states(request, source, model_file, samples, order)
+                    groups, sequences, labels = _with_states(request, source, model_file, samples, order, labels)
                 golden = freeze(groups, request.inputs, request.dims, source.run, labels)
             except ModelError as error:
                 if samples:
@@ -118,18 +121,20 @@ def export(
             handed_on = measure_noise(model_file, sequences, request.inputs, request.dims, workdir, start)
             sequences = replace(sequences, golden=replace(sequences.golden, noise=handed_on))
         golden = replace(golden, noise=noise, sequences=sequences)
-    with ReferenceSession(model_file, name="the exported model") as session:
+    threads = threads_for(model_file, bool(sequences))
+    with ReferenceSession(model_file, threads=threads, name="the exported model") as session:
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
         recorded = RecordedSession(session, len(golden.cases))
+        spreads = step_spreads(golden, along)
         checks = expected_checks("export", recorded, golden, budget, spreads)
-        answers = recorded.save(workdir / "answers.safetensors")
-        if sequences:
-            rolled = FreeRunningSession(session, sequences)
+        rolled = recorded.free_running(sequences) if sequences else None
+        if sequences and rolled:
             allowed = budgets("export", "fp32", sequences.golden.noise).override(limits or {})
-            checks += free_running_checks("export", None, rolled, sequences.golden, allowed)
+            checks += free_running_checks("export", None, rolled, sequences.golden, allowed, along)
+        answers = recorded.save(workdir / "answers.safetensors", rolled)
     notes = *source.notes, *_list_notes(golden, random=not samples)
-    found = checks, notes, spreads.at("export"), answers
+    found = checks, notes, spreads.at("export"), answers, along.at("export")
     return ExportResult(model_file, golden_file, golden_digest, *found)
 
 
@@ -145,16 +150,27 @@ def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:
 
 
 def _with_states(
-    request: ExportRequest, source: _Source, model: Path, samples: Samples | None, order: Array | None
-) -> tuple[list[dict[str, Array]], GoldenSequences]:
-    """The golden inputs of a model with state. Raises ModelError for states that its outputs cannot give."""
+    request: ExportRequest,
+    source: _Source,
+    model: Path,
+    samples: Samples | None,
+    order: Array | None,
+    labels: Array | None,
+) -> tuple[list[dict[str, Array]], GoldenSequences, Array | None]:
+    """The golden inputs of a model with state, in groups, with the labels in their order. Raises ModelError for states
+    that its outputs cannot give."""
     check_states(request.states, *specs_of(load_outline(model)))
     stateful = StateModel(source.run, request.inputs, request.dims, request.states)
-    if samples:
-        groups = stateful.complete(samples, order)
-    else:
+    if samples is None:
         groups = stateful.complete_random([*random_groups(request.inputs, request.dims)])
-    return groups, stateful.sequences(samples, order, groups)
+        return groups, stateful.sequences(None, order, groups), labels
+    groups, places = stateful.complete(samples, order)
+    sequences = stateful.sequences(samples, order, ())
+    flat = [at for group in places for at in group]
+    if labels is not None and len(labels) % len(flat) == 0:
+        labels = labels.reshape(len(flat), -1, *labels.shape[1:])[flat].reshape(labels.shape)
+    numbers = number_steps(len(flat), order).tolist()
+    return groups, replace(sequences, places=tuple(tuple(numbers[at] for at in group) for group in places)), labels
 
 
 @contextmanager
@@ -214,7 +230,8 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     if not _is_as_given(model, given):
         given = workdir / "source.onnx"
         save_onnx(model, given)
-    with ReferenceSession(given, name=str(request.root / request.file)) as session:
+    threads = threads_for(given, True) if request.states else 0
+    with ReferenceSession(given, threads=threads, name=str(request.root / request.file)) as session:
         yield _Source(lambda: model, names, session.run)
     (workdir / "source.onnx").unlink(missing_ok=True)
 

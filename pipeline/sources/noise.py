@@ -37,7 +37,7 @@ class MeasureNoise:
 
     def run(self, context: WorkerContext) -> Noise:  # noqa: ARG002 - the protocol's
         """The noise floor; without floors and with the reason where the model cannot be run in float64."""
-        from builders.reference import ReferenceSession
+        from builders.reference import ReferenceSession, threads_for
         from validation.limits.noise_floor import DoubleSession, noise_floor
 
         try:
@@ -45,7 +45,8 @@ class MeasureNoise:
         except ValueError as error:
             return Noise(reason=_first_line(error))
         golden = GoldenSet.load(self.cases)
-        with ReferenceSession(self.model, name="the exported model") as single:
+        threads = threads_for(self.model, bool(golden.sequences))
+        with ReferenceSession(self.model, threads=threads, name="the exported model") as single:
             if golden.sequences:
                 rolled = FreeRunningSession(single, golden.sequences)
                 double = partial(rolled.roller.roll, exact.run)

@@ -41,6 +41,14 @@ def test_engines_are_proven_step_by_step_and_free_running(built: tuple[Path, Any
         free = {check["joint"] for check in checks if check["case"] == "free running" and check["name"] == "sqnr_db"}
         assert free == stages
         assert all(check["value"] == 0 for check in checks if check["name"] == "calibration overlap")
+        courses = {found["joint"]: found for found in report["free_running"] if found["output"] == "y"}
+        assert courses.keys() == stages
+        assert [item["case"] for item in courses["engine"]["sequences"]][-1] == "sequences side by side"
+        assert all(isinstance(level, float) or level == "inf" for level in courses["export"]["single_db"])
+    page = (place / "report.html").read_text()
+    assert page.count('<table class="parts">') >= 3 and "worst sequence" in page
+    rows = [engine.to_json() for engine in outcome.engines]
+    assert all({found["joint"] for found in row["free_running"]} >= {"export", "engine"} for row in rows)
 
 
 def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, Any], tmp_path: Path) -> None:
@@ -161,6 +169,27 @@ def test_data_that_holds_the_state_is_refused(tmp_path: Path) -> None:
 def test_without_data_the_steps_are_random_and_the_states_are_the_models(tmp_path: Path) -> None:
     spec = {key: value for key, value in CACHED.items() if key not in ("golden", "calibration")}
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
+    outcome = enginery.build(path, registry=tmp_path / "registry")
+    assert [item.status for item in outcome.engines] == ["proven"]
+
+
+def test_labels_stay_with_their_steps(tmp_path: Path) -> None:
+    metric = {"name": "accuracy", "output": "y", "floor": 1.0}
+    spec = change(change(RECURRENT, "golden.labels", "wanted"), "golden.metric", metric)
+    path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
+    session, data = ort.InferenceSession(str(path.parent / "model.onnx")), arrays(path.parent / "golden.npz")
+    streams = enginery.Streams(
+        lambda given: dict(zip(["y", "hn"], session.run(["y", "hn"], given), strict=True)),
+        load_spec(path).tensors(),
+        load_spec(path).states(),
+    )
+    wanted = []
+    for step in range(36):
+        if step % 12 == 0:
+            streams.reset()
+        wanted.append(streams.run({"x": data["x"][step : step + 1]})["y"].argmax())
+    np.savez(path.parent / "golden.npz", **data, wanted=np.array(wanted))
+    assert len(set(wanted)) > 1
     outcome = enginery.build(path, registry=tmp_path / "registry")
     assert [item.status for item in outcome.engines] == ["proven"]
 

@@ -16,6 +16,7 @@ from enginery.core.types import Tensors
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, OutputLimits, at_most, within
 from validation.limits.measured import MeasuredDrift, Value, of_edge, of_golden, still_share
+from validation.metrics.along import Along
 from validation.metrics.drift import Drift, measure
 from validation.metrics.tally import Spreads, samples_of
 
@@ -80,7 +81,7 @@ class StageComparison:
     """
 
     stage: str
-    spreads: Spreads | None
+    spreads: Spreads | Along | None
     declared: Mapping[str, str]
     outputs: dict[str, OutputComparison] = field(default_factory=dict)
     failures: list[Check] = field(default_factory=list)

@@ -22,6 +22,7 @@ from validation.comparison.outputs import StageComparison, check_of
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, Budgets, OutputLimits, StagedLimits
 from validation.limits.measured import MeasuredDrift
+from validation.metrics.along import Along
 from validation.metrics.drift import Drift, measure
 from validation.metrics.tally import Spreads
 from validation.metrics.tasks.terms import TaskMetric
@@ -41,7 +42,7 @@ def drift_checks(
     candidate: Session,
     golden: GoldenSet,
     limits: Budget | Budgets | OutputLimits | StagedLimits,
-    spreads: Spreads | None = None,
+    spreads: Spreads | Along | None = None,
     usual: dict[str, Drift] | None = None,
 ) -> tuple[Check, ...]:
     """The checks of a candidate against a reference on every case; without one, against the golden set's outputs.

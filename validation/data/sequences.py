@@ -16,6 +16,8 @@ from validation.data.overlap import merge_digests, window_digests
 from validation.data.samples import Samples, SampleSource
 
 Run = tuple[int, dict[str, Array]]
+# Of a group of steps, where the batch's opt is 1.
+MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -111,32 +113,54 @@ def roll_out(steps: Iterable[Run], streams: Streams) -> Iterator[Run]:
         yield end, streams.complete(inputs)
 
 
-def stack(runs: Iterable[Tensors], specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, Array]]:
-    """Complete steps in groups of the batch's opt, each step a row: the states of a step are among its inputs, so that
-    steps of one sequence can be run side by side. Steps of other shapes than those before them begin a group; those of
-    a model without a batch in all of its inputs are groups of their own."""
-    batch = _batch_axes(specs, dims)
-    group: list[Tensors] = []
-    for inputs in runs:
-        if group and (batch is None or len(group) == batch[0] or not _alike(inputs, group[0])):
-            yield _join(group, batch)
-            group = []
-        group.append(inputs)
-    if group:
-        yield _join(group, batch)
+def stack(
+    runs: Iterable[Tensors], specs: Sequence[TensorSpec], dims: Sequence[Dim]
+) -> tuple[list[dict[str, Array]], list[list[int]]]:
+    """Complete steps in groups of equal shapes, each step a row: the states of a step are among its inputs, so that
+    steps of one sequence, and of several, can be run side by side. And the places of each group's steps among
+    the runs.
+
+    A group has the batch's opt, or where that is 1 as many as it may have up to MOST_ROWS; steps of a model without a
+    batch in all of its inputs are groups of their own. Groups of several shapes, as of a cache that grows, are in an
+    order of which each beginning is spread over all of them (van der Corput, 1935): honest rounding is measured on the
+    first ones.
+    """
+    batch, steps = _batch_axes(specs, dims), list(runs)
+    alike = dict[tuple[tuple[int, ...], ...], list[int]]()
+    for at, step in enumerate(steps):
+        alike.setdefault(tuple(step[spec.name].shape for spec in specs), []).append(at)
+    groups = [part for places in alike.values() for part in _parts(places, steps[places[0]], batch)]
+    if len(alike) > 1:
+        groups = [group for _, group in sorted(enumerate(groups), key=lambda item: f"{item[0]:032b}"[::-1])]
+    joined = [_join([steps[at] for at in group], batch) for group in groups]
+    return joined, groups
+
+
+def number_steps(count: int, order: Array | None) -> Array:
+    """The place [count] of each step in its sequence. order: as in `SequenceSamples`."""
+    if order is None:
+        return np.arange(count)
+    begun = np.flatnonzero(np.append(True, order[1:] != order[:-1]))
+    return np.arange(count) - np.repeat(begun, np.diff(np.append(begun, count)))
 
 
 def _batch_axes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> tuple[int, dict[str, int]] | None:
-    """(opt of the batch, its axis in each input), where every input has one and the least batch is 1."""
+    """(rows of a group, the batch's axis in each input), where every input has one and the least batch is 1."""
     names = {dim.name: dim for dim in dims if dim.min == 1}
     first = next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] in names), None)
     if first is None or not all(spec.shape.count(first) == 1 for spec in specs):
         return None
-    return names[str(first)].opt, {spec.name: spec.shape.index(first) for spec in specs}
+    dim = names[str(first)]
+    return dim.opt if dim.opt > 1 else min(dim.max, MOST_ROWS), {spec.name: spec.shape.index(first) for spec in specs}
 
 
-def _alike(left: Tensors, right: Tensors) -> bool:
-    return all(array.shape == right[name].shape for name, array in left.items())
+def _parts(places: list[int], step: Tensors, batch: tuple[int, dict[str, int]] | None) -> Iterator[list[int]]:
+    """The places of alike steps, in groups. step: one of them, which may have several rows itself."""
+    size = 1
+    if batch:
+        name, axis = next(iter(batch[1].items()))
+        size = max(batch[0] // max(step[name].shape[axis], 1), 1)
+    yield from (places[start : start + size] for start in range(0, len(places), size))
 
 
 def _join(group: Sequence[Tensors], batch: tuple[int, dict[str, int]] | None) -> dict[str, Array]:

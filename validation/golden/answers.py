@@ -7,7 +7,8 @@ import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.types import Session, Tensors
-from validation.golden.golden_set import Case, GoldenSet, case_names
+from validation.golden.free_running import FreeRunningSession
+from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, case_names
 
 # Answers that take more are not kept: they would be read and written in as much time as they are computed in.
 MOST_BYTES = 64 << 20
@@ -40,12 +41,18 @@ class RecordedSession(Session):
             self._bytes += sum(array.nbytes for array in answer.values())
         return answer
 
-    def save(self, path: Path) -> Path | None:
+    def free_running(self, sequences: GoldenSequences) -> "RecordedSession":
+        """The session as one of whole sequences (`FreeRunningSession`), whose answers to these may be on record too."""
+        session = FreeRunningSession(self._session, sequences)
+        return RecordedSession(session, len(sequences.golden.cases), self._known)
+
+    def save(self, path: Path, rolled: "RecordedSession | None" = None) -> Path | None:
         """Write the session's own answers, by the digest of their inputs; None, and no file, where they take more than
-        MOST_BYTES."""
-        if self._bytes > MOST_BYTES:
+        MOST_BYTES. rolled: what `free_running` gave, whose answers are written too."""
+        if self._bytes + (rolled._bytes if rolled else 0) > MOST_BYTES:
             return None
-        GoldenSet(tuple(Case(name, "golden", {}, answer) for name, answer in self._fresh.items())).save(path)
+        fresh = {**self._fresh, **(rolled._fresh if rolled else {})}
+        GoldenSet(tuple(Case(name, "golden", {}, answer) for name, answer in fresh.items())).save(path)
         return path
 
 

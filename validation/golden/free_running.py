@@ -26,17 +26,18 @@ class Roller:
     """Runs a model through a sequence from its beginning.
 
     inputs: of the model.  ends: as in `Streams`.  steps: names of the inputs that each step gives; the others are the
-    same in all of them.  outputs: names of those that are wanted.
+    same in all of them.
     """
 
     inputs: tuple[TensorSpec, ...]
     states: tuple[State, ...]
     ends: Mapping[str, tuple[int, int]]
     steps: tuple[str, ...]
-    outputs: tuple[str, ...]
 
     def roll(self, run: Callable[[Tensors], Tensors], inputs: Tensors) -> dict[str, Array]:
-        """The outputs of all steps, each stacked along a new axis 0, as the steps of `inputs` are. run: the model.
+        """The outputs of all steps, each stacked along a new axis 0, as the steps of `inputs` are; of one that is a
+        state, beside others that are none, what the last step left, since it holds all steps or what became of them.
+        run: the model.
 
         Raises DataError for inputs without a step, and what the model raises.
         """
@@ -45,22 +46,29 @@ class Roller:
             raise DataError("a sequence without steps; give at least one")
         same = {name: array for name, array in inputs.items() if name not in self.steps}
         streams = Streams(run, self.inputs, self.states, self.ends)
-        answers = [streams.run({**same, **{name: inputs[name][at] for name in self.steps}}) for at in range(count)]
-        return {name: stack_steps([answer[name] for answer in answers]) for name in self.outputs}
+        found: dict[str, list[Array]] = {}
+        for at in range(count):
+            answer = streams.run({**same, **{name: inputs[name][at] for name in self.steps}})
+            left = {state.output for state in self.states} if len(answer) > len(self.states) else set()
+            for name, array in answer.items():
+                kept = found.setdefault(name, [])
+                if name in left:
+                    kept.clear()
+                kept.append(array)
+        return {name: stack_steps(arrays) for name, arrays in found.items()}
 
 
 class FreeRunningSession(Session):
-    """A session whose calls take all steps of a sequence, as the cases of `GoldenSequences` are. Outputs that are
-    states are left out, where there are others."""
+    """A session whose calls take all steps of a sequence, as the cases of `GoldenSequences` are; outputs as in
+    `Roller`."""
 
     def __init__(self, session: Session, sequences: GoldenSequences) -> None:
         states, steps = sequences.states, tuple(next(iter(sequences.golden.cases)).inputs)
-        seen = visible([spec.name for spec in session.outputs], states)
         self._halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
-        self._session, self.outputs = session, [_stacked(spec) for spec in session.outputs if spec.name in seen]
+        self._session, self.outputs = session, [_stacked(spec) for spec in session.outputs]
         given = without_states(session.inputs, states)
         self.inputs: Sequence[TensorSpec] = [_stacked(spec) if spec.name in steps else spec for spec in given]
-        self.roller = Roller(tuple(session.inputs), states, sequences.ends, steps, seen)
+        self.roller = Roller(tuple(session.inputs), states, sequences.ends, steps)
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs of all steps. Raises as `Roller.roll`."""
@@ -70,12 +78,6 @@ class FreeRunningSession(Session):
         """One step; a graph that emulates float16 gives such states in float32, and takes them in float16."""
         narrowed = {name: inputs[name].astype(np.float16, copy=False) for name in self._halves & inputs.keys()}
         return self._session.run({**inputs, **narrowed})
-
-
-def visible(outputs: Sequence[str], states: Sequence[State]) -> tuple[str, ...]:
-    """The outputs that are no states; all of them where every one is."""
-    own = {state.output for state in states}
-    return tuple(name for name in outputs if name not in own) or tuple(outputs)
 
 
 def stack_steps(answers: Sequence[Array]) -> Array:

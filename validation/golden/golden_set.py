@@ -19,7 +19,7 @@ from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import DataError, IntegrityError, ModelError
 from enginery.core.state import State
-from enginery.core.types import Dim, Tensors, TensorSpec, sizes_product
+from enginery.core.types import Dim, Tensors, TensorSpec, Untyped, sizes_product
 from validation.data.batches import enough_samples
 from validation.data.samples import Samples, resize
 from validation.limits.noise_floor import Noise
@@ -58,6 +58,7 @@ class _SequencesHeader:
     ends: Mapping[str, tuple[int, int]]
     cases: tuple[_CaseName, ...]
     noise: Noise | None = field(default=None, metadata=OMIT_NONE)
+    places: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class GoldenSet:
         sequences = None
         if found := read.sequences:
             inner = GoldenSet(_StoredCases(path, found.cases, names, _SEQUENCES), noise=found.noise)
-            sequences = GoldenSequences(found.states, found.ends, inner)
+            sequences = GoldenSequences(found.states, found.ends, inner, found.places)
         return cls(_StoredCases(path, read.cases, names), labels, path, read.noise, sequences)
 
 
@@ -139,11 +140,13 @@ class GoldenSequences:
     """Sequences of steps that a model with state is run through, handing its states on. ends: as in `Streams`.
 
     golden: a case is a sequence: inputs of its steps, without states, along a new axis 0 (`FreeRunningSession`).
+    places: for each golden case of single steps, in order, the places of its steps in their sequences.
     """
 
     states: tuple[State, ...]
     ends: Mapping[str, tuple[int, int]]
     golden: GoldenSet
+    places: tuple[tuple[int, ...], ...] = ()
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -240,11 +243,16 @@ class _StoredCases(Sequence[Case]):
 
     def _tensors(self, at: int) -> Iterator[dict[str, Array]]:
         """The inputs, then the expected outputs, of the case at an index."""
+        for prefix in (self.root + _prefix(at, "in"), self.root + _prefix(at, "out")):
+            names = self._by_prefix.get(prefix, ())
+            yield {name.removeprefix(prefix): self._file.get_tensor(name) for name in names}
+
+    @cached_property
+    def _file(self) -> Untyped:
+        """The open file: to read the header of a set of many small cases takes longer than to read a case."""
         from safetensors import safe_open
 
-        with safe_open(self.path, framework="numpy") as file:
-            for prefix in (self.root + _prefix(at, "in"), self.root + _prefix(at, "out")):
-                yield {name.removeprefix(prefix): file.get_tensor(name) for name in self._by_prefix.get(prefix, ())}
+        return safe_open(self.path, framework="numpy")
 
     @cached_property
     def _by_prefix(self) -> dict[str, list[str]]:
@@ -263,7 +271,7 @@ def _encode(golden: GoldenSet) -> bytes:
     sequences = None
     if inner := golden.sequences:
         tensors |= {_SEQUENCES + name: array for name, array in _tensors(inner.golden).items()}
-        sequences = _SequencesHeader(inner.states, inner.ends, _names(inner.golden), inner.golden.noise)
+        sequences = _SequencesHeader(inner.states, inner.ends, _names(inner.golden), inner.golden.noise, inner.places)
     header = encode(_GoldenHeader(_FORMAT, _names(golden), golden.noise, sequences))
     return save(tensors, {"golden": canonical_json(header).decode()})
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from enginery.core.reports.free_running import FreeRunning
 from enginery.core.reports.proof import Report, Spread, Worst
 from validation.plots.charts import Axis, Colour, Curve, Plot, ecdf, series, span_axis
 from validation.plots.svg import svg
@@ -70,6 +71,33 @@ def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
     return (sorted(firsts, key=rank) + sorted(others, key=rank))[:MOST_ROWS]
 
 
+@dataclass(frozen=True)
+class CourseRow:
+    """The drift of an output along sequences. name: of its graph or engine.  parts: (first step, free running dB,
+    dB of single steps) of each part."""
+
+    name: str
+    found: FreeRunning
+    parts: tuple[tuple[int, float, float], ...]
+
+
+def courses(reports: Sequence[Report]) -> list[CourseRow]:
+    """The drift along sequences of models with state, by stage; what several engines share is shown once."""
+    groups: dict[str, tuple[FreeRunning, list[Report]]] = {}
+    for report in reports:
+        for found in report.free_running:
+            groups.setdefault(repr(found), (found, []))[1].append(report)
+    ordered = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].joint))
+    return [
+        CourseRow(
+            "export" if found.joint == "export" else _name(found, units),
+            found,
+            tuple(zip(found.starts, found.free_db, found.single_db, strict=True)),
+        )
+        for found, units in ordered
+    ]
+
+
 def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     """Each distinct spread of the reports, in the order of the stages."""
     groups: dict[str, tuple[Spread, list[Report]]] = {}
@@ -95,7 +123,7 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     ]
 
 
-def _name(spread: Spread, units: Sequence[Report], long: bool = False) -> str:
+def _name(spread: Spread | FreeRunning, units: Sequence[Report], long: bool = False) -> str:
     """'int8 graph' or 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
     if spread.joint == "engine" and len(units) == 1:
         return units[0].unit

@@ -12,7 +12,14 @@ from enginery.registry.manifest import EngineEntry
 from validation.attribution.formatting import AttributionView, view_attribution
 from validation.latency.view import LatencyView, view_latencies
 from validation.limits.budget import at_most, within
-from validation.reporting.distributions import ErrorDistribution, WorstRow, distributions, worst_cases
+from validation.reporting.distributions import (
+    CourseRow,
+    ErrorDistribution,
+    WorstRow,
+    courses,
+    distributions,
+    worst_cases,
+)
 from validation.reporting.quantization import QuantizationSection, quantizations
 from validation.reporting.stages import STAGES, DriftRow, StageSection, side_by_side, stages
 from validation.reporting.version_document import VersionDocument
@@ -106,6 +113,7 @@ class VersionPage:
     beside: Sequence[DriftRow]
     distributions: Sequence[ErrorDistribution]
     worst: Sequence[WorstRow]
+    courses: Sequence[CourseRow]
     quantizations: Sequence[QuantizationSection]
     attributions: Sequence[AttributionView]
     latencies: Sequence[LatencyView]
@@ -147,6 +155,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         beside=side_by_side(reports),
         distributions=distributions(reports) if pictures else [],
         worst=worst_cases(reports),
+        courses=courses(reports),
         quantizations=quantizations(version.quantization, dict.fromkeys(untouched)) if pictures else [],
         attributions=[view_attribution(item) for item in version.attributions],
         latencies=view_latencies(version.latencies, pictures),

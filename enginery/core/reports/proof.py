@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NoReturn
 
-from enginery.core.codec import OMIT_NONE, decode, encode_document
+from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode_document
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError
+from enginery.core.reports.free_running import FreeRunning
 from enginery.core.text import join_first, pluralize
 
 
@@ -117,6 +118,7 @@ class Report:
 
     created_at: ISO 8601, UTC.  host: the machine that the checks ran on.  versions: of compiler and runtime.
     spreads: the distribution of errors per stage and output, where that was measured.
+    free_running: of a model with state, the drift of its outputs along sequences.
     """
 
     unit: str
@@ -132,6 +134,7 @@ class Report:
     host: Mapping[str, str]
     versions: Mapping[str, str]
     spreads: tuple[Spread, ...] = ()
+    free_running: tuple[FreeRunning, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def failed(self) -> tuple[Check, ...]:

@@ -189,6 +189,9 @@ def show_outcome(outcome: "Outcome") -> None:
     noted = {note for engine in outcome.failed for note in engine.notes}
     for hint in (hint for hint in HINTS if hint in noted):
         say(f"note: {hint}")
+    for engine in outcome.engines:
+        for found in (found for found in engine.free_running if found.joint != "export"):
+            echo(f"{engine.unit} free running, {found.joint}, {found.output}: {found.text}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + format_metrics(metrics))
     _show_place(outcome)

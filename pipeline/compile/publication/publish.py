@@ -113,6 +113,7 @@ def _result(entry: EngineEntry, item: JudgedUnit | None) -> EngineResult:
     return replace(
         found,
         metrics=dict(item.metrics),
+        free_running=item.report.free_running if item.report else (),
         cached=built.cached,
         seconds=0.0 if built.cached else built.seconds,
         failure=built.failure,

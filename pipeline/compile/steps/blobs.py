@@ -14,6 +14,7 @@ from builders.onnx_graphs.shard_names import list_shards
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.reports.free_running import FreeRunning
 from enginery.core.reports.proof import Check, Spread, name_task_checks
 from enginery.core.requirements import Weights
 from enginery.core.types import Engine, Precision, Session
@@ -125,13 +126,11 @@ def answers_here(exported: Exported) -> str | None:
 
 
 @contextmanager
-def open_reference(
-    store: Store, path: Path, golden: "GoldenSet", answers: str | None, threads: int = 0
-) -> "Iterator[RecordedSession]":
+def open_reference(store: Store, path: Path, golden: "GoldenSet", answers: str | None) -> "Iterator[RecordedSession]":
     """The graph at `path`, opened to be run as it is written. answers: digest of what this very graph answered to the
     golden set on this kind of machine; without them, or where they cannot be read, it is run for all of them. Raises as
     `ReferenceSession`."""
-    from builders.reference import ReferenceSession
+    from builders.reference import ReferenceSession, threads_for
     from validation.golden.answers import RecordedSession
     from validation.golden.golden_set import GoldenSet
 
@@ -139,7 +138,7 @@ def open_reference(
     if answers:
         with suppress(IntegrityError, DataError):
             known = GoldenSet.load(fetch(store, answers, path.with_name("answers.safetensors")))
-    with ReferenceSession(path, threads=threads) as session:
+    with ReferenceSession(path, threads=threads_for(path, bool(golden.sequences))) as session:
         yield RecordedSession(session, len(golden.cases), known)
 
 
@@ -150,6 +149,7 @@ def proof_of(
     metrics: Sequence[TaskMetric],
     what: str,
     spreads: Sequence[Spread] = (),
+    free_running: Sequence[FreeRunning] = (),
 ) -> Proof:
     """Checks, task metrics and spreads as a proof; each value of a metric is a check of its own, and where a metric
     decides, drift beyond its limits is not a failure. what: the thing that was run."""
@@ -158,7 +158,7 @@ def proof_of(
     task = [replace(check, case=f"{check.case}, {what}") for check in task_checks(session, golden, metrics)]
     found = {name: check.value for name, check in name_task_checks(task).items()}
     values = tuple((name, value) for name, value in found.items() if value is not None and math.isfinite(value))
-    return Proof((*lift_limits(checks, metrics), *task), values, tuple(spreads))
+    return Proof((*lift_limits(checks, metrics), *task), values, tuple(spreads), tuple(free_running))
 
 
 def runnable(graph: Path, precision: Precision) -> Path:

@@ -132,7 +132,7 @@ def open_samples(samples: CalibrationSamples) -> "AbstractContextManager[SampleS
 def complete_samples(stored: "SampleSource", samples: CalibrationSamples, model: Path) -> "SampleSource":
     """What `open_samples` gave, as it is; of a model with state, as steps with the states that the ONNX file `model`
     hands on. Raises DataError for an array of sequences that is not there."""
-    from builders.reference import ReferenceSession
+    from builders.reference import ReferenceSession, threads_for
     from enginery.streams import Streams
     from validation.data.samples import Samples
     from validation.data.sequences import SequenceSamples, read_order
@@ -141,7 +141,8 @@ def complete_samples(stored: "SampleSource", samples: CalibrationSamples, model:
         return stored
     order = read_order(stored, samples.sequence) if isinstance(stored, Samples) else None
     ends = {dim.name: (dim.min, dim.max) for dim in samples.shapes.dims}
-    streams = Streams(ReferenceSession(model).run, samples.shapes.inputs, samples.states, ends)
+    session = ReferenceSession(model, threads=threads_for(model, steps=True))
+    streams = Streams(session.run, samples.shapes.inputs, samples.states, ends)
     return SequenceSamples(stored, streams, order)
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from builders.onnx_graphs.shard_names import graph_bytes
 from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -21,8 +21,6 @@ WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limit
 DECIDED = (
     "quantization decides near ties otherwise; if the task allows some, give argmax_agreement in validation.limits"
 )
-# Of a graph, below which it is run in one thread.
-ONE_THREAD_BYTES = 1 << 20
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
 
 
@@ -51,7 +49,7 @@ def engine_drift_limits(
             graph,
             golden,
             reference,
-            opens or as_written,
+            opens or partial(as_written, steps=golden.sequences is not None),
             workdir,
             activation_blocks=blocks,
             thorough=True,
@@ -90,8 +88,9 @@ def graph_drift_limits(
     half: Precision | None = None if precision == "fp32" else precision
 
     def measured() -> "Iterator[OutputLimits]":
+        opener = opens or partial(as_written, steps=golden.sequences is not None)
         honestly = honest_rounding(
-            path, golden, reference, opens or as_written, workdir, half=half, thorough=True, whole=opens is not None
+            path, golden, reference, opener, workdir, half=half, thorough=True, whole=opens is not None
         )
         for honest in honestly:
             found = budgets("quantization", precision, golden.noise, honest).override(limits)
@@ -105,17 +104,11 @@ def _unknown(honest: "Honest") -> str:
     return f"honest rounding is not known: {honest.reason}" if honest.reason else ""
 
 
-def as_written(path: Path) -> "ReferenceSession":
-    """A graph with rounding in it, opened for a few runs."""
-    from builders.reference import ReferenceSession
+def as_written(path: Path, steps: bool = False) -> "ReferenceSession":
+    """A graph with rounding in it, opened for a few runs. steps: as in `threads_for`."""
+    from builders.reference import ReferenceSession, threads_for
 
-    return ReferenceSession(path, threads=threads_for(path), plan_buffers=False)
-
-
-def threads_for(graph: Path) -> int:
-    """Threads of a session that runs a graph as it is written, 0 for one per core: of a small one a second thread waits
-    between the operators, and costs as much as the first."""
-    return 1 if graph_bytes(graph) < ONE_THREAD_BYTES else 0
+    return ReferenceSession(path, threads=threads_for(path, steps), plan_buffers=False)
 
 
 def _add_notes(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":

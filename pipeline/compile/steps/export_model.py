@@ -65,7 +65,7 @@ class ExportModel:
 
     def run(self, context: WorkerContext) -> ExportOutcome:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
-        from builders.reference import ReferenceSession
+        from builders.reference import ReferenceSession, threads_for
         from pipeline.sources.export import export as export_source
         from validation.data.overlap import golden_digests, window_digests
         from validation.data.sequences import read_order, split
@@ -79,10 +79,12 @@ class ExportModel:
         known = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
         exported = export_source(self.source, samples, column, workdir, self.limits, known, order)
         frozen = GoldenSet.load(exported.golden)
-        proof = Proof(exported.checks, spreads=exported.spreads)
+        drifts = exported.spreads, exported.free_running
+        proof = Proof(exported.checks, (), *drifts)
         if self.metrics:
-            with ReferenceSession(exported.onnx, name="the exported model") as session:
-                proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", exported.spreads)
+            threads = threads_for(exported.onnx, bool(self.source.states))
+            with ReferenceSession(exported.onnx, threads=threads, name="the exported model") as session:
+                proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", *drifts)
         inputs = None
         if samples and self.source.states:
             sequences = (map(itemgetter(1), steps) for steps in split(samples, order))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
@@ -192,19 +193,20 @@ class CheckGraph:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks, that of the samples among them."""
-        from builders.reference import ReferenceSession
-        from validation.comparison.free_running import check_free_running
+        from builders.reference import ReferenceSession, threads_for
+        from validation.comparison.free_running import check_free_running, step_spreads
         from validation.comparison.sessions import decision_checks, drift_checks
         from validation.data.overlap import overlap_check
-        from validation.metrics.tally import Spreads
+        from validation.metrics.along import Along
 
-        place, spreads, workdir = open_store(context.store), Spreads(), context.workdir
+        place, along, workdir = open_store(context.store), Along(), context.workdir
         frozen = golden_set(place, self.golden, workdir)
+        spreads = step_spreads(frozen, along)
         candidate = runnable(fetch_graph(place, self.graph, workdir / "graph.onnx"), self.precision)
         original = fetch_graph(place, self.reference, workdir / "reference.onnx")
         with (
             open_reference(place, original, frozen, self.answers) as expected,
-            ReferenceSession(candidate) as actual,
+            ReferenceSession(candidate, threads=threads_for(candidate, bool(frozen.sequences))) as actual,
         ):
             held = graph_drift_limits(original, expected, self.precision, frozen, self.limits, self.metrics, workdir)
             checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
@@ -212,16 +214,18 @@ class CheckGraph:
                 "quantization",
                 (expected, actual),
                 frozen.sequences,
-                as_written,
+                partial(as_written, steps=True),
                 lambda session, cases, opens: graph_drift_limits(
                     original, session, self.precision, cases, self.limits, self.metrics, workdir, opens
                 ),
+                along,
             )
             decided = decision_checks(checks, frozen, self.metrics, self.limits) if self.precision in QUANTIZED else []
             if self.samples:
                 golden, calibration = place.read_blob(self.samples.golden), place.read_blob(self.samples.calibration)
                 checks = (overlap_check(golden, calibration), *checks)
-            return proof_of([*checks, *decided], actual, frozen, self.metrics, "graph", spreads.at("quantization"))
+            drifts = spreads.at("quantization"), along.at("quantization")
+            return proof_of([*checks, *decided], actual, frozen, self.metrics, "graph", *drifts)
 
 
 def quantize(

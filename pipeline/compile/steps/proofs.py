@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from pipeline.compile.steps.blobs import (
     proof_of,
     runnable,
 )
-from pipeline.compile.steps.drift_limits import as_written, engine_drift_limits, threads_for
+from pipeline.compile.steps.drift_limits import as_written, engine_drift_limits
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
@@ -71,7 +72,7 @@ class CheckEngine:
     """Run an engine against the graph it was built from (the engine stage), with its contract and the task metrics.
 
     golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
-    answers: of the graph to the golden set, run with the usual threads (`blobs.open_reference`).
+    answers: of the graph to the golden set (`blobs.open_reference`).
     """
 
     engine: EngineBlob
@@ -85,20 +86,20 @@ class CheckEngine:
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
         from validation.calls.sampler import sampler_checks
-        from validation.comparison.free_running import check_free_running
+        from validation.comparison.free_running import check_free_running, step_spreads
         from validation.comparison.sessions import drift_checks
         from validation.comparison.tasks import lift_limits, limits_elsewhere
         from validation.fuzz.run import FuzzSides
         from validation.limits.budget import default_budget
-        from validation.metrics.tally import Spreads
+        from validation.metrics.along import Along
 
-        place, spreads, started = open_store(context.store), Spreads(), time.perf_counter()
+        place, along, started = open_store(context.store), Along(), time.perf_counter()
         wanted, workdir = self.engine.request, context.workdir
         frozen = golden_set(place, self.golden, workdir)
+        spreads = step_spreads(frozen, along)
         graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-        threads = threads_for(graph)
         with (
-            open_reference(place, graph, frozen, None if threads else self.answers, threads) as expected,
+            open_reference(place, graph, frozen, self.answers) as expected,
             open_session(place, self.engine, workdir) as actual,
         ):
             held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
@@ -108,10 +109,11 @@ class CheckEngine:
                 "engine",
                 (expected, actual),
                 frozen.sequences,
-                as_written,
+                partial(as_written, steps=True),
                 lambda session, cases, opens: engine_drift_limits(
                     graph, session, wanted, cases, self.limits, workdir, opens
                 ),
+                along,
             )
             checks = tuple(lift_limits(drift, self.metrics))
             elsewhere = limits_elsewhere(spreads.at("engine"), self.metrics)
@@ -124,7 +126,8 @@ class CheckEngine:
                 checks += tuple(sampler_checks(actual.whole, actual.sampling, frozen, seed_of(wanted)))
             if self.contract:
                 checks += _check_contract(self.contract, expected, actual, frozen, held)
-            return proof_of(checks, actual, frozen, self.metrics, "engine", spreads.at("engine"))
+            drifts = spreads.at("engine"), along.at("engine")
+            return proof_of(checks, actual, frozen, self.metrics, "engine", *drifts)
 
 
 def check_calls(

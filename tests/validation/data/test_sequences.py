@@ -10,7 +10,7 @@ from enginery.core.state import State
 from enginery.core.types import Dim, TensorSpec
 from enginery.streams import Streams
 from validation.data.overlap import window_digests
-from validation.data.sequences import SequenceSamples, split, stack
+from validation.data.sequences import SequenceSamples, number_steps, split, stack
 
 SPECS = [TensorSpec("x", "float32", ("batch", 1)), TensorSpec("h", "float32", (1, "batch", 1))]
 DIMS = [Dim("batch", 1, 4, 8)]
@@ -62,12 +62,25 @@ def test_sequences_are_split_where_the_number_changes():
 
 def test_steps_are_stacked_as_rows_with_their_states():
     runs = [inputs for _, inputs in SequenceSamples(Steps(VALUES), streams(), ORDER).runs()]
-    groups = list(stack(runs, SPECS, DIMS))
+    groups, places = stack(runs, SPECS, DIMS)
+    assert places == [[0, 1, 2, 3], [4, 5]]
     assert [group["x"].shape for group in groups] == [(4, 1), (2, 1)]
     assert [group["h"].shape for group in groups] == [(1, 4, 1), (1, 2, 1)]
     np.testing.assert_array_equal(np.concatenate([group["h"].ravel() for group in groups]), [0, 1, 3, 0, 10, 0])
-    assert len(list(stack(runs, SPECS, [Dim("batch", 2, 4, 8)]))) == len(runs), "a step is no batch there"
-    assert len(list(stack(runs, [SPECS[0], TensorSpec("h", "float32", (1, 1, 1))], DIMS))) == len(runs)
+    assert len(stack(runs, SPECS, [Dim("batch", 2, 4, 8)])[0]) == len(runs), "a step is no batch there"
+    assert len(stack(runs, [SPECS[0], TensorSpec("h", "float32", (1, 1, 1))], DIMS)[0]) == len(runs)
+    assert stack(runs, SPECS, [Dim("batch", 1, 1, 1)])[1] == [[at] for at in range(6)], "one shape keeps its order"
+    assert [group["x"].shape for group in stack(runs, SPECS, [Dim("batch", 1, 1, 3)])[0]] == [(3, 1), (3, 1)]
+    twice = [{name: np.concatenate([array] * 2, at) for at, (name, array) in enumerate(run.items())} for run in runs]
+    assert [len(group["x"]) for group in stack(twice, SPECS, [Dim("batch", 1, 4, 5)])[0]] == [4] * 3, "two rows a step"
+
+
+def test_steps_of_several_sequences_that_are_alike_are_one_group_in_an_order_spread_over_all():
+    cache = TensorSpec("h", "float32", ("batch", "past"))
+    runs = [{"x": np.full((1, 1), at, np.float32), "h": np.ones((1, at % 8), np.float32)} for at in range(24)]
+    groups, places = stack(runs, [SPECS[0], cache], [Dim("batch", 1, 1, 4)])
+    assert [group["h"].shape for group in groups] == [(3, length) for length in (0, 4, 2, 6, 1, 5, 3, 7)]
+    assert [float(x) for group in groups for x in group["x"].ravel()] == [at for group in places for at in group]
 
 
 def test_a_step_counts_as_seen_with_those_before_it_alone():
@@ -80,3 +93,8 @@ def test_a_step_counts_as_seen_with_those_before_it_alone():
     assert set(one) & set(other) == set(), "the same steps behind another one"
     assert digests([1, 2, 3], [1, 2, 3])[3:] == one
     assert digests([*range(20)])[-1] == digests([*range(5, 20)])[-1], "of long sequences the last steps decide"
+
+
+def test_steps_are_numbered_from_the_beginning_of_their_sequence():
+    assert number_steps(6, ORDER).tolist() == [0, 1, 2, 0, 1, 0]
+    assert number_steps(3, None).tolist() == [0, 1, 2]

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from enginery.core.state import State
 from enginery.core.types import Session, TensorSpec
 from validation.golden import answers
 from validation.golden.answers import RecordedSession
-from validation.golden.golden_set import GoldenSet
+from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 
 
 class Doubling(Session):
@@ -70,3 +71,25 @@ def test_large_answers_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         session.run(given(*range(count)))
     assert session.save(tmp_path / "answers") is None and not (tmp_path / "answers").exists()
     assert len(session._fresh) == 2
+
+
+def test_answers_to_whole_sequences_are_recorded_beside_those_to_steps(tmp_path: Path) -> None:
+    class Sum(Doubling):
+        inputs = (TensorSpec("x", "float32", ("n",)), TensorSpec("h", "float32", ("n",)))
+        outputs = (TensorSpec("y", "float32", ("n",)), TensorSpec("hn", "float32", ("n",)))
+
+        def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            y = super().run(inputs)["y"] + inputs["h"]
+            return {"y": y, "hn": y}
+
+    case = Case("sequence 0", "golden", {"x": np.float32([[1], [2], [3]])}, {})
+    sequences = GoldenSequences((State("h", "hn"),), {"n": (1, 1)}, GoldenSet((case,)))
+    session = RecordedSession(Sum(), 1)
+    session.run({"x": np.float32([1]), "h": np.float32([0])})
+    rolled = session.free_running(sequences)
+    assert rolled.run(case.inputs)["y"].ravel().tolist() == [2, 6, 12]
+    session.save(tmp_path / "answers", rolled)
+    other = Sum(more=1)
+    again = RecordedSession(other, 1, GoldenSet.load(tmp_path / "answers"))
+    assert again.free_running(sequences).run(case.inputs)["y"].ravel().tolist() == [2, 6, 12] and other.ran == 0
+    assert again.run({"x": np.float32([1]), "h": np.float32([0])})["y"].tolist() == [2] and other.ran == 0

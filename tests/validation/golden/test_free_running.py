@@ -1,5 +1,7 @@
 """Sequences of a golden set, and models that are run through them with their own states."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from validation.golden.free_running import FreeRunningSession, stack_steps
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 from validation.limits.budget import budgets
 from validation.limits.noise_floor import Noise
+from validation.metrics.along import Along
 
 STATES = (State("h", "hn"),)
 
@@ -40,12 +43,39 @@ def test_a_sequence_is_run_with_the_models_own_states_and_its_outputs_are_stacke
     given = sequences()
     session, (case, *_) = FreeRunningSession(Sum(), given), given.golden.cases
     found = session.run(case.inputs)
-    assert list(found) == ["y"], "a state is no answer"
+    np.testing.assert_array_equal(found["hn"], found["y"][-1:], "of a state what the last step left")
     np.testing.assert_allclose(found["y"], np.cumsum(case.inputs["x"], axis=0), rtol=1e-5)
     np.testing.assert_array_equal(session.run(case.inputs)["y"], found["y"], "each run begins anew")
-    assert [spec.shape for spec in session.outputs] == [("step", "batch", 3)]
+    assert [spec.shape for spec in session.outputs] == [("step", "batch", 3)] * 2
+    session = FreeRunningSession(Fake(lambda given: {"hn": given["h"] + given["x"]}), given)
+    session.roller = replace(session.roller, inputs=Sum.inputs)
+    assert session.run(case.inputs)["hn"].shape == (200, 1, 3), "all steps, where every output is a state"
     with pytest.raises(DataError, match="without steps"):
         session.run({"x": case.inputs["x"][:0]})
+
+
+def test_an_error_in_a_state_that_no_output_shows_is_caught():
+    class Hidden(Sum):
+        def step(self, given, gain):
+            found = super().step(given, gain)
+            return {"y": given["x"], "hn": found["hn"]}
+
+    given = sequences()
+    pair = (FreeRunningSession(Hidden(gain), given) for gain in (1.0, 1.002))
+    checks = free_running_checks("engine", *pair, given.golden, budgets("engine", "fp16", None))
+    assert {check.output for check in checks if not check.passed} == {"hn"}
+
+
+def test_the_check_of_sequences_names_the_worst_of_them_and_where_decisions_differ():
+    given = sequences()
+    pair = (FreeRunningSession(Sum(gain), given) for gain in (1.0, 0.99))
+    along = Along()
+    checks = free_running_checks("engine", *pair, given.golden, budgets("engine", "fp16", None), along)
+    (note,) = {check.note for check in checks if check.name == "sqnr_db" and check.output == "y"}
+    (found,) = along.at("engine")
+    assert found.output == "y", "what a state was left as has no course"
+    assert note.startswith(found.text) and found.worst.case == "sequence 0"
+    assert found.free_db[0] > found.free_db[-1] + 6 and len(found.free_db) == 8
 
 
 @pytest.mark.parametrize(("gain", "passed"), [(1.0, True), (1.002, False)])

@@ -1,0 +1,53 @@
+"""Drift along sequences: parts, worst sequence, first other decision."""
+
+import math
+
+import numpy as np
+
+from validation.metrics.along import Along, StepSpreads
+
+
+def pair(steps: int, at: int, size: float = 10.0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of steps, which differ in their decision from step `at` on."""
+    expected = np.tile(np.array([[[2.0, 1.0]]], np.float32), (steps, 1, 1))
+    actual = expected.copy()
+    actual[at:, :, 1] += size
+    return expected, actual
+
+
+def test_the_worst_sequence_and_the_first_other_decision_are_named() -> None:
+    along = Along()
+    for name, at in (("sequence 0", 12), ("sequence 1", 16), ("sequence 2", 4), ("sequences side by side", 4)):
+        along.add("y", name, True, pair(16, at), 16)
+    (found,) = along.at("engine")
+    assert [item.first for item in found.sequences] == [12, None, 4, 4]
+    assert found.worst.case == "sequence 2" and found.decides
+    assert found.decisions == (
+        "decisions differ first at step 4 (sequence 2), in the median at step 4; 1 of 3 sequences without a difference"
+    )
+    assert found.starts == tuple(range(0, 16, 2))
+    assert found.free_db[:2] == (math.inf, math.inf) and found.free_db[2] > found.free_db[7]
+
+
+def test_drift_of_single_steps_is_told_apart_by_their_place() -> None:
+    along = Along()
+    along.add("y", "sequence 0", True, pair(16, 16), 16)
+    spreads = StepSpreads(along, {"golden 0": (0, 1, 15), "golden 1": (14,)})
+    expected = np.ones((3, 2), np.float32)
+    spreads.add("y", "golden 0", True, (expected, expected + np.float32([[0], [0], [1]])), 3)
+    spreads.add("y", "golden 1", True, (expected[:1], expected[:1]), 1)
+    spreads.add("y", "edge", False, (expected, expected * 2), 3)
+    (found,) = along.at("engine")
+    assert found.single_db[0] == math.inf and found.single_db[-1] == round(10 * math.log10(2), 2)
+    assert all(math.isnan(level) for level in found.single_db[1:-1])
+    assert spreads.at("engine")[0].samples == 4
+
+
+def test_what_has_no_decisions_has_no_first_difference() -> None:
+    along = Along()
+    along.add("p", "sequence 0", True, (np.ones((8, 1, 1)), np.zeros((8, 1, 1))), 8)
+    along.add("left", "sequence 0", True, (np.ones((1, 1, 9)), np.zeros((1, 1, 9))), 1)
+    (found,) = along.at("export")
+    assert not found.decides and found.decisions == "" and found.sequences[0].first is None
+    along.add("n", "sequence 0", True, (np.ones((8, 1), int), np.eye(8, 1, dtype=int)), 8)
+    assert along.at("export")[1].sequences[0].first == 1
