@@ -24,6 +24,7 @@ from pipeline.spec.validation import LimitValues
 from pipeline.spec.value_types import File, Loc, Mistakes, ModelName, SpecPart, VersionName
 
 _GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_INPUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 HELP = "docs/guides/ensembles.md has an example"
 
 
@@ -74,7 +75,7 @@ class EnsembleSpec(SpecFile):
 
     @model_validator(mode="after")
     def _consistent(self) -> "EnsembleSpec":
-        if found := tuple(self._find_mistakes()):
+        if found := [(loc, f"{'.'.join(map(str, loc))}: {text}") for loc, text in self._find_mistakes()]:
             raise Mistakes(found)
         return self
 
@@ -93,13 +94,28 @@ class EnsembleSpec(SpecFile):
                 yield loc, f"takes {source!r}, and {giver!r} does not come before {graph!r}; reorder graphs"
             elif not dot and source in order:
                 yield loc, f"takes {source!r}, which is a graph; name an output of it: {source}.OUTPUT"
+            elif not dot and not _INPUT_NAME.fullmatch(source):
+                yield loc, f"takes {source!r}; the name of an input of the whole is 1 to 64 of A-Z a-z 0-9 _ -"
         for index, name in enumerate(self.outputs or ()):
             if name.partition(".")[0] not in order or "." not in name:
                 yield ("outputs", index), f"{name!r} is no GRAPH.OUTPUT; {suggest(name.partition('.')[0], order)}"
+            elif name in (self.outputs or ())[:index]:
+                yield ("outputs", index), f"{name!r} is named twice; keep one"
         named = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
         for name in order:
             if name not in named:
                 yield ("graphs", name), f"graph {name!r} is connected to no other; add its connections, or remove it"
+            elif self.outputs and name not in self._contributing():
+                text = f"no output of the whole is computed from graph {name!r}"
+                yield ("graphs", name), f"{text}; name one of its outputs in outputs, or remove it"
+
+    def _contributing(self) -> set[str]:
+        """The graphs that an output which the spec names is computed from."""
+        found = {name.partition(".")[0] for name in self.outputs or ()}
+        for name in reversed(self.graphs):
+            taken = (source for key, source in self.connections.items() if key.partition(".")[0] == name)
+            found |= {source.partition(".")[0] for source in taken if "." in source} if name in found else set()
+        return found
 
 
 KIND = Kind(EnsembleSpec, "a spec of an ensemble", "model, graphs, connections", HELP)
@@ -173,6 +189,10 @@ def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     for index, source in enumerate(spec.outputs or ()):
         graph, _, name = source.partition(".")
         yield from _unknown_output(("outputs", index), graph, name, graphs)
+    precisions = {precision for own in graphs.values() for precision in own.precision_list()}
+    for precision in spec.limits:
+        if precision not in precisions:
+            yield ("limits", precision), f"no graph has {precision}; {suggest(precision, precisions)}"
     models = [spec.model]
     for name, own in graphs.items():
         loc: Loc = ("graphs", name)

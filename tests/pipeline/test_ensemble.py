@@ -235,7 +235,12 @@ def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> Non
         ("connections/nonsense", "mask", "'nonsense' is no GRAPH.INPUT"),
         ("connections/decoder.mask", "encoder", "takes 'encoder', which is a graph; name an output of it"),
         ("connections", {"encoder.x": "image"}, "graph 'decoder' is connected to no other"),
+        ("connections/decoder.mask", "", "connections.decoder.mask: takes ''; the name of an input of the whole is"),
+        ("connections/decoder.mask", "a/b\nc", "the name of an input of the whole is 1 to 64 of"),
         ("outputs", ["decoder.gone"], "'decoder' has no output 'gone'"),
+        ("outputs", ["decoder.logits", "decoder.logits"], "'decoder.logits' is named twice"),
+        ("outputs", ["encoder.hidden"], "no output of the whole is computed from graph 'decoder'"),
+        ("limits", {"fp8": {"sqnr_db": 20}}, "limits.fp8: no graph has fp8"),
         ("graphs/decoder", "gone.yaml", "is no file in"),
         ("golden", None, "golden: is missing"),
         ("golden/data", "gone.npz", "is no file in"),
@@ -285,3 +290,11 @@ def test_data_of_the_whole_that_lacks_an_input_is_refused(tmp_path: Path) -> Non
     np.savez(written.parent / "golden.npz", **golden)
     with pytest.raises(EngineryError, match="no array 'mask'"):
         enginery.build(written, registry=tmp_path / "registry")
+
+
+def test_every_graph_is_looked_at_before_the_first_is_built(tmp_path: Path) -> None:
+    written = write_ensemble(tmp_path / "project")
+    (written.parent / "decoder.onnx").write_bytes(b"no model")
+    with pytest.raises(SpecError, match="decoder.onnx is empty, truncated or not an ONNX file"):
+        enginery.build(written, registry=tmp_path / "registry")
+    assert not (tmp_path / "registry" / "models").exists()

@@ -12,6 +12,7 @@ from pipeline.compile.ensembles.connections import check_connections, whole_inpu
 from pipeline.compile.ensembles.publication import BuiltEnsemble, current_engines, publish_ensemble
 from pipeline.compile.ensembles.samples import ChainedGraph, WholeData, compute_samples
 from pipeline.compile.ensembles.units import list_units
+from pipeline.compile.preflight import check_files
 from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.run_context import RunContext
 from pipeline.outcome import Outcome
@@ -47,6 +48,8 @@ class Assembly:
         """Build the graphs in order and publish the whole, unless one has no version. Raises what a step raises, and
         SpecError for connections between tensors that cannot meet."""
         check_connections(self.loaded)
+        for spec in self.loaded.graphs.values():
+            check_files(spec)  # all of them before the first is built
         golden, calibration = self._data()
         for name, spec in self.loaded.graphs.items():
             samples = self._samples(name, spec, "golden", golden)
