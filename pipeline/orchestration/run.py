@@ -262,7 +262,11 @@ def _handle_signals(cancel: Callable[[], None]) -> Iterator[None]:
 
 def store_of(spec: ModelSpec, options: RunOptions) -> Store:
     """The registry of a run, opened to be read; made where there is none yet. Raises InputError, UnavailableError."""
-    uri = registry_named(spec, options)
+    return store_named(registry_named(spec, options))
+
+
+def store_named(uri: str) -> Store:
+    """The registry of a URI or path, opened to be read; made where there is none yet. Raises as `store_of`."""
     try:
         return open_store(uri)
     except UnavailableError:

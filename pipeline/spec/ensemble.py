@@ -80,6 +80,22 @@ class EnsembleSpec(SpecFile):
         return self
 
     def _find_mistakes(self) -> Iterator[tuple[Loc, str]]:
+        yield from self._wrong_connections()
+        order = list(self.graphs)
+        for index, name in enumerate(self.outputs or ()):
+            if name.partition(".")[0] not in order or "." not in name:
+                yield ("outputs", index), f"{name!r} is no GRAPH.OUTPUT; {suggest(name.partition('.')[0], order)}"
+            elif name in (self.outputs or ())[:index]:
+                yield ("outputs", index), f"{name!r} is named twice; keep one"
+        named = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
+        for name in order:
+            if name not in named:
+                yield ("graphs", name), f"graph {name!r} is connected to no other; add its connections, or remove it"
+            elif self.outputs and name not in self._contributing():
+                text = f"no output of the whole is computed from graph {name!r}"
+                yield ("graphs", name), f"{text}; name one of its outputs in outputs, or remove it"
+
+    def _wrong_connections(self) -> Iterator[tuple[Loc, str]]:
         order = list(self.graphs)
         for key, source in self.connections.items():
             graph, dot, _ = key.partition(".")
@@ -96,18 +112,6 @@ class EnsembleSpec(SpecFile):
                 yield loc, f"takes {source!r}, which is a graph; name an output of it: {source}.OUTPUT"
             elif not dot and not _INPUT_NAME.fullmatch(source):
                 yield loc, f"takes {source!r}; the name of an input of the whole is 1 to 64 of A-Z a-z 0-9 _ -"
-        for index, name in enumerate(self.outputs or ()):
-            if name.partition(".")[0] not in order or "." not in name:
-                yield ("outputs", index), f"{name!r} is no GRAPH.OUTPUT; {suggest(name.partition('.')[0], order)}"
-            elif name in (self.outputs or ())[:index]:
-                yield ("outputs", index), f"{name!r} is named twice; keep one"
-        named = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
-        for name in order:
-            if name not in named:
-                yield ("graphs", name), f"graph {name!r} is connected to no other; add its connections, or remove it"
-            elif self.outputs and name not in self._contributing():
-                text = f"no output of the whole is computed from graph {name!r}"
-                yield ("graphs", name), f"{text}; name one of its outputs in outputs, or remove it"
 
     def _contributing(self) -> set[str]:
         """The graphs that an output which the spec names is computed from."""
@@ -193,6 +197,12 @@ def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     for precision in spec.limits:
         if precision not in precisions:
             yield ("limits", precision), f"no graph has {precision}; {suggest(precision, precisions)}"
+    yield from _unsuitable_graphs(loaded)
+
+
+def _unsuitable_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
+    """Graphs with what an ensemble does not have: (key, message)."""
+    graphs, spec = loaded.graphs, loaded.spec
     models = [spec.model]
     for name, own in graphs.items():
         loc: Loc = ("graphs", name)

@@ -28,11 +28,15 @@ from enginery.registry.versions.channels import policy_refusal, promote, rollbac
 from enginery.registry.versions.lookup import load, locate
 from pipeline.canary.engines import choose
 from pipeline.cli.published import local_context
+from pipeline.compile.ensembles.forecast import EnsembleForecast
 from pipeline.operations.offline import write_offline_bundle
 from pipeline.operations.revalidate import spec_of
 from pipeline.operations.revalidate_ensemble import revalidate_ensemble
 from pipeline.orchestration.catalog import gather_specs
+from pipeline.orchestration.forecasts import foresee_spec
+from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
+from pipeline.progress import Progress
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from tests.pipeline.projects import arrays
 
@@ -295,6 +299,40 @@ def test_data_of_the_whole_that_lacks_an_input_is_refused(tmp_path: Path) -> Non
 def test_every_graph_is_looked_at_before_the_first_is_built(tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project")
     (written.parent / "decoder.onnx").write_bytes(b"no model")
-    with pytest.raises(SpecError, match="decoder.onnx is empty, truncated or not an ONNX file"):
+    with pytest.raises(SpecError, match=r"decoder\.onnx is empty, truncated or not an ONNX file"):
         enginery.build(written, registry=tmp_path / "registry")
     assert not (tmp_path / "registry" / "models").exists()
+
+
+def foresee(path: Path, registry: Path, no_export: bool) -> EnsembleForecast:
+    found = foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export)
+    assert isinstance(found, EnsembleForecast)
+    return found
+
+
+def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path) -> None:
+    path, registry = write_ensemble(tmp_path / "project", decoder={**DECODER, "precisions": ["fp32"]}), tmp_path / "reg"
+    blind = foresee(path, registry, no_export=True)
+    assert [unit.action for unit in blind.units] == ["unknown", "unknown"]
+    assert blind.graphs["decoder"].missing == ("golden data of encoder",)
+    first = foresee(path, registry, no_export=False)
+    assert {name: found.count("build") for name, found in first.graphs.items()} == {"encoder": 2, "decoder": 1}
+    assert [(unit.precision, unit.action) for unit in first.units] == [("fp32", "build"), ("int8", "build")]
+    assert enginery.build(path, registry=registry).version == "1"
+    for no_export in (True, False):
+        after = foresee(path, registry, no_export)
+        assert [unit.action for unit in after.units] == ["cached", "cached"]
+    # Another limit of the whole: the engines stay, and the whole is proven again.
+    changed = foresee(rewrite(path.parent, {**PAIR, "limits": {"int8": {"sqnr_db": 14}}}), registry, no_export=True)
+    assert [unit.action for unit in changed.units] == ["cached", "build"]
+    assert changed.units[1].reason == "its engines are there; the whole is proven: no such proof is on record"
+    assert [found.count("cached") for found in changed.graphs.values()] == [2, 1]
+
+
+def test_a_plan_says_what_the_whole_lacks(tmp_path: Path) -> None:
+    path = write_ensemble(tmp_path / "project", encoder={**ENCODER, "targets": ["cpu", "avx2"]})
+    found = foresee(path, tmp_path / "reg", no_export=True)
+    reasons = {unit.reason for unit in found.units if unit.target == "x86-64-v3" and unit.action == "refused"}
+    assert reasons == {
+        f"graph 'decoder' has no engine: its spec has no x86-64-v3 {precision}" for precision in ("fp32", "int8")
+    }
