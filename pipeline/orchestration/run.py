@@ -107,8 +107,11 @@ def compile_locked(run: OpenRun, options: RunOptions, runner: StepRunner) -> Out
 
 
 def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
-    """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None."""
+    """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None, and
+    for an ensemble."""
     with spec_at(address, options.registry) as found:
+        if is_ensemble(found.path):
+            return None
         spec = found.load()
         store = open_store(options.registry or _registry_of(spec), create=True)
         tracker = new_tracker(new_run(spec.model, spec.address, store))

@@ -16,7 +16,7 @@ from enginery.core.ensemble import split_source
 from enginery.core.errors import SpecError
 from enginery.core.text import suggest
 from enginery.core.types import Precision
-from pipeline.spec.document import load_document
+from pipeline.spec.document import is_ensemble, load_document
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.sections import Publication, SpecFile
@@ -140,6 +140,21 @@ class LoadedEnsemble:
             for name, graph in self.graphs.items()
         }
 
+    @property
+    def model(self) -> str:
+        """The name of the whole in the registry."""
+        return self.spec.model
+
+    @property
+    def path(self) -> Path:
+        """Where its own spec is."""
+        return self.spec.path
+
+    @property
+    def folder(self) -> Path:
+        """That of its own spec, where its graphs' specs are too, or in folders below it."""
+        return self.spec.folder
+
     def locate(self, found: "list[tuple[Loc, str]]") -> SpecError:
         """Mistakes, (key that it is about, message) each, as one error with their lines."""
         _, root = load_document(self.spec.path, KIND)
@@ -168,6 +183,11 @@ def load_ensemble(path: Path, address: str = "") -> LoadedEnsemble:
     if found := list(_wrong_graphs(loaded)):
         raise loaded.locate(found)
     return loaded
+
+
+def load_any(path: Path, address: str = "") -> ModelSpec | LoadedEnsemble:
+    """Read and check a spec of either kind. Raises SpecError with one line per mistake."""
+    return load_ensemble(path, address) if is_ensemble(path) else load_spec(path, address)
 
 
 def _missing_files(spec: EnsembleSpec, root: yaml.Node) -> Iterator[str]:

@@ -12,24 +12,28 @@ import onnxruntime as ort
 import pytest
 
 import enginery
+from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import EngineryError, InputError, SpecError
 from enginery.core.hardware.machine import target_named
 from enginery.core.names import parse_reference
-from enginery.core.reports.proof import Report
+from enginery.core.reports.proof import Report, approve
 from enginery.core.types import Tensors
 from enginery.exchange.mirror import mirror
 from enginery.exchange.oci import export_oci
 from enginery.registry.evidence.attestations import attest, attestations, judge_entries
+from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.retention import Rules, find_kept_versions, inventory
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import manifest_key
 from enginery.registry.verification import verify
 from enginery.registry.versions.channels import policy_refusal, promote, rollback
 from enginery.registry.versions.lookup import load, locate
+from enginery.registry.versions.publish import publish
 from pipeline.canary.engines import choose
 from pipeline.cli.published import local_context
 from pipeline.compile.ensembles.forecast import EnsembleForecast
 from pipeline.operations.offline import write_offline_bundle
+from pipeline.operations.pending import pending_of, prove
 from pipeline.operations.revalidate import spec_of
 from pipeline.operations.revalidate_ensemble import revalidate_ensemble
 from pipeline.orchestration.catalog import gather_specs
@@ -178,6 +182,34 @@ def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], 
     assert {item.engine for item in attestations(store, whole)} == {
         entry.digest for entry in whole.engines if entry.digest
     }
+
+
+def test_an_ensemble_that_waits_for_its_proof_is_run_with_the_pending_ones(
+    built: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    store = open_store(str(tmp_path / "copy"), create=True)
+    mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
+    whole = load(store, "pair", "1")
+    waiting = tuple(replace(entry, status="unproven") for entry in whole.engines if entry.digest)
+    fresh = publish_waiting(store, whole, waiting)
+    assert [entry.unit for entry in pending_of(store, "pair", fresh).engines] == [entry.unit for entry in waiting]
+    with local_context(store, quiet=True) as context:
+        found = prove(pending_of(store, "pair", fresh), context)
+    assert {item.engine: item.verdict for item in found} == dict.fromkeys([entry.unit for entry in waiting], "proven")
+    assert not pending_of(store, "pair", fresh).engines
+
+
+def publish_waiting(store: Store, whole: Manifest, entries: tuple[EngineEntry, ...]) -> str:
+    """The version of the same ensemble as it is published where none of its engines has run."""
+    approved = []
+    for entry in entries:
+        report = Report.from_json(json.loads(store.read_blob(str(entry.report))))
+        report = replace(report, verdict="unproven", reason="not run here", checks=())
+        proof = approve(report)
+        assert proof is not None
+        store.put_bytes(canonical_json(report.to_json()))
+        approved.append((replace(entry, report=report.digest, reason="not run here", checks={}), proof))
+    return publish(store, replace(whole, content=digest_of("another"), engines=()), approved, []).version
 
 
 @pytest.mark.parametrize("use", ["choose", "carry", "oci", "spec"])

@@ -126,7 +126,6 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
     from pipeline.orchestration.ensembles import compile_any
     from pipeline.orchestration.run import compile_from_records, registry_of
     from pipeline.progress import together
-    from pipeline.spec.document import is_ensemble
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
     if with_prefect and (counting or log_format() == "json"):
@@ -134,14 +133,8 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
             "a Prefect flow has a log and a life of its own: use --runner inprocess for --log-format json and "
             "--metrics-port, or serve the registry's metrics with `enginery metrics`"
         )
-    if is_ensemble(Path(spec)) and with_prefect:
-        raise click.UsageError("an ensemble is built in this process: use --runner inprocess")
-    if (
-        not counting
-        and not is_ensemble(Path(spec))
-        and (with_prefect or options.executor == "ray")
-        and (outcome := compile_from_records(spec, options))
-    ):
+    either = with_prefect or options.executor == "ray"
+    if either and not counting and (outcome := compile_from_records(spec, options)):
         say("every step is on record: nothing was started")
         if with_prefect:
             _send_if_unsent(outcome, registry_of(spec, options))
