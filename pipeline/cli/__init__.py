@@ -21,7 +21,7 @@ from pipeline.cli.streams import code_of_lost, leave, prepare_streams, say
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
         "init": ("models.init", "Write a spec by looking at a model."),
-        "plan": ("models.build", "Show what would be built, and why."),
+        "plan": ("models.plan", "Show what would be built, and why."),
         "build": ("models.build", "Build, prove and publish a model's engines."),
         "status": ("models.status", "Show builds and their units, with phases and logs."),
         "list": ("registry.listing", "List models and versions."),

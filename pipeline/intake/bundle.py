@@ -1,8 +1,9 @@
 """The files that make up a spec, and a registry that keeps them, so that workers elsewhere can build it.
 
 A bundle holds the spec, the source (an entry point with the local modules that it imports, or the model file with its
-external data), weights, calibration data (a generator with its modules) and golden data. It lacks what only running the
-code would show: installed packages, modules imported by a computed name, and files that the code opens.
+external data), weights, calibration data (a generator with its modules) and golden data; that of an ensemble holds the
+bundles of its graphs and data of the whole. It lacks what only running the code would show: installed packages, modules
+imported by a computed name, and files that the code opens.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,16 +19,18 @@ from enginery.registry.store.base import Store, change
 from enginery.registry.store.files import reachable
 from enginery.registry.store.layout import registered_key
 from enginery.user_code.entry_point import source_files
+from pipeline.spec.ensemble import LoadedEnsemble
 from pipeline.spec.model import ModelSpec
+
+# A spec of either kind.
+Spec = ModelSpec | LoadedEnsemble
 
 # The greatest number of files of a bundle, and of their bytes.
 MOST_FILES = 5000
 MOST_BYTES = 64 << 30
 
 
-def bundle_of(
-    spec: ModelSpec, digest: Callable[[Path], str] = digest_of_file, most_bytes: int = MOST_BYTES
-) -> SpecBundle:
+def bundle_of(spec: Spec, digest: Callable[[Path], str] = digest_of_file, most_bytes: int = MOST_BYTES) -> SpecBundle:
     """The bundle of a spec's files as they are now. digest: gives a file's digest, and may store the file.
 
     Raises InputError for over `MOST_FILES` files or `most_bytes` bytes and for a file outside of the spec's folder,
@@ -49,7 +52,7 @@ def bundle_of(
         return SpecBundle(spec.model, spec.path.resolve().name, {name: digest(path) for name, path in files.items()})
 
 
-def named_files(spec: ModelSpec) -> Iterator[tuple[str, Path]]:
+def named_files(spec: Spec) -> Iterator[tuple[str, Path]]:
     """(name, path) of each file of a spec; the name is relative to the spec's folder, as the spec has it.
 
     Raises InputError for a file that leads out of the folder, ModelError for a source that cannot be read.
@@ -63,8 +66,13 @@ def named_files(spec: ModelSpec) -> Iterator[tuple[str, Path]]:
         yield name, path
 
 
-def _paths(spec: ModelSpec) -> Iterator[Path]:
+def _paths(spec: Spec) -> Iterator[Path]:
     yield spec.path.resolve()
+    if isinstance(spec, LoadedEnsemble):
+        yield from (spec.spec.file(name) for _, name in spec.spec.named_files())
+        for graph in spec.graphs.values():
+            yield from _paths(graph)
+        return
     source = spec.file(spec.source_file)
     for _, name in spec.named_files():
         path = spec.file(name)
@@ -79,7 +87,7 @@ def _paths(spec: ModelSpec) -> Iterator[Path]:
         yield from source_files(spec.folder, spec.file(spec.calibration.file))
 
 
-def register(store: Store, spec: ModelSpec, most_bytes: int = MOST_BYTES) -> tuple[Registration, bool]:
+def register(store: Store, spec: Spec, most_bytes: int = MOST_BYTES) -> tuple[Registration, bool]:
     """Store a spec and its files in a registry: the newest registration of its model, and whether it existed before.
 
     Raises InputError and ModelError as `bundle_of`, and ConflictError when files are collected meanwhile.

@@ -4,8 +4,6 @@ One engine at a time on a machine, since engines are timed, and two at once woul
 that want to prove the same engine one does, and the others wait for what it attests.
 """
 
-import logging
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -14,21 +12,16 @@ from pydantic import ValidationError
 from builders.backends import discovery
 from builders.backends.compatibility import find_incompatibility
 from enginery.core.digest import digest_of
-from enginery.core.errors import EngineryError, IntegrityError
+from enginery.core.errors import IntegrityError
 from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.names import check_model, check_version, version_order
 from enginery.core.origin import this_process
 from enginery.core.parsing import parse_json
 from enginery.core.reports.proof import Report
-from enginery.core.types import Target
 from enginery.registry.ensembles import require_model
 from enginery.registry.evidence.attestations import MAX_BYTES, attest, judge_entries
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry, Manifest, make_request, request_of
 from enginery.registry.store.base import Store
-from enginery.registry.trust import require
-from enginery.registry.versions import lookup
 from pipeline.compile.run_context import RunContext, shown_turn
 from pipeline.compile.steps.latency import time_engine
 from pipeline.compile.steps.proofs import try_to_prove
@@ -49,34 +42,6 @@ class Attested:
     reason: str
     report: str | None = None
     latency: str | None = None
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A version, and those of its engines that wait for a proof that this machine or a worker with a GPU can give."""
-
-    manifest: Manifest
-    engines: tuple[EngineEntry, ...]
-
-    @property
-    def reference(self) -> str:
-        """'digits@4'."""
-        return f"{self.manifest.model}@{self.manifest.version}"
-
-
-@dataclass(frozen=True)
-class PendingProof:
-    """The verdict on one engine; with engine None, why its whole version could not be tried ('error')."""
-
-    reference: str
-    engine: str | None
-    verdict: str
-    reason: str
-
-    @property
-    def good(self) -> bool:
-        """Whether nothing is wrong with it."""
-        return self.verdict in ("proven", "unproven")
 
 
 def revalidate(
@@ -174,84 +139,3 @@ def published_proof(entry: EngineEntry, store: Store) -> Proof:
     before = ("export", "quantization")
     spreads = tuple(spread for spread in report.spreads if spread.joint in before)
     return Proof(tuple(check for check in report.checks if check.joint in before), spreads=spreads)
-
-
-def list_pending(store: Store, only: str | None = None, on: Target | None = None) -> Iterator[Pending]:
-    """Of each model's newest version and of the versions that its channels serve, the unproven engines that run here.
-
-    only: that model alone.  on: as for `pending_of`.
-    A version that cannot be read is left out with a warning; `enginery verify` names it too.
-    """
-    for model in lookup.models(store) if only is None else [check_model(only)]:
-        found = lookup.versions(store, model)
-        channel_list = (lookup.read_channel(store, model, name) for name in lookup.channel_names(store, model))
-        served = {channel.version for channel in channel_list if channel}
-        for version in sorted({*found[-1:], *(served & set(found))}, key=version_order):
-            try:
-                pending = pending_of(store, model, version, on=on)
-            except EngineryError as error:
-                logging.getLogger(__name__).warning("%s@%s is left out: %s", model, version, error)
-                continue
-            if pending.engines:
-                yield pending
-
-
-def pending_of(store: Store, model: str, version: str, target: str | None = None, on: Target | None = None) -> Pending:
-    """The unproven engines of a version that run here.
-
-    target: only those for it, as `--target` names one.  on: instead those for this GPU, which Ray's workers have;
-    whether they run there (compiler, versions) is asked there.
-    Raises UnknownNameError, and IntegrityError for a version that cannot be read.
-    """
-    manifest = lookup.load(store, check_model(model), check_version(version))
-    waiting = filter(_is_unproven, _select_entries(store, manifest, target))
-    return Pending(manifest, tuple(entry for entry in waiting if _why_not(entry, on) is None))
-
-
-def why_nothing(store: Store, item: Pending, target: str | None = None, on: Target | None = None) -> str:
-    """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`."""
-    entries = _select_entries(store, item.manifest, target)
-    if waiting := [entry for entry in entries if _is_unproven(entry)]:
-        return "; ".join(dict.fromkeys(f"{item.reference}: {_why_not(entry, on)}" for entry in waiting))
-    counts = Counter(entry.status for entry in entries if entry.digest)
-    there = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
-    return f"{item.reference} has no unproven engine{f' for {target}' if target else ''}; it has {there}"
-
-
-def prove(item: Pending, context: RunContext) -> list[PendingProof]:
-    """Run a version's pending engines here and attach a report to each; those proven meanwhile are not run again.
-
-    An error is the row of its version, also where the trust policy does not let the version run.
-    """
-    try:
-        require(context.store, item.manifest)
-        digests = {str(entry.digest) for entry in item.engines}
-        found = revalidate(item.manifest, context, engines=digests, again=False)
-        return [PendingProof(item.reference, each.entry.unit, each.verdict, each.reason) for each in found]
-    except EngineryError as error:
-        return [PendingProof(item.reference, None, "error", str(error))]
-
-
-def _select_entries(store: Store, manifest: Manifest, target: str | None) -> list[EngineEntry]:
-    """The entries for a target, with the status that they have on this machine's kind of CPU; None for all targets. A
-    GPU generation includes its products."""
-    entries = [entry.on_cpu(this_kind().name) for entry in judge_entries(store, manifest)]
-    if target is None:
-        return [*entries]
-    wanted = parse_targets(target)
-    names, generations = {item.name for item in wanted}, {item.sm for item in wanted if item.product is None}
-    return [entry for entry in entries if entry.target in names or entry.hardware.sm in generations]
-
-
-def _is_unproven(entry: EngineEntry) -> bool:
-    return entry.digest is not None and entry.status == "unproven"
-
-
-def _why_not(entry: EngineEntry, on: Target | None) -> str | None:
-    """Why an engine cannot be run here, or is not for the GPU `on` of the workers; None when it can, or is."""
-    if on is None:
-        return why_not_here(entry)
-    wanted = entry.hardware
-    if wanted.compute_capability == on.compute_capability and wanted.product in (None, on.product):
-        return None
-    return f"an unproven engine is for {entry.target}, and these workers have {on.name}"

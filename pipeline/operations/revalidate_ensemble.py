@@ -25,19 +25,37 @@ from pipeline.spec.ensemble import EnsembleSpec, LoadedEnsemble
 
 
 def revalidate_ensemble(
-    manifest: Manifest, context: RunContext, targets: Collection[str] | None = None
+    manifest: Manifest,
+    context: RunContext,
+    targets: Collection[str] | None = None,
+    engines: Collection[str] | None = None,
+    again: bool = True,
 ) -> Iterator[Attested]:
     """Run each engine of an ensemble that can run here from end to end, once those of its graphs are proven here, and
     attach a report to it; say of the others why not. Reports on graphs are attached to their versions.
 
-    targets: names of the targets to keep to; None for all. Raises as `revalidate`.
+    targets, engines, again: as of `revalidate`, which says what is raised.
     """
     with workdir() as folder:
         built = read_ensemble(manifest, context.store, folder)
         for known in judge_entries(context.store, manifest):
             entry = known.on_cpu(this_kind().name)
-            if entry.digest is not None and (targets is None or entry.target in targets):
-                yield _prove(entry, manifest, built, context)
+            if entry.digest is None or (targets is not None and entry.target not in targets):
+                continue
+            if engines is not None and entry.digest not in engines:
+                continue
+            if not again and entry.status != "unproven":
+                yield Attested(entry, entry.status, entry.reason)
+                continue
+            yield _prove(entry, manifest, built, context)
+
+
+def ensemble_not_here(store: Store, manifest: Manifest, entry: EngineEntry) -> str | None:
+    """Why an engine of an ensemble cannot be run here, which is why that of a graph cannot; None when it can."""
+    for graph, _, engine in pinned_engines(store, manifest, entry):
+        if reason := why_not_here(engine):
+            return f"graph {graph.name!r}: {reason}"
+    return None
 
 
 def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemble:
@@ -63,9 +81,8 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
 
 def _prove(entry: EngineEntry, manifest: Manifest, built: BuiltEnsemble, context: RunContext) -> Attested:
     parts = list(pinned_engines(context.store, manifest, entry))
-    for graph, _, engine in parts:
-        if reason := why_not_here(engine):
-            return Attested(entry, entry.status, f"graph {graph.name!r}: {reason}")
+    if reason := ensemble_not_here(context.store, manifest, entry):
+        return Attested(entry, entry.status, reason)
     for graph, pinned, engine in parts:
         for found in revalidate(pinned, context, [engine.target], [str(engine.digest)], again=False):
             if found.entry.unit == engine.unit and found.verdict != "proven":

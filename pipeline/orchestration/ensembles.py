@@ -1,14 +1,17 @@
 """One run of a spec of either kind: of a model, or of an ensemble, whose graphs are models of their own."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from builders.execution.workdir import workdir
 from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import Precision, Target
 from enginery.registry.store.base import open_store
 from pipeline.compile.composition import StepRunner
 from pipeline.compile.ensembles.assembly import Assembly, CompiledGraph
+from pipeline.compile.plan import Selection
 from pipeline.compile.steps.exports import export
 from pipeline.intake.places import Found, spec_at
 from pipeline.orchestration.run import (
@@ -76,16 +79,23 @@ def _compile_graph(
 ) -> CompiledGraph:
     """A graph by itself: what of the options its spec has, and no channel, since the whole has one."""
     quiet = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
-    own = _own_options(spec, loaded, options)
+    own = own_options(spec, loaded, options)
     with open_loaded(quiet, own, progress, executors) as run:
         outcome = compile_locked(run, own, runner)
         exported = export(run.spec, run.context)
+    return CompiledGraph(outcome, exported, wanted_of(spec, run.selection, options))
+
+
+def wanted_of(
+    spec: ModelSpec, selection: Selection, options: RunOptions
+) -> tuple[Sequence[Target], Sequence[Precision]]:
+    """The targets and precisions of a graph that a run of the whole asks for. selection: of the graph's own options."""
     asked = split_names(options.precisions) or spec.precision_list()
     precisions = [precision for precision in spec.precision_list() if precision in asked]
-    return CompiledGraph(outcome, exported, (run.selection.targets or spec.target_list(), precisions))
+    return selection.targets or spec.target_list(), precisions
 
 
-def _own_options(spec: ModelSpec, loaded: LoadedEnsemble, options: RunOptions) -> RunOptions:
+def own_options(spec: ModelSpec, loaded: LoadedEnsemble, options: RunOptions) -> RunOptions:
     """The options of a run of one graph: names that other graphs alone have are left out, and of precisions that it
     does not have it takes the widest in their place. A name that no graph has stays, and is refused."""
     graphs = loaded.graphs.values()

@@ -17,7 +17,7 @@ from enginery.registry.versions import lookup
 from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, canary, sides_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import gpu_labels
-from pipeline.operations.revalidate import Pending, PendingProof, prove
+from pipeline.operations.pending import Pending, PendingProof, prove
 
 # The jobs that the task starts have the limits of their spec, and the worker limits memory. A task that hangs gives its
 # GPU back after a day.
@@ -37,7 +37,7 @@ def gpu_named(name: str) -> Target:
 
 
 def prove_on_worker(item: Pending, on: Target, context: RunContext) -> list[PendingProof]:
-    """As `revalidate.prove`, on a worker with this GPU. The failure of the task is the version's row.
+    """As `pending.prove`, on a worker with this GPU. The failure of the task is the version's row.
 
     Raises StepError 'no-node' where no worker with it comes, and when cancelled; UnavailableError without a cluster.
     """

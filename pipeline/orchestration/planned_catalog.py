@@ -15,7 +15,11 @@ from enginery.registry.record_copies import RecordCopies, StoreListing
 from pipeline.compile.forecast import on_record, open_records
 from pipeline.compile.plan import candidates, plan_builds
 from pipeline.intake.places import Found, spec_at
+from pipeline.orchestration.forecasts import foresee_ensemble
 from pipeline.orchestration.run import RunOptions, registry_named, select, store_of
+from pipeline.progress import Progress
+from pipeline.spec.document import is_ensemble
+from pipeline.spec.ensemble import LoadedEnsemble, load_ensemble
 from pipeline.spec.model import ModelSpec
 
 # Threads that mostly wait for a store's answers.
@@ -87,10 +91,22 @@ def _plan_share(addresses: Sequence[str | Found], options: RunOptions) -> list[P
 def _plan_row(address: str | Found, options: RunOptions, listings: Listings) -> PlannedSpec:
     try:
         with spec_at(address, options.registry) as found:
+            if is_ensemble(found.path):
+                return replace(_plan_ensemble(load_ensemble(found.path, found.address), options), spec=str(address))
             spec = found.load()
             return replace(plan_spec(spec, options, listings.of(spec, options)), spec=str(address))
     except EngineryError as error:
         return PlannedSpec(str(address), None, reason=str(error))
+
+
+def _plan_ensemble(loaded: LoadedEnsemble, options: RunOptions) -> PlannedSpec:
+    """What a build of an ensemble would do by the records of its registry: units of its graphs and of the whole."""
+    found = foresee_ensemble(loaded, options, Progress(), no_export=True)
+    units = Counter(unit.action for unit in found.units)
+    for graph in found.graphs.values():
+        units.update(unit.action for unit in graph.units)
+    missing = dict.fromkeys(f"{name}: {step}" for name, graph in found.graphs.items() for step in graph.missing)
+    return PlannedSpec(loaded.spec.address, loaded.model, dict(units), tuple(missing))
 
 
 def plan_spec(spec: ModelSpec, options: RunOptions, listing: StoreListing) -> PlannedSpec:

@@ -107,8 +107,11 @@ def compile_locked(run: OpenRun, options: RunOptions, runner: StepRunner) -> Out
 
 
 def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
-    """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None."""
+    """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None, and
+    for an ensemble."""
     with spec_at(address, options.registry) as found:
+        if is_ensemble(found.path):
+            return None
         spec = found.load()
         store = open_store(options.registry or _registry_of(spec), create=True)
         tracker = new_tracker(new_run(spec.model, spec.address, store))
@@ -263,7 +266,11 @@ def _handle_signals(cancel: Callable[[], None]) -> Iterator[None]:
 
 def store_of(spec: ModelSpec, options: RunOptions) -> Store:
     """The registry of a run, opened to be read; made where there is none yet. Raises InputError, UnavailableError."""
-    uri = registry_named(spec, options)
+    return store_named(registry_named(spec, options))
+
+
+def store_named(uri: str) -> Store:
+    """The registry of a URI or path, opened to be read; made where there is none yet. Raises as `store_of`."""
     try:
         return open_store(uri)
     except UnavailableError:

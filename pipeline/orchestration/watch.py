@@ -20,9 +20,9 @@ from enginery.registry.store.base import Store
 from pipeline.intake.bundle import bundle_of, named_files, register
 from pipeline.intake.places import place_at
 from pipeline.orchestration import events
-from pipeline.orchestration.catalog import spec_files
+from pipeline.orchestration.catalog import spec_files, without_graphs
 from pipeline.orchestration.payloads import REGISTERED, remember_sent, was_sent
-from pipeline.spec.model import load_spec
+from pipeline.spec.ensemble import load_any
 
 # Of a file: size in bytes, time of its last change in ns, inode.
 Stamp = tuple[int, int, int]
@@ -77,7 +77,7 @@ class Watch:
         Raises UnavailableError when the place, the registry or the Prefect server is out of reach.
         """
         self._place.refresh()
-        for path in spec_files(self._place.folder):
+        for path in without_graphs(spec_files(self._place.folder)):
             name = path.relative_to(self._place.folder).as_posix()
             try:
                 self._take(path, name, settled=settled)
@@ -87,7 +87,7 @@ class Watch:
                 self._complain(name, str(error))
 
     def _take(self, path: Path, name: str, *, settled: bool) -> None:
-        spec = load_spec(path)
+        spec = load_any(path)
         stamps = [_stamp(file) for _, file in sorted(named_files(spec))]
         still = self._before.get(path) == stamps
         self._before[path] = stamps

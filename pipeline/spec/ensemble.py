@@ -16,7 +16,7 @@ from enginery.core.ensemble import split_source
 from enginery.core.errors import SpecError
 from enginery.core.text import suggest
 from enginery.core.types import Precision
-from pipeline.spec.document import load_document
+from pipeline.spec.document import is_ensemble, load_document
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.sections import Publication, SpecFile
@@ -24,6 +24,7 @@ from pipeline.spec.validation import LimitValues
 from pipeline.spec.value_types import File, Loc, Mistakes, ModelName, SpecPart, VersionName
 
 _GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_INPUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 HELP = "docs/guides/ensembles.md has an example"
 
 
@@ -74,11 +75,27 @@ class EnsembleSpec(SpecFile):
 
     @model_validator(mode="after")
     def _consistent(self) -> "EnsembleSpec":
-        if found := tuple(self._find_mistakes()):
+        if found := [(loc, f"{'.'.join(map(str, loc))}: {text}") for loc, text in self._find_mistakes()]:
             raise Mistakes(found)
         return self
 
     def _find_mistakes(self) -> Iterator[tuple[Loc, str]]:
+        yield from self._wrong_connections()
+        order = list(self.graphs)
+        for index, name in enumerate(self.outputs or ()):
+            if name.partition(".")[0] not in order or "." not in name:
+                yield ("outputs", index), f"{name!r} is no GRAPH.OUTPUT; {suggest(name.partition('.')[0], order)}"
+            elif name in (self.outputs or ())[:index]:
+                yield ("outputs", index), f"{name!r} is named twice; keep one"
+        named = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
+        for name in order:
+            if name not in named:
+                yield ("graphs", name), f"graph {name!r} is connected to no other; add its connections, or remove it"
+            elif self.outputs and name not in self._contributing():
+                text = f"no output of the whole is computed from graph {name!r}"
+                yield ("graphs", name), f"{text}; name one of its outputs in outputs, or remove it"
+
+    def _wrong_connections(self) -> Iterator[tuple[Loc, str]]:
         order = list(self.graphs)
         for key, source in self.connections.items():
             graph, dot, _ = key.partition(".")
@@ -93,13 +110,16 @@ class EnsembleSpec(SpecFile):
                 yield loc, f"takes {source!r}, and {giver!r} does not come before {graph!r}; reorder graphs"
             elif not dot and source in order:
                 yield loc, f"takes {source!r}, which is a graph; name an output of it: {source}.OUTPUT"
-        for index, name in enumerate(self.outputs or ()):
-            if name.partition(".")[0] not in order or "." not in name:
-                yield ("outputs", index), f"{name!r} is no GRAPH.OUTPUT; {suggest(name.partition('.')[0], order)}"
-        named = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
-        for name in order:
-            if name not in named:
-                yield ("graphs", name), f"graph {name!r} is connected to no other; add its connections, or remove it"
+            elif not dot and not _INPUT_NAME.fullmatch(source):
+                yield loc, f"takes {source!r}; the name of an input of the whole is 1 to 64 of A-Z a-z 0-9 _ -"
+
+    def _contributing(self) -> set[str]:
+        """The graphs that an output which the spec names is computed from."""
+        found = {name.partition(".")[0] for name in self.outputs or ()}
+        for name in reversed(self.graphs):
+            taken = (source for key, source in self.connections.items() if key.partition(".")[0] == name)
+            found |= {source.partition(".")[0] for source in taken if "." in source} if name in found else set()
+        return found
 
 
 KIND = Kind(EnsembleSpec, "a spec of an ensemble", "model, graphs, connections", HELP)
@@ -119,6 +139,21 @@ class LoadedEnsemble:
             name: {item: given.get(f"{name}.{item}", f"{name}.{item}") for item in graph.inputs}
             for name, graph in self.graphs.items()
         }
+
+    @property
+    def model(self) -> str:
+        """The name of the whole in the registry."""
+        return self.spec.model
+
+    @property
+    def path(self) -> Path:
+        """Where its own spec is."""
+        return self.spec.path
+
+    @property
+    def folder(self) -> Path:
+        """That of its own spec, where its graphs' specs are too, or in folders below it."""
+        return self.spec.folder
 
     def locate(self, found: "list[tuple[Loc, str]]") -> SpecError:
         """Mistakes, (key that it is about, message) each, as one error with their lines."""
@@ -150,6 +185,11 @@ def load_ensemble(path: Path, address: str = "") -> LoadedEnsemble:
     return loaded
 
 
+def load_any(path: Path, address: str = "") -> ModelSpec | LoadedEnsemble:
+    """Read and check a spec of either kind. Raises SpecError with one line per mistake."""
+    return load_ensemble(path, address) if is_ensemble(path) else load_spec(path, address)
+
+
 def _missing_files(spec: EnsembleSpec, root: yaml.Node) -> Iterator[str]:
     for loc, name in spec.named_files():
         where = f"{spec.path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {name!r}"
@@ -173,6 +213,16 @@ def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     for index, source in enumerate(spec.outputs or ()):
         graph, _, name = source.partition(".")
         yield from _unknown_output(("outputs", index), graph, name, graphs)
+    precisions = {precision for own in graphs.values() for precision in own.precision_list()}
+    for precision in spec.limits:
+        if precision not in precisions:
+            yield ("limits", precision), f"no graph has {precision}; {suggest(precision, precisions)}"
+    yield from _unsuitable_graphs(loaded)
+
+
+def _unsuitable_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
+    """Graphs with what an ensemble does not have: (key, message)."""
+    graphs, spec = loaded.graphs, loaded.spec
     models = [spec.model]
     for name, own in graphs.items():
         loc: Loc = ("graphs", name)

@@ -12,27 +12,35 @@ import onnxruntime as ort
 import pytest
 
 import enginery
+from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import EngineryError, InputError, SpecError
 from enginery.core.hardware.machine import target_named
 from enginery.core.names import parse_reference
-from enginery.core.reports.proof import Report
+from enginery.core.reports.proof import Report, approve
 from enginery.core.types import Tensors
 from enginery.exchange.mirror import mirror
 from enginery.exchange.oci import export_oci
 from enginery.registry.evidence.attestations import attest, attestations, judge_entries
+from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.retention import Rules, find_kept_versions, inventory
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import manifest_key
 from enginery.registry.verification import verify
 from enginery.registry.versions.channels import policy_refusal, promote, rollback
 from enginery.registry.versions.lookup import load, locate
+from enginery.registry.versions.publish import publish
 from pipeline.canary.engines import choose
 from pipeline.cli.published import local_context
+from pipeline.compile.ensembles.forecast import EnsembleForecast
 from pipeline.operations.offline import write_offline_bundle
+from pipeline.operations.pending import pending_of, prove
 from pipeline.operations.revalidate import spec_of
 from pipeline.operations.revalidate_ensemble import revalidate_ensemble
 from pipeline.orchestration.catalog import gather_specs
+from pipeline.orchestration.forecasts import foresee_spec
+from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
+from pipeline.progress import Progress
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from tests.pipeline.projects import arrays
 
@@ -176,6 +184,34 @@ def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], 
     }
 
 
+def test_an_ensemble_that_waits_for_its_proof_is_run_with_the_pending_ones(
+    built: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    store = open_store(str(tmp_path / "copy"), create=True)
+    mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
+    whole = load(store, "pair", "1")
+    waiting = tuple(replace(entry, status="unproven") for entry in whole.engines if entry.digest)
+    fresh = publish_waiting(store, whole, waiting)
+    assert [entry.unit for entry in pending_of(store, "pair", fresh).engines] == [entry.unit for entry in waiting]
+    with local_context(store, quiet=True) as context:
+        found = prove(pending_of(store, "pair", fresh), context)
+    assert {item.engine: item.verdict for item in found} == dict.fromkeys([entry.unit for entry in waiting], "proven")
+    assert not pending_of(store, "pair", fresh).engines
+
+
+def publish_waiting(store: Store, whole: Manifest, entries: tuple[EngineEntry, ...]) -> str:
+    """The version of the same ensemble as it is published where none of its engines has run."""
+    approved = []
+    for entry in entries:
+        report = Report.from_json(json.loads(store.read_blob(str(entry.report))))
+        report = replace(report, verdict="unproven", reason="not run here", checks=())
+        proof = approve(report)
+        assert proof is not None
+        store.put_bytes(canonical_json(report.to_json()))
+        approved.append((replace(entry, report=report.digest, reason="not run here", checks={}), proof))
+    return publish(store, replace(whole, content=digest_of("another"), engines=()), approved, []).version
+
+
 @pytest.mark.parametrize("use", ["choose", "carry", "oci", "spec"])
 def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
     whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
@@ -235,7 +271,12 @@ def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> Non
         ("connections/nonsense", "mask", "'nonsense' is no GRAPH.INPUT"),
         ("connections/decoder.mask", "encoder", "takes 'encoder', which is a graph; name an output of it"),
         ("connections", {"encoder.x": "image"}, "graph 'decoder' is connected to no other"),
+        ("connections/decoder.mask", "", "connections.decoder.mask: takes ''; the name of an input of the whole is"),
+        ("connections/decoder.mask", "a/b\nc", "the name of an input of the whole is 1 to 64 of"),
         ("outputs", ["decoder.gone"], "'decoder' has no output 'gone'"),
+        ("outputs", ["decoder.logits", "decoder.logits"], "'decoder.logits' is named twice"),
+        ("outputs", ["encoder.hidden"], "no output of the whole is computed from graph 'decoder'"),
+        ("limits", {"fp8": {"sqnr_db": 20}}, "limits.fp8: no graph has fp8"),
         ("graphs/decoder", "gone.yaml", "is no file in"),
         ("golden", None, "golden: is missing"),
         ("golden/data", "gone.npz", "is no file in"),
@@ -285,3 +326,45 @@ def test_data_of_the_whole_that_lacks_an_input_is_refused(tmp_path: Path) -> Non
     np.savez(written.parent / "golden.npz", **golden)
     with pytest.raises(EngineryError, match="no array 'mask'"):
         enginery.build(written, registry=tmp_path / "registry")
+
+
+def test_every_graph_is_looked_at_before_the_first_is_built(tmp_path: Path) -> None:
+    written = write_ensemble(tmp_path / "project")
+    (written.parent / "decoder.onnx").write_bytes(b"no model")
+    with pytest.raises(SpecError, match=r"decoder\.onnx is empty, truncated or not an ONNX file"):
+        enginery.build(written, registry=tmp_path / "registry")
+    assert not (tmp_path / "registry" / "models").exists()
+
+
+def foresee(path: Path, registry: Path, no_export: bool) -> EnsembleForecast:
+    found = foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export)
+    assert isinstance(found, EnsembleForecast)
+    return found
+
+
+def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path) -> None:
+    path, registry = write_ensemble(tmp_path / "project", decoder={**DECODER, "precisions": ["fp32"]}), tmp_path / "reg"
+    blind = foresee(path, registry, no_export=True)
+    assert [unit.action for unit in blind.units] == ["unknown", "unknown"]
+    assert blind.graphs["decoder"].missing == ("golden data of encoder",)
+    first = foresee(path, registry, no_export=False)
+    assert {name: found.count("build") for name, found in first.graphs.items()} == {"encoder": 2, "decoder": 1}
+    assert [(unit.precision, unit.action) for unit in first.units] == [("fp32", "build"), ("int8", "build")]
+    assert enginery.build(path, registry=registry).version == "1"
+    for no_export in (True, False):
+        after = foresee(path, registry, no_export)
+        assert [unit.action for unit in after.units] == ["cached", "cached"]
+    # Another limit of the whole: the engines stay, and the whole is proven again.
+    changed = foresee(rewrite(path.parent, {**PAIR, "limits": {"int8": {"sqnr_db": 14}}}), registry, no_export=True)
+    assert [unit.action for unit in changed.units] == ["cached", "build"]
+    assert changed.units[1].reason == "its engines are there; the whole is proven: no such proof is on record"
+    assert [found.count("cached") for found in changed.graphs.values()] == [2, 1]
+
+
+def test_a_plan_says_what_the_whole_lacks(tmp_path: Path) -> None:
+    path = write_ensemble(tmp_path / "project", encoder={**ENCODER, "targets": ["cpu", "avx2"]})
+    found = foresee(path, tmp_path / "reg", no_export=True)
+    reasons = {unit.reason for unit in found.units if unit.target == "x86-64-v3" and unit.action == "refused"}
+    assert reasons == {
+        f"graph 'decoder' has no engine: its spec has no x86-64-v3 {precision}" for precision in ("fp32", "int8")
+    }

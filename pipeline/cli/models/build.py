@@ -29,7 +29,6 @@ from pipeline.cli.registry.trust import check_signing_key, sign_published
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
     from pipeline.outcome import Outcome
     from pipeline.progress import Progress
@@ -127,7 +126,6 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
     from pipeline.orchestration.ensembles import compile_any
     from pipeline.orchestration.run import compile_from_records, registry_of
     from pipeline.progress import together
-    from pipeline.spec.document import is_ensemble
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
     if with_prefect and (counting or log_format() == "json"):
@@ -135,14 +133,8 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
             "a Prefect flow has a log and a life of its own: use --runner inprocess for --log-format json and "
             "--metrics-port, or serve the registry's metrics with `enginery metrics`"
         )
-    if is_ensemble(Path(spec)) and with_prefect:
-        raise click.UsageError("an ensemble is built in this process: use --runner inprocess")
-    if (
-        not counting
-        and not is_ensemble(Path(spec))
-        and (with_prefect or options.executor == "ray")
-        and (outcome := compile_from_records(spec, options))
-    ):
+    either = with_prefect or options.executor == "ray"
+    if either and not counting and (outcome := compile_from_records(spec, options)):
         say("every step is on record: nothing was started")
         if with_prefect:
             _send_if_unsent(outcome, registry_of(spec, options))
@@ -253,66 +245,3 @@ def _print_engines(outcome: "Outcome") -> None:
         note=f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from" if metrics else "",
         styles=STYLES,
     )
-
-
-@click.command()
-@spec_options
-@click.option("--no-export", is_flag=True, help="Answer from what is on record; run nothing and write nothing.")
-@collect_run_options
-def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, options: "RunOptions") -> None:
-    """Show for every unit of SPEC whether it would be built, and why.
-
-    What is not on record yet is exported, calibrated and quantized first, so that every build key is complete. With
-    --no-export a unit whose graph is not on record is 'unknown'.
-    """
-    found = _forecast(spec, options, quiet, no_export)
-    if as_json:
-        emit_json(found.to_json())
-    else:
-        _print_plan(found)
-    unknown = found.count("unknown")
-    if unknown:
-        verb = "is" if unknown == 1 else "are"
-        say(f"{unknown} of {len(found.units)} units {verb} unknown; without --no-export all are known")
-
-
-def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) -> "Forecast":
-    from pipeline.compile.composition import InProcess, prepare
-    from pipeline.compile.forecast import OnRecord, foresee, on_record, open_records
-    from pipeline.compile.plan import find_unserved
-    from pipeline.intake.places import spec_at
-    from pipeline.orchestration.run import open_run, select, store_of
-
-    with spec_at(spec, options.registry) as found:
-        model = found.load()
-        selection = select(model, options)
-        left_out = find_unserved(model, selection)
-        if no_export and left_out:
-            say(f"left out, since no backend of the spec builds for it: {', '.join(left_out)}")
-        context = open_records(store_of(model, options))
-        known = on_record(model, selection, context)
-        if known.missing and not no_export and not quiet:
-            say(
-                f"not on record: {', '.join(known.missing)}; that is done first, and what follows from it, so that "
-                "every build key is complete (--no-export answers from what is on record)"
-            )
-        if not no_export:
-            with shown_progress(quiet) as progress, open_run(found, options, progress, keep_state=False) as run:
-                ready = prepare(run.spec, run.selection, run.context, InProcess())
-            known = OnRecord(ready.exported, ready.graphs)
-        return foresee(model, selection, known, context)
-
-
-def _print_plan(found: "Forecast") -> None:
-    actions = ["build", "cached", "refused", *(name for name in ("failed", "unknown") if found.count(name))]
-    print_table(
-        ("target", "precision", "backend", "action", "why"),
-        [
-            [unit.item.target.name, unit.item.precision, unit.item.backend.name, unit.action, unit.reason]
-            for unit in found.units
-        ],
-        title=f"{found.model}: " + ", ".join(f"{found.count(action)} {action}" for action in actions),
-        styles=STYLES,
-    )
-    for change in found.changes:
-        echo(f"{change.what}: {change.follows}")

@@ -40,7 +40,7 @@ _OTHERS = {
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write; default: beside the model."
 )
@@ -59,12 +59,23 @@ _OTHERS = {
     help="What is done with pixels of images: ImageNet's mean and deviation, 0..1, -1..1, nothing.",
 )
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
-def init(model: str | None, out: Path | None, requests: Path | None, scaling: "Scaling", force: bool) -> None:
+def init(models: tuple[str, ...], out: Path | None, requests: Path | None, scaling: "Scaling", force: bool) -> None:
     """Write a spec for MODEL by looking at it: names, types, shapes, sizes at which it runs.
 
     MODEL: an ONNX file, a .pt2 program, a torch entry point such as model.py:build or package.models:build, or Triton's
     config.pbtxt beside an ONNX file. Without MODEL a commented starter is written.
+
+    Several ONNX files, in the order of the data flow, make one model: a spec for each, and one that connects them as
+    far as their names and shapes show it. NAME=FILE gives a graph a name other than its file's.
     """
+    if len(models) > 1:
+        if requests:
+            raise InputError("--from-requests takes one MODEL; the data of several is data of the whole: see its spec")
+        return _init_ensemble(models, out, force)
+    return _init_one(models[0] if models else None, out, requests, scaling, force)
+
+
+def _init_one(model: str | None, out: Path | None, requests: Path | None, scaling: "Scaling", force: bool) -> None:
     if model is None or model.endswith((".yaml", ".yml")):
         if requests:
             raise InputError("--from-requests needs a MODEL to know the inputs; give its file")
@@ -92,6 +103,56 @@ def init(model: str | None, out: Path | None, requests: Path | None, scaling: "S
     if found.unknown:
         say(f"  fill in: {', '.join(found.unknown)}; the lines are marked FILL_IN")
     say(f"read it, then: enginery plan {path}")
+
+
+def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> None:
+    """Write a spec for each graph beside the ensemble's, which lies in the folder of the first."""
+    from pipeline.drafts.ensemble import (
+        FoundGraph,
+        check_unknown,
+        find_connections,
+        graph_key,
+        name_graphs,
+        write_ensemble,
+        write_graph,
+    )
+    from pipeline.drafts.found import model_name
+    from pipeline.sources.onnx_header import read_header
+
+    named = [_split_name(text) for text in models]
+    first = named[0][1]
+    path = out or first.parent / f"{model_name(first.resolve().parent.name)}.yaml"
+    graphs = list[FoundGraph]()
+    for name, model in named:
+        if model.is_file() and model.suffix.lower() != ".onnx":
+            raise InputError(f"{model}: several files are connected by what ONNX files say; export it to ONNX")
+        found, _ = _look(model, path.parent / "spec.yaml")
+        given = {item.name: item for item in read_header(model).gives}
+        gives = tuple(given[name] for name in found.outputs or given)
+        graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), found, gives))
+    check_unknown(graphs)
+    whole = model_name(path.stem)
+    graphs = name_graphs(whole, graphs)
+    files = {graph.key: f"{graph.key}.yaml" for graph in graphs}
+    if path.name in files.values():
+        raise InputError(f"{path} would be the spec of a graph too; name the whole's otherwise with --out")
+    texts = {path: write_ensemble(whole, graphs, files)}
+    texts |= {path.parent / files[graph.key]: write_graph(graph) for graph in graphs}
+    _write({each: partial(_put, text=text) for each, text in texts.items()}, force)
+    say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
+    for item in find_connections(graphs):
+        say(f"  {item.key}: {item.source or 'FILL_IN'}: {item.why}")
+    say(f"read them, write the data that golden names, then: enginery plan {path}")
+
+
+def _split_name(text: str) -> tuple[str, Path]:
+    """A graph's name, '' where NAME= does not stand before its file, and that; a file may have '=' in its name."""
+    name, equals, file = text.partition("=")
+    return ("", Path(text)) if Path(text).exists() or not equals else (name, Path(file))
+
+
+def _put(stream: IO[bytes], text: str) -> None:
+    stream.write(text.encode())
 
 
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:

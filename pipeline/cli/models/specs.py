@@ -52,9 +52,9 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     """
     from enginery.registry.store.base import open_store
     from pipeline.intake.bundle import register as register_spec
-    from pipeline.spec.model import load_spec
+    from pipeline.spec.ensemble import load_any
 
-    loaded = load_spec(spec)
+    loaded = load_any(spec)
     store = open_store(registry, create=True)
     item, existed = register_spec(store, loaded)
     facts = {"model": loaded.model, "spec": item.address, "registry": store.uri, "files": dict(item.bundle.files)}

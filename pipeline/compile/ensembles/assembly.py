@@ -5,15 +5,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from enginery.core.digest import digest_of_path
-from enginery.core.types import Precision, Target
+from enginery.core.types import Precision, Target, TensorSpec
 from enginery.registry.manifest import Manifest
 from enginery.registry.versions.lookup import load
 from pipeline.compile.ensembles.connections import check_connections, whole_inputs, whole_outputs
+from pipeline.compile.ensembles.forecast import EnsembleForecast, ForecastEnsemble, ForecastGraph
 from pipeline.compile.ensembles.publication import BuiltEnsemble, current_engines, publish_ensemble
 from pipeline.compile.ensembles.samples import ChainedGraph, WholeData, compute_samples
 from pipeline.compile.ensembles.units import list_units
+from pipeline.compile.preflight import check_files
 from pipeline.compile.publication.pages import draw_page
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import NotOnRecord, RunContext
 from pipeline.outcome import Outcome
 from pipeline.spec.ensemble import LoadedEnsemble
 from pipeline.spec.model import ModelSpec, with_data
@@ -31,6 +33,8 @@ class CompiledGraph:
 
 # Exports, builds and publishes a graph by its spec, without moving a channel.
 CompileGraph = Callable[[ModelSpec], CompiledGraph]
+# What a build would do to a graph; of one whose data is not on record with the step that lacks.
+ForeseeGraph = Callable[[ModelSpec, str | None], ForecastGraph]
 
 
 @dataclass
@@ -41,22 +45,51 @@ class Assembly:
     context: RunContext
     folder: Path
     chain: list[ChainedGraph] = field(default_factory=list)
-    done: dict[str, CompiledGraph] = field(default_factory=dict)
 
     def run(self, compile_graph: CompileGraph) -> Outcome:
         """Build the graphs in order and publish the whole, unless one has no version. Raises what a step raises, and
         SpecError for connections between tensors that cannot meet."""
-        check_connections(self.loaded)
-        golden, calibration = self._data()
+        done = dict[str, CompiledGraph]()
+        golden, calibration = self._open()
         for name, spec in self.loaded.graphs.items():
-            samples = self._samples(name, spec, "golden", golden)
-            observed = self._samples(name, spec, "calibration", calibration) if calibration else None
-            self._take(name, compile_graph(with_data(spec, samples, observed)))
-        graphs = {name: item.outcome for name, item in self.done.items()}
+            done[name] = compile_graph(self._with_samples(name, spec, golden, calibration))
+            self._extend(name, done[name].exported)
+        graphs = {name: item.outcome for name, item in done.items()}
         lacking = [name for name, outcome in graphs.items() if outcome.version is None]
         if lacking:
             return Outcome(self.loaded.spec.model, None, False, (), {}, graphs=graphs, lacking=lacking[0])
-        return self._publish(golden, graphs)
+        return self._publish(golden, done)
+
+    def plan(self, foresee_graph: ForeseeGraph, records: RunContext) -> EnsembleForecast:
+        """What `run` would do. Where the data of a graph is not on record, and this context runs nothing, it and those
+        after it are unknown.  records: of `open_records`. Raises as `run`."""
+        found, lacking = dict[str, ForecastGraph](), None
+        golden, calibration = self._open()
+        for name, spec in self.loaded.graphs.items():
+            try:
+                given = spec if lacking else self._with_samples(name, spec, golden, calibration)
+            except NotOnRecord as step:
+                given, lacking = spec, str(step)
+            found[name] = foresee_graph(given, lacking)
+            if exported := found[name].exported:
+                self._extend(name, exported)
+            else:
+                lacking = lacking or f"export of {name}"
+        outputs = () if lacking else self._outputs()
+        parts = self.loaded, found, tuple(self.chain), golden, records, outputs
+        return ForecastEnsemble(*parts).foresee()
+
+    def _open(self) -> tuple[WholeData, WholeData | None]:
+        """The data of the whole, once everything that files show fits."""
+        check_connections(self.loaded)
+        for spec in self.loaded.graphs.values():
+            check_files(spec)  # all of them before the first is built
+        return self._data()
+
+    def _with_samples(self, name: str, spec: ModelSpec, golden: WholeData, calibration: WholeData | None) -> ModelSpec:
+        samples = self._samples(name, spec, "golden", golden)
+        observed = self._samples(name, spec, "calibration", calibration) if calibration else None
+        return with_data(spec, samples, observed)
 
     def _data(self) -> tuple[WholeData, WholeData | None]:
         spec, shapes = self.loaded.spec, whole_inputs(self.loaded)
@@ -70,20 +103,20 @@ class Assembly:
         sources = self.loaded.wiring()[name]
         return compute_samples(name, section, whole, self.chain, spec.tensors(), sources, self.context, self.folder)
 
-    def _take(self, name: str, compiled: CompiledGraph) -> None:
-        model = compiled.exported.model
-        self.done[name] = compiled
-        wiring = self.loaded.wiring()[name]
+    def _extend(self, name: str, exported: Exported) -> None:
+        model, wiring = exported.model, self.loaded.wiring()[name]
         self.chain.append(ChainedGraph(name, model.digest, model.inputs, model.outputs, wiring))
         check_connections(self.loaded, {graph.name: graph.outputs for graph in self.chain})
 
-    def _publish(self, golden: WholeData, graphs: Mapping[str, Outcome]) -> Outcome:
+    def _outputs(self) -> tuple[TensorSpec, ...]:
+        return whole_outputs(self.loaded, {graph.name: graph.outputs for graph in self.chain})
+
+    def _publish(self, golden: WholeData, done: Mapping[str, CompiledGraph]) -> Outcome:
         versions: dict[str, Manifest] = {
-            name: load(self.context.store, outcome.model, str(outcome.version)) for name, outcome in graphs.items()
+            name: load(self.context.store, item.outcome.model, str(item.outcome.version)) for name, item in done.items()
         }
-        outputs = whole_outputs(self.loaded, {graph.name: graph.outputs for graph in self.chain})
-        built = BuiltEnsemble(self.loaded, versions, tuple(self.chain), golden, outputs)
-        wanted = {name: item.wanted for name, item in self.done.items()}
+        built = BuiltEnsemble(self.loaded, versions, tuple(self.chain), golden, self._outputs())
+        wanted = {name: item.wanted for name, item in done.items()}
         units = list(list_units(self.loaded.graphs, current_engines(versions, self.context), wanted))
         found = publish_ensemble(built, units, draw_page, self.context)
-        return found.with_graphs(graphs)
+        return found.with_graphs({name: item.outcome for name, item in done.items()})

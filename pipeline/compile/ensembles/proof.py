@@ -22,6 +22,7 @@ from pipeline.compile.steps.proofs import prove_or_crash
 from pipeline.values import EngineBlob, Proof
 
 if TYPE_CHECKING:
+    from pipeline.spec.ensemble import EnsembleSpec
     from validation.golden.golden_set import GoldenSet
 
 # The case of the checks of a whole of which one engine stands among graphs in fp32, after the graph's name.
@@ -91,6 +92,12 @@ def blame(checks: Sequence[Check]) -> str:
     alike = (item for item in checks if (item.name, item.output) == (failed.name, failed.output))
     found = [f"{item.case} {item.value:.4g}" for item in alike if item.case.endswith(ALONE) and item.value is not None]
     return f"; with one engine among graphs in fp32: {', '.join(found)}" if found else ""
+
+
+def limits_of(spec: "EnsembleSpec", precision: Precision) -> dict[str, float]:
+    """The limits that the spec of an ensemble gives for a precision, as `ProveEnsemble` takes them."""
+    limits = spec.limits.get(precision)
+    return limits.model_dump(exclude_unset=True) if limits else {}
 
 
 def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool = False) -> Proof:

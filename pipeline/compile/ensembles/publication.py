@@ -15,7 +15,7 @@ from enginery.registry.ensembles import SUFFIX, write_engines
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.versions.publish import find_published, publish, published_without
-from pipeline.compile.ensembles.proof import ProveEnsemble, blame, prove
+from pipeline.compile.ensembles.proof import ProveEnsemble, blame, limits_of, prove
 from pipeline.compile.ensembles.samples import ChainedGraph, WholeData
 from pipeline.compile.ensembles.units import EnsembleUnit
 from pipeline.compile.publication.draft import TOOLS
@@ -106,13 +106,12 @@ def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | N
 
 def request_proof(unit: EnsembleUnit, built: BuiltEnsemble) -> ProveEnsemble:
     """The proof of a unit."""
-    limits = built.loaded.spec.limits.get(unit.precision)
+    limits = limits_of(built.loaded.spec, unit.precision)
     blobs = {
         name: EngineBlob(request_of(engine), str(engine.digest), str(engine.suffix))
         for name, engine in unit.engines.items()
     }
-    given = limits.model_dump(exclude_unset=True) if limits else {}
-    return ProveEnsemble(built.golden, built.chain, blobs, built.outputs, unit.precision, given)
+    return ProveEnsemble(built.golden, built.chain, blobs, built.outputs, unit.precision, limits)
 
 
 def publish_ensemble(

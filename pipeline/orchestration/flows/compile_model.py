@@ -18,9 +18,10 @@ from enginery.registry.versions.lookup import load
 from pipeline.compile.publication.pages import failed_document, published_document
 from pipeline.orchestration import events
 from pipeline.orchestration.artifacts import show_document
+from pipeline.orchestration.ensembles import compile_any
 from pipeline.orchestration.flows.api import api_in_reach, start_server
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
-from pipeline.orchestration.run import Compiled, RunOptions, compile_once, start_executors
+from pipeline.orchestration.run import Compiled, RunOptions, start_executors
 from pipeline.outcome import Outcome
 
 
@@ -52,7 +53,7 @@ def compile_model(
     # server that a run starts for itself, where nobody can have limited a tag, is not asked.
     tagged = tags("enginery") if PREFECT_API_URL.value() else nullcontext()
     with tagged, start_executors(options, signals=False) as executors:
-        done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
+        done = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
     show(done)
     send_published(done)
     if done.outcome.version is None:

@@ -15,7 +15,10 @@ from enginery.registry.store.layout import registered_key
 from enginery.registry.verification import verify
 from pipeline.intake.bundle import bundle_of, register
 from pipeline.intake.places import spec_at
+from pipeline.spec.document import is_ensemble
+from pipeline.spec.ensemble import load_any
 from pipeline.spec.model import load_spec
+from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project, weights, write_model
 
 GENERATOR = "from helper import width\nimport numpy\n\ndef samples():\n    yield {'x': numpy.zeros((1, width))}\n"
@@ -137,3 +140,15 @@ def test_an_edited_or_damaged_registration_is_not_built(project: Project, store:
 def test_an_address_without_a_registry_says_so() -> None:
     with pytest.raises(SpecError, match="say in which"), spec_at("registered:tiny", None):
         pass
+
+
+def test_a_bundle_of_an_ensemble_holds_its_graphs_and_builds_elsewhere(tmp_path: Path, store: Store) -> None:
+    path = write_ensemble(tmp_path / "project")
+    item, existed = register(store, load_any(path))
+    names = ("pair", "encoder", "decoder")
+    data = {"golden.npz", "calibration.npz", "encoder.onnx", "decoder.onnx"}
+    assert not existed and set(item.bundle.files) == data | {f"{name}.yaml" for name in names}
+    with spec_at(f"registered:pair@{item.bundle.digest}", store.uri) as found:
+        assert is_ensemble(found.path)
+        loaded = load_any(found.path, found.address)
+        assert loaded.model == "pair" and loaded.folder != path.parent

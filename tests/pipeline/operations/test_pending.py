@@ -18,16 +18,8 @@ from enginery.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess
 from pipeline.compile.run_context import RunContext
 from pipeline.operations import revalidate as proving
-from pipeline.operations.revalidate import (
-    Attested,
-    Pending,
-    PendingProof,
-    list_pending,
-    pending_of,
-    prove,
-    revalidate,
-    why_nothing,
-)
+from pipeline.operations.pending import Pending, PendingProof, list_pending, pending_of, prove, why_nothing
+from pipeline.operations.revalidate import Attested, revalidate
 from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress
 from tests.enginery.registries import engine, publish_engines, report

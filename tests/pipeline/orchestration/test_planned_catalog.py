@@ -7,6 +7,7 @@ import pytest
 
 from enginery.registry.store.base import open_store
 from pipeline.orchestration import planned_catalog
+from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project
 
 
@@ -57,3 +58,11 @@ def test_processes_share_the_specs_and_the_rows_stay_in_order(
     monkeypatch.setattr(planned_catalog, "LEAST_SHARE", 1)
     done = built.run("catalog", place, "--plan", "--json", "--jobs", "2")
     assert done.json == [*alone.values()]
+
+
+def test_an_ensemble_is_one_row_with_the_units_of_its_graphs(tmp_path: Path) -> None:
+    folder = write_ensemble(tmp_path / "project").parent
+    options = planned_catalog.RunOptions(str(tmp_path / "registry"))
+    [row] = planned_catalog.plan_catalog([str(folder / "pair.yaml")], options)
+    assert (row.model, row.reason, row.units) == ("pair", "", {"unknown": 6})
+    assert row.missing[0] == "encoder: golden data of encoder"

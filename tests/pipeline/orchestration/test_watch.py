@@ -13,6 +13,7 @@ from pipeline.orchestration import events
 from pipeline.orchestration.events import SentEvent
 from pipeline.orchestration.watch import Watch, WatchedSpec
 from tests.enginery.s3_server import BUCKET
+from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project, weights, write_model
 
 
@@ -131,3 +132,13 @@ def test_a_prefix_of_a_bucket(project: Project, store: Store, server: Server, s3
         client.delete_object(Bucket=BUCKET, Key=f"{prefix}/tiny/tiny.yaml")
         watch.look()
     assert len(server.heard) == 2
+
+
+def test_an_ensemble_is_registered_with_its_graphs_alone(tmp_path: Path, store: Store, server: Server) -> None:
+    path = write_ensemble(tmp_path / "project")
+    [seen] = look(store, path.parent)
+    assert seen.told and seen.spec == "pair.yaml"
+    assert look(store, path.parent) == []
+    (path.parent / "decoder.yaml").write_text((path.parent / "decoder.yaml").read_text() + "# changed\n")
+    assert [item.spec for item in look(store, path.parent)] == ["pair.yaml"]
+    assert [model for _, model, _ in server.heard] == ["pair", "pair"]

@@ -26,7 +26,7 @@ from enginery.registry.versions.publish import publish
 from pipeline import cli
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.revalidate import Pending, list_pending, pending_of
+from pipeline.operations.pending import Pending, list_pending, pending_of
 from pipeline.orchestration import gpu_workers
 from pipeline.orchestration.gpu_workers import canary_on_worker, prove_on_worker
 from pipeline.progress import Progress

@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
+from pipeline.spec.ensemble import load_ensemble
 from pipeline.spec.model import load_spec
+from tests.ensembles import write_ensemble
 from tests.pipeline.drafts.graphs import halving, value, write
 
 
@@ -103,3 +106,37 @@ def test_mistakes_are_told(
     halving(tmp_path / "net.onnx")
     assert init(*words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_several_graphs_are_connected_as_their_names_and_shapes_show(tmp_path: Path) -> None:
+    folder = write_ensemble(tmp_path / "pair").parent
+    for spec in folder.glob("*.yaml"):
+        spec.unlink()
+    assert init(folder / "encoder.onnx", f"head={folder / 'decoder.onnx'}", "--out", folder / "whole.yaml") == 0
+    loaded = load_ensemble(folder / "whole.yaml")
+    assert {name: graph.model for name, graph in loaded.graphs.items()} == {
+        "encoder": "whole-encoder",
+        "head": "whole-head",
+    }
+    assert loaded.spec.connections == {"head.memory": "encoder.hidden"}
+    assert loaded.graphs["head"].source.onnx == "decoder.onnx"
+    assert init(folder / "encoder.onnx", folder / "decoder.onnx", "--out", folder / "whole.yaml") == 2
+
+
+def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: Path) -> None:
+    from onnx import helper
+
+    def sums(name: str, inputs: list[str], outputs: list[str], mask: str) -> Path:
+        nodes = [helper.make_node("Sum", [*inputs, mask], [output]) for output in outputs]
+        shown = [[value(each, ["n", 4]) for each in names] for names in ((*inputs, mask), outputs)]
+        model = helper.make_model(helper.make_graph(nodes, "g", *shown), opset_imports=[helper.make_opsetid("", 17)])
+        onnx.save(model, tmp_path / name)
+        return tmp_path / name
+
+    first = sums("first.onnx", ["x"], ["a", "b"], "mask")
+    second = sums("second.onnx", ["y"], ["z"], "input_mask")
+    assert init(first, second, "--out", tmp_path / "both.yaml") == 0
+    text = (tmp_path / "both.yaml").read_text()
+    assert "# FILL_IN? second.y: one of first.a, first.b, or an input of the whole" in text
+    assert "  second.input_mask: mask " in text and "  first.mask: mask " in text
+    assert "#   first.x: float32 [n, 4]" in text

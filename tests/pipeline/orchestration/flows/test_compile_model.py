@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project
 
 
@@ -84,3 +85,16 @@ def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(proje
     assert done.returncode == 3
     assert "error: Prefect: Failed to reach API at http://127.0.0.1:9/api" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_an_ensemble_is_built_as_a_flow(tmp_path: Path, home: Path) -> None:
+    path = write_ensemble(tmp_path / "project")
+    command = [sys.executable, "-m", "pipeline.cli", "build", path, "--registry", tmp_path / "registry", "--json"]
+    words = [*map(str, command), "--runner", "prefect"]
+    environment = {**os.environ, "PREFECT_HOME": str(home)}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert keys(json.loads(done.stdout)) == {"cpu fp32": "proven", "cpu int8": "proven"}
+    assert ("progress-pair", "progress") in artifacts(home)

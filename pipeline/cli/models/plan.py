@@ -1,0 +1,66 @@
+"""`enginery plan`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.models.build import STYLES, spec_options
+from pipeline.cli.options import collect_run_options, emit_json, say, shown_progress
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from pipeline.compile.ensembles.forecast import EnsembleForecast
+    from pipeline.compile.forecast import Forecast
+    from pipeline.orchestration.run import RunOptions
+
+
+@click.command()
+@spec_options
+@click.option("--no-export", is_flag=True, help="Answer from what is on record; run nothing and write nothing.")
+@collect_run_options
+def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, options: "RunOptions") -> None:
+    """Show for every unit of SPEC whether it would be built, and why.
+
+    What is not on record yet is exported, calibrated and quantized first, so that every build key is complete. With
+    --no-export a unit whose graph is not on record is 'unknown'.
+    """
+    from pipeline.orchestration.forecasts import foresee_spec
+
+    with shown_progress(quiet) as progress:
+        found = foresee_spec(spec, options, progress, no_export, lambda text: None if quiet else say(text))
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        _print_plan(found)
+    if unknown := found.count("unknown"):
+        verb = "unit is" if unknown == 1 else "units are"
+        say(f"{unknown} {verb} unknown; without --no-export all are known")
+
+
+def _print_plan(found: "Forecast | EnsembleForecast") -> None:
+    from pipeline.compile.forecast import Forecast
+
+    if isinstance(found, Forecast):
+        rows = [
+            [item.item.target.name, item.item.precision, item.item.backend.name, item.action, item.reason]
+            for item in found.units
+        ]
+        _print_units(found.model, rows)
+        for change in found.changes:
+            echo(f"{change.what}: {change.follows}")
+        return
+    for graph in found.graphs.values():
+        _print_plan(graph)
+    whole = [[unit.target, unit.precision, "ensemble", unit.action, unit.reason] for unit in found.units]
+    _print_units(found.model, whole)
+
+
+def _print_units(model: str, rows: list[list[str]]) -> None:
+    counts = {action: sum(row[3] == action for row in rows) for action in (*_SHOWN, "failed", "unknown")}
+    told = [f"{count} {action}" for action, count in counts.items() if count or action in _SHOWN]
+    header = ("target", "precision", "backend", "action", "why")
+    print_table(header, rows, title=f"{model}: {', '.join(told)}", styles=STYLES)
+
+
+# Actions that are counted in the title, also where there is none.
+_SHOWN = ("build", "cached", "refused")
