@@ -145,6 +145,7 @@ def test_they_are_exact_on_cpus_without_vnni(kind):
         pytest.skip(reason)
     folder = "tests/pipeline/quantization"
     files = [__file__, *(f"{folder}/test_{name}.py" for name in ("qdq", "schemes", "reduced_range"))]
+    files.append("tests/pipeline/compile/steps/test_alternatives.py")
     chosen = "saturates or references or int8 or opset or dynamic"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *files]
     run = [sys.executable, "-m", "tests.emulated_cpu", kind, *words]

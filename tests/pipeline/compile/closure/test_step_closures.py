@@ -19,6 +19,7 @@ from pipeline.compile.closure.sources import PACKAGES, SourceFile, SourceFiles
 from pipeline.compile.ensembles.proof import ProveEnsemble
 from pipeline.compile.ensembles.samples import ComputeSamples
 from pipeline.compile.steps import keys
+from pipeline.compile.steps.alternatives import TimeAlternative
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely
 from pipeline.compile.steps.export_model import ExportModel
@@ -47,6 +48,7 @@ STEPS: dict[str, tuple[str, ...]] = {
             "attribute graph": (AttributeGraph,),
             "attribute engine": (AttributeEngine, ORT),
             "latency": (MeasureEngine, ORT),
+            "alternative": (TimeAlternative, ORT),
             "shapes": (ProbeShapes, ORT),
             "samples of a graph": (ComputeSamples,),
             "prove an ensemble": (ProveEnsemble, ORT),
