@@ -23,7 +23,8 @@ SEARCH = {"smoothing": "auto", "floor": {"sqnr_db": 20}}
 
 @pytest.fixture
 def small(project: Project) -> Project:
-    project.change_spec(targets=["cpu"], precisions=["int8"], quantization=SEARCH)
+    whole = {"onnxruntime": {"reduced_range": "never"}}
+    project.change_spec(targets=["cpu"], precisions=["int8"], quantization=SEARCH, backends=whole)
     return project
 
 

@@ -226,7 +226,10 @@ def is_page(module: str) -> bool:
         ("builders.backends.tensorrt.session", {"prove tensorrt-rtx"}),
         (
             "builders.backends.onnxruntime.rewrites",
-            {"choose, timed", "prove onnxruntime", "prove an ensemble", "attribute engine", "latency", "shapes"},
+            {
+                *("choose, timed", "prove onnxruntime", "prove an ensemble", "attribute engine", "latency", "shapes"),
+                "alternative",
+            },
         ),
         ("validation.latency.measurement.loop", {"latency"}),
         ("validation.attribution.reduce", {"attribute graph"}),
