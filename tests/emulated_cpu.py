@@ -1,10 +1,9 @@
-"""Run a command as on a CPU without VNNI, on any x86-64 Linux: `python -m tests.emulated_cpu avx2 COMMAND...`.
+"""Run a command as on a CPU without VNNI, on an x86-64 Linux: `python -m tests.emulated_cpu avx2 COMMAND...`.
 
-ONNX Runtime chooses its kernels once, by CPUID, which user space cannot intercept. So a copy of its library is made in
-which the branches that CPUID decides are never taken (the instructions that test AVX512F, AVX512-VNNI, AVX-VNNI and
-AMX in the constructor of `MLAS_PLATFORM`, onnxruntime/core/mlas/lib/platform.cpp), and the command runs in a mount
-namespace of its own where the copy lies over the library, and `/proc/cpuinfo` shows the flags of such a CPU. What is
-executed are therefore the very kernels that such a CPU runs. Other libraries still see the real CPU.
+A small library is compiled and preloaded into the command and all that it starts (`emulated_cpu.c`): the CPUID
+instruction, which the kernel lets fault, answers without the features that such a CPU lacks, and so does
+`/proc/cpuinfo`. So every library of kernels (ONNX Runtime's, oneDNN, numpy's, what compilers call "native") takes those
+of such a CPU, at the speed that they have here. Programs that are linked statically still see the real CPU.
 """
 
 import os
@@ -13,64 +12,71 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
-# Kind -> the flags of /proc/cpuinfo that it lacks.
-_LACKS = {"avx2": r"\S*(?:avx512|avx10|vnni|amx|avx_ne_convert|avx_ifma)\S*", "avx512": r"\S*(?:vnni|amx|avx10)\S*"}
-KINDS = tuple(_LACKS)
-
-# `mov eax, 7; mov ecx, 1; cpuid; test al, 0x10`: leaf 7.1, asked for AVX-VNNI, once in each copy of the constructor.
-_LEAF = re.compile(rb"\xb8\x07\x00\x00\x00\xb9\x01\x00\x00\x00\x0f\xa2\xa8\x10", re.DOTALL)
-_NO_LEAF = b"\x31\xc0\x31\xd2" + b"\x90" * 8 + b"\xa8\x10"  # xor eax, eax; xor edx, edx
-# Behind it, within so many bytes: `test r32, 1 << 16` or `and r32, 1 << 11`; `and r32, 3 << 24`.
-_REACH = 0x400
-_ASKS = {
-    "avx2": re.compile(rb"\xf7[\xc0-\xc7]\x00\x00\x01\x00", re.DOTALL),
-    "avx512": re.compile(rb"\x81[\xe0-\xe7]\x00\x08\x00\x00", re.DOTALL),
+# Kind -> the flags of /proc/cpuinfo that it lacks, and its bits of CPUID's leaf 7 and leaf 7.1 (Intel SDM, volume 2A,
+# CPUID; bits of AMX are 22, 24 and 25 of leaf 7's EDX, 5 and 21 of leaf 7.1's; of AVX10, 19 of leaf 7.1's EDX).
+_LACKS: Mapping[str, tuple[str, Mapping[str, Sequence[int]]]] = {
+    "avx2": (
+        r"\S*(?:avx512|avx10|vnni|amx|avx_ne_convert|avx_ifma)\S*",
+        {
+            "EBX_7": (16, 17, 21, 26, 27, 28, 30, 31),
+            "ECX_7": (1, 6, 11, 12, 14),
+            "EDX_7": (2, 3, 8, 22, 23, 24, 25),
+            "EAX_7_1": (4, 5, 21, 23),
+            "EDX_7_1": (4, 5, 8, 10, 19),
+        },
+    ),
+    "avx512": (
+        r"\S*(?:vnni|amx|avx10)\S*",
+        {
+            "EBX_7": (),
+            "ECX_7": (11,),
+            "EDX_7": (2, 22, 24, 25),
+            "EAX_7_1": (4, 21),
+            "EDX_7_1": (4, 8, 10, 19),
+        },
+    ),
 }
-_ASKS_AMX = re.compile(rb"\x81[\xe0-\xe7]\x00\x00\x00\x03", re.DOTALL)
-_AND_TO_OR = 0xE0 - 0xC8
-
-_RUN = 'mount --bind "$0" /proc/cpuinfo && mount --bind "$1" "$2" && shift 2 && exec "$@"'
+KINDS = tuple(_LACKS)
 
 
 class EmulationError(Exception):
     """This machine cannot show itself as that kind of CPU; the message says why."""
 
 
-def without(library: bytes, kind: str) -> bytes:
-    """The library, without the kernels that `kind` lacks. Raises EmulationError where it is another build."""
-    patched = bytearray(library)
-    for leaf in _LEAF.finditer(library):
-        window = library[leaf.end() : leaf.end() + _REACH]
-        asked, amx = _ASKS[kind].search(window), _ASKS_AMX.search(window)
-        if not asked or not amx:
-            raise EmulationError("onnxruntime asks for the CPU's features in another way; see tests/emulated_cpu.py")
-        patched[leaf.start() : leaf.end()] = _NO_LEAF
-        end = leaf.end() + asked.end()
-        patched[end - 4 : end] = bytes(4)  # a test that finds nothing
-        patched[leaf.end() + amx.start() + 1] -= _AND_TO_OR  # never zero: what it guards is jumped over
-    if patched == library:
-        raise EmulationError("onnxruntime's library has no such constructor; see tests/emulated_cpu.py")
-    return bytes(patched)
-
-
-def command(kind: str, folder: Path, *words: str) -> list[str]:
-    """The command that runs `words` as on such a CPU. What it needs is written into `folder`. Raises EmulationError."""
-    spec = find_spec("onnxruntime")
-    capi = Path(spec.origin or "").parent / "capi" if spec else None
-    library = next(iter(sorted(capi.glob("onnxruntime_pybind11_state*.so"))), None) if capi else None
-    if library is None or not shutil.which("unshare"):
-        raise EmulationError("it takes onnxruntime, and `unshare` of util-linux")
-    copy, cpuinfo = folder / library.name, folder / "cpuinfo"
-    copy.write_bytes(without(library.read_bytes(), kind))
-    copy.chmod(0o755)
-    cpuinfo.write_text(re.sub(_LACKS[kind], "", Path("/proc/cpuinfo").read_text()))
-    user = () if os.geteuid() == 0 else ("--map-root-user",)
-    return ["unshare", *user, "--mount", "sh", "-c", _RUN, str(cpuinfo), str(copy), str(library), *words]
+def environment(kind: str, folder: Path) -> dict[str, str]:
+    """The variables under which a program and what it starts see such a CPU, as long as `folder` has what is written
+    into it. Raises EmulationError."""
+    flags, masks = _LACKS[kind]
+    compiler = shutil.which("cc")
+    if not compiler:
+        raise EmulationError("it takes a C compiler, `cc`")
+    library, cpuinfo = folder / "emulated_cpu.so", folder / "cpuinfo"
+    cpuinfo.write_text(re.sub(flags, "", Path("/proc/cpuinfo").read_text()))
+    defined = [f"-D{name}={sum(1 << bit for bit in bits)}u" for name, bits in masks.items()]
+    source = str(Path(__file__).with_suffix(".c"))
+    words = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-O2",
+        *defined,
+        f'-DCPUINFO="{cpuinfo}"',
+        source,
+        "-o",
+        str(library),
+        "-ldl",
+    ]
+    variables = {**os.environ, "LD_PRELOAD": f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()}
+    try:
+        subprocess.run(words, check=True, capture_output=True, text=True)
+        subprocess.run("true", check=True, capture_output=True, text=True, env=variables)
+    except subprocess.CalledProcessError as error:
+        raise EmulationError(error.stderr.strip()) from error
+    return variables
 
 
 @cache
@@ -78,11 +84,9 @@ def why_not(kind: str = "avx2") -> str | None:
     """Why this machine cannot emulate that kind; None where it can."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            subprocess.run(command(kind, Path(folder), "true"), check=True, capture_output=True)
+            environment(kind, Path(folder))
         except (EmulationError, OSError) as error:
             return str(error)
-        except subprocess.CalledProcessError as error:
-            return f"no mount namespace here: {error.stderr.decode().strip()}"
     return None
 
 
@@ -93,11 +97,11 @@ def main(words: Sequence[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = command(words[0], Path(folder), *words[1:])
+            variables = environment(words[0], Path(folder))
         except EmulationError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        return subprocess.run(found, check=False).returncode
+        return subprocess.run(words[1:], check=False, env=variables).returncode
 
 
 if __name__ == "__main__":

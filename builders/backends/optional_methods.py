@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from enginery.core.types import Backend, BuildRequest, Engine, Session, Shape, Tensors
+from enginery.core.types import Backend, BuildRequest, Engine, QuantizationScheme, Session, Shape, Target, Tensors
 
 # A tensor as it was seen: numpy's name of its type, and its shape.
 TensorType = tuple[str, Shape]
@@ -95,6 +95,19 @@ class Profiling(Protocol):
 def get_profiling(backend: Backend) -> Profiling | None:
     """The backend where it times nodes, else None."""
     return cast("Profiling", backend) if backend.capabilities.times_nodes else None
+
+
+class OtherScheme(Protocol):
+    """A backend that compiles a second form of int8 graph as rightly (`Capabilities.other_schemes`)."""
+
+    def other_scheme(self, target: Target) -> QuantizationScheme | None:
+        """The form whose engine may be faster than that of `Backend.scheme` for a target that is this machine; None
+        where there is none. Imports no compiler."""
+
+
+def get_other_scheme(backend: Backend, target: Target) -> QuantizationScheme | None:
+    """What `OtherScheme.other_scheme` gives; None of a backend that has no such method."""
+    return cast("OtherScheme", backend).other_scheme(target) if backend.capabilities.other_schemes else None
 
 
 def element_name(element_type: int) -> str:

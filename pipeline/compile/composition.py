@@ -13,6 +13,7 @@ from pipeline.compile.plan import (
     buildable_variants,
     candidates,
     check_required,
+    find_alternatives,
     find_unserved,
     plan_builds,
 )
@@ -21,6 +22,7 @@ from pipeline.compile.publication.draft import draft_version
 from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.publication.publish import publish_version
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.alternatives import choose_alternatives
 from pipeline.compile.steps.attributions import attribute
 from pipeline.compile.steps.calibration import merge, observe, parts_of
 from pipeline.compile.steps.engines import build
@@ -124,9 +126,13 @@ def quantize_all(
 ) -> Prepared:
     """The model in these variants, and the plan of the units that are built from them."""
     ranges = calibrate(spec, exported, context, run)
-    kinds = find_searched_kinds(variants, spec, exported)
+    others = [item for item in find_alternatives(spec, selection, exported) if item.usual in variants]
+    every = [*variants, *(item.variant for item in others)]
+    kinds = find_searched_kinds(every, spec, exported)
     choices = run.call(choose, kinds, spec, exported, ranges, context) if kinds else {}
-    graphs = run.map(quantize, variants, spec, exported, ranges, choices, context)
+    graphs = run.map(quantize, every, spec, exported, ranges, choices, context)
+    if others:
+        graphs = list(run.call(choose_alternatives, graphs, others, spec, exported, context))
     plan = run.call(plan_builds, spec, exported, graphs, selection, context)
     return Prepared(exported, ranges, tuple(graphs), plan, find_missed(plan, spec, exported))
 

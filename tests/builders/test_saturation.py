@@ -106,7 +106,7 @@ def test_an_engine_says_whether_its_weights_saturate_wherever_it_was_built(tmp_p
 
 
 def test_the_option_asks_for_7_bit_weights_and_is_part_of_the_build_key():
-    plain, reduced = OnnxRuntime(), discovery.configure("onnxruntime", {"reduced_range": True})
+    plain, reduced = OnnxRuntime(), discovery.configure("onnxruntime", {"reduced_range": "always"})
     assert (plain.scheme().weight_levels, reduced.scheme().weight_levels) == (127, 64)
     keys = {graphs.request("cpu", options=discovery.options_of(tool)).key for tool in (plain, reduced)}
     assert len(keys) == 2

@@ -18,7 +18,7 @@ the rounding of its weights, not of its activations; explicit pairs of Cast in a
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,7 +29,7 @@ from builders.backends.optional_methods import RunProfile
 from builders.backends.shape_profiles import unbounded
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError, ModelError
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, kind_of, this_kind, why_no_proof
 from enginery.core.requirements import Requirement, SessionOption, for_target, later_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, WeightLevels
 
@@ -39,6 +39,7 @@ _LEVELS = {
     "extended": ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"),
     "all": ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"),
 }
+_REDUCED_RANGE = ("measured", "always", "never")
 # The note of an engine whose file holds int8 weights that saturate there (`saturation`).
 SATURATES = f"its int8 weights saturate on x86-64 without VNNI: open it there with {' = '.join(EXACT_SESSION)}"
 _IO = {"float16", "float32", "float64", "bool"} | {f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
@@ -50,7 +51,8 @@ class OnnxRuntime:
 
     graph_optimization: 'extended' (portable file), 'all' (the host CPU's layout saved too) or 'none'.
     intra_op_threads: threads of one operator when the engine is run; 0 is one per core.
-    reduced_range: int8 weights within -64..64, which no CPU's kernels saturate with (ONNX Runtime's `reduce_range`).
+    reduced_range: int8 weights within -64..64, which no CPU's kernels saturate with (ONNX Runtime's `reduce_range`):
+    'always', 'never', or 'measured': where they are faster on this machine, whose kernels saturate, and right.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -62,12 +64,13 @@ class OnnxRuntime:
         opens_parts=True,
         thread_safe=True,
         shards=True,
+        other_schemes=True,
         rounds_activations=True,  # in MatMulNBits, see `build`
     )
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0
-    reduced_range: bool = False
+    reduced_range: str = "measured"
 
     def __post_init__(self) -> None:
         if self.graph_optimization not in _LEVELS:
@@ -75,6 +78,9 @@ class OnnxRuntime:
             raise InputError(
                 f"backends.onnxruntime.graph_optimization: {self.graph_optimization!r} is not one of {known}"
             )
+        if self.reduced_range not in _REDUCED_RANGE:
+            known = ", ".join(map(repr, _REDUCED_RANGE))
+            raise InputError(f"backends.onnxruntime.reduced_range: {self.reduced_range!r} is not one of {known}")
         if self.intra_op_threads < 0:
             raise InputError(f"backends.onnxruntime.intra_op_threads: {self.intra_op_threads} is negative; 0 means all")
 
@@ -89,8 +95,14 @@ class OnnxRuntime:
 
     def scheme(self) -> QuantizationScheme:
         """Asymmetric uint8 activations, which x86's VNNI kernels take, and int32 biases."""
-        levels: WeightLevels = 64 if self.reduced_range else 127
+        levels: WeightLevels = 64 if self.reduced_range == "always" else 127
         return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32", weight_levels=levels)
+
+    def other_scheme(self, target: Target) -> QuantizationScheme | None:
+        """Weights within -64..64, on a machine whose kernels saturate and for engines of its own kind."""
+        here = this_kind()
+        measured = self.reduced_range == "measured" and here.saturates and kind_of(target) == here.name
+        return replace(self.scheme(), weight_levels=64) if measured else None
 
     def refuses(self, request: BuildRequest) -> str | None:
         """GPU targets, bf16, fp8, arrays of types that numpy lacks, and everything where it is not installed."""

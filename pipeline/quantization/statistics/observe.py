@@ -1,15 +1,15 @@
 """One streaming pass over calibration samples: extremes and histograms of the tensors that quantization needs.
 
 One sample at a time goes through the model (as few as the model takes, when it has a least batch), so that neither
-memory nor result depends on a batch size, and a bad sample can be named. Extremes are reduced inside the session, where
-they cost least; values leave it only for histograms, and are counted and dropped before the next sample. Memory is that
-of one inference and half a megabyte of counts per histogram, whatever the number of samples. What some of the samples
-show merges with what others do: workers split the data, and an interrupted pass goes on from the parts that are done.
+memory nor result depends on a batch size, and a bad sample can be named. The tensors leave the session as its outputs,
+and are measured and dropped before the next sample: extremes (which show NaN, as onnxruntime's own reductions do not)
+and counts of a block while it is in a core's cache. Memory is that of one inference, of the measured tensors, and half
+a megabyte of counts per histogram, whatever the number of samples. What some of the samples show merges with what
+others do: workers split the data, and an interrupted pass goes on from the parts that are done.
 
-onnxruntime optimizes the model first, and then reductions are put on its tensors. It computes convolutions in a layout
-of its own (NCHWc: channels in blocks of a vector's width) and would copy every measured tensor back. Extremes and
-histograms do not depend on order, so the reductions are put on the blocked tensor, wherever its channels fill whole
-blocks and no padding would be counted. On ResNet-50 the copies cost as much as the reductions. Weights go to a file
+onnxruntime optimizes the model first. It computes convolutions in a layout of its own (NCHWc: channels in blocks of a
+vector's width) and would copy every measured tensor back. Extremes and histograms do not depend on order, so the
+blocked tensor is taken, wherever its channels fill whole blocks and no padding would be counted. Weights go to a file
 beside the model, which both sessions map: they are never held twice in Python's memory, and models over 2 GB work.
 """
 
@@ -37,14 +37,13 @@ from enginery.core.types import Dim, Tensors, TensorSpec, Untyped
 from enginery.user_code.task import NextSample, Sample, SampleGenerator, Task
 from pipeline.quantization.graph import attribute_of, constants, element_types
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
-from pipeline.quantization.statistics.histogram import LogHistogram, count_into, empty_counts, holds_nan
+from pipeline.quantization.statistics.histogram import LogHistogram, count_into, empty_counts
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 from pipeline.sources.onnx_model import nonfinite_constants
 from pipeline.sources.user_process import start_user_process
 from validation.data.generated import GeneratedSamples
 from validation.data.samples import Samples, SampleSource
 
-EXTREMES, TOTAL = ("ReduceMin", "ReduceMax", "Size"), "ReduceL1"
 # The widest blocks of channels that onnxruntime has; a multiple of it fills narrower blocks too.
 BLOCK = 16
 EXTERNAL_FROM_BYTES = 1024
@@ -56,43 +55,27 @@ _SAVING = {
 
 
 @dataclass(frozen=True)
-class TapValues:
-    """One tensor in one run. low, high: extremes; (inf, -inf) of an empty tensor, as onnxruntime gives them.
-
-    values: in no particular order, where they are counted into a histogram, else None.  total: the sum of magnitudes
-    where they are not. It shows NaN, which onnxruntime's vectorised minimum and maximum skip.
-    """
-
-    name: str
-    low: float
-    high: float
-    elements: int
-    total: float | None
-    values: Array | None
-
-
-@dataclass(frozen=True)
 class Tapped:
-    """An open session. places: tensor -> the tensor of the session where it is measured.  whole: those whose values
-    leave it."""
+    """An open session, None where the model's inputs alone are measured. places: tensor -> what is measured for it, a
+    tensor of the session or an input."""
 
     session: Untyped
     places: Mapping[str, str]
-    whole: frozenset[str]
 
-    def run(self, inputs: Tensors) -> Iterator[TapValues]:
-        """The tensors in one run. Raises ModelError when the model does not run on these inputs."""
+    def run(self, inputs: Tensors) -> Iterator[tuple[str, Array]]:
+        """The tensors in one run, their values in no particular order. Raises ModelError when the model does not run on
+        these inputs."""
+        found = self._run(inputs) if self.session else {}
+        for name, place in self.places.items():
+            yield name, found.pop(place) if place in found else inputs[name]
+
+    def _run(self, inputs: Tensors) -> dict[str, Array]:
         fed = {value.name: inputs[value.name] for value in self.session.get_inputs() if value.name in inputs}
         names = [value.name for value in self.session.get_outputs()]
         try:
-            found = dict(zip(names, self.session.run(names, fed), strict=True))
+            return dict(zip(names, self.session.run(names, fed), strict=True))
         except Exception as error:  # onnxruntime's errors share no base class of their own
             raise ModelError(f"the model does not run on its calibration samples: {words_of(error)}") from error
-        for index, (name, place) in enumerate(self.places.items()):
-            low, high, size = (found.pop(_output(index, reduction)).item() for reduction in EXTREMES)
-            total = None if name in self.whole else found[_output(index, TOTAL)].item()
-            values = (found.pop(place, None) if place in found else inputs[name]) if name in self.whole else None
-            yield TapValues(name, low, high, size, total, values)
 
 
 @contextmanager
@@ -155,7 +138,7 @@ def observe(
     seen = dict.fromkeys(wanted, TensorStatistics())
     stop = span[0]
     with tempfile.TemporaryDirectory() as folder:
-        tapped = open_tapped(graph, wanted, whole, Path(folder), threads) if wanted else None
+        tapped = open_tapped(graph, wanted, Path(folder), threads) if wanted else None
         del graph
         for end, inputs in samples.runs(stop, span[1]):
             if reason := _count_run(tapped.run(inputs) if tapped else (), seen, counts, needed):
@@ -167,55 +150,49 @@ def observe(
 
 
 def _count_run(
-    run: Iterable[TapValues],
+    run: Iterable[tuple[str, Array]],
     seen: dict[str, TensorStatistics],
     counts: Mapping[str, NDArray[np.int64]],
     needed: Collection[str],
 ) -> str | None:
     """Add a run to the statistics and the counts, in place. The reason why it cannot be used, or None."""
-    for measured in run:
-        name, dense = measured.name, counts.get(measured.name)
-        if dense is not None and measured.values is not None:
-            count_into(dense, measured.values)
-        if reason := _obstacle(measured, dense, name in needed):
+    for name, values in run:
+        low, high = count_into(counts.get(name), values)
+        if reason := _obstacle(name, low, high, name in needed):
             return reason
-        seen[name] = seen[name].extend_with(measured.low, measured.high, measured.elements)
+        seen[name] = seen[name].extend_with(low, high, values.size)
     return None
 
 
-def _obstacle(measured: TapValues, counts: NDArray[np.int64] | None, needed: bool) -> str | None:
-    """Why a run cannot be used, or None. counts: of all bins so far.  needed: whether int8 computes with the tensor.
-
-    Where there is no histogram, the sum of magnitudes tells whether there is NaN, and only that: sums of large values
-    overflow.
-    """
-    nan = math.isnan(measured.total) if measured.total is not None else counts is not None and holds_nan(counts)
-    infinite = needed and measured.elements > 0 and math.inf in (-measured.low, measured.high)
-    if not nan and not infinite:
+def _obstacle(name: str, low: float, high: float, needed: bool) -> str | None:
+    """Why a run cannot be used, or None. low, high: NaN where the tensor holds one.  needed: whether int8 computes with
+    the tensor."""
+    nan, empty = math.isnan(low), low > high
+    if not nan and (empty or not needed or math.inf not in (-low, high)):
         return None
     return (
-        f"tensor {measured.name!r} {'NaN' if nan else 'infinite'} (lowest {measured.low}, highest {measured.high}); "
+        f"tensor {name!r} {'NaN' if nan else 'infinite'} (lowest {low}, highest {high}); "
         "remove those samples, or find the operator that overflows"
     )
 
 
-def open_tapped(
-    model: ModelProto, tensors: Sequence[str], whole: Collection[str], workdir: Path, threads: int = 0
-) -> Tapped:
-    """Open a prepared model for measuring; `whole` are those among `tensors` whose values leave the session.
+def open_tapped(model: ModelProto, tensors: Sequence[str], workdir: Path, threads: int = 0) -> Tapped:
+    """Open a prepared model for measuring.
 
     The model's weights are moved to files in `workdir`, which the caller removes after use: the model is not usable
     afterwards. Raises ModelError for a name that is no float32 activation, and for a model that does not load.
     """
     given = {value.name for value in model.graph.input}
-    optimized, found = _optimize(model, tensors, [name for name in tensors if name not in given], workdir, threads)
+    inner = [name for name in tensors if name not in given]
+    optimized, found = _optimize(model, tensors, inner, workdir, threads)
     places = {name: found.get(name, name) for name in tensors}
+    if not inner:
+        return Tapped(None, places)
     _drop_unneeded(optimized, {*places.values()})
-    _measure(optimized, places, whole)
-    carried = [places[name] for name in tensors if name in whole and name not in given]
-    optimized.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in carried)
+    carried = (helper.make_tensor_value_info(places[name], TensorProto.FLOAT, None) for name in inner)
+    optimized.graph.output.extend(carried)
     onnx.save(optimized, workdir / "tapped.onnx")
-    return Tapped(_open(workdir / "tapped.onnx", threads, {}, optimized=False), places, frozenset(whole))
+    return Tapped(_open(workdir / "tapped.onnx", threads, {}, optimized=False), places)
 
 
 def _open(model: Path, threads: int, entries: Mapping[str, str], *, optimized: bool, save: str = "") -> Untyped:
@@ -254,7 +231,6 @@ def _optimize(
     embed_shapes(model, workdir)
     _check_tensors(model, tensors)  # only now, when the model is light
     if not inner:
-        del graph.node[:], graph.output[:], graph.initializer[:]
         return model, {}
     del graph.output[:]
     graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner)
@@ -280,20 +256,3 @@ def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
     read = {name for node in graph.node for name in list_reads(node)} | places
     for value in [value for value in graph.input if value.name not in read]:
         graph.input.remove(value)
-
-
-def _measure(model: ModelProto, places: Mapping[str, str], whole: Collection[str]) -> None:
-    """Add the reductions of each tensor, as outputs."""
-    for index, (name, place) in enumerate(places.items()):
-        for reduction in EXTREMES if name in whole else (*EXTREMES, TOTAL):
-            output = _output(index, reduction)
-            node, kind = helper.make_node(reduction, [place], [output], name=output), TensorProto.INT64
-            if reduction != "Size":
-                node.attribute.append(helper.make_attribute("keepdims", 0))
-                kind = TensorProto.FLOAT
-            model.graph.node.append(node)
-            model.graph.output.append(helper.make_tensor_value_info(output, kind, []))
-
-
-def _output(index: int, reduction: str) -> str:
-    return f"enginery/{index}/{reduction}"

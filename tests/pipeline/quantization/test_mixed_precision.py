@@ -23,7 +23,8 @@ SEARCH = {"smoothing": "auto", "floor": {"sqnr_db": 20}}
 
 @pytest.fixture
 def small(project: Project) -> Project:
-    project.change_spec(targets=["cpu"], precisions=["int8"], quantization=SEARCH)
+    whole = {"onnxruntime": {"reduced_range": "never"}}
+    project.change_spec(targets=["cpu"], precisions=["int8"], quantization=SEARCH, backends=whole)
     return project
 
 
@@ -85,7 +86,7 @@ def test_weights_of_a_reduced_range_are_searched_and_built_by_themselves(small: 
     """With the other search's weights, the engine would lose what compensation gained, and the record would not say."""
     whole = small.run("build", small.spec, "--json")
     assert "choose int8 (uint8 activations): done" in whole.err, whole.err
-    small.change_spec(backends={"onnxruntime": {"reduced_range": True}})
+    small.change_spec(backends={"onnxruntime": {"reduced_range": "always"}})
     shown = small.run("sensitivity", small.spec, "--activation", "uint8")
     assert "choose int8 (uint8 activations, 7-bit weights): done" in shown.err
     built = small.run("build", small.spec, "--json")

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
-from pipeline.quantization.insertion_points import activations, find_sites, prepare_model, taps
-from pipeline.quantization.statistics.histogram import LogHistogram
+from pipeline.quantization.insertion_points import activations, prepare_model
+from pipeline.quantization.statistics.histogram import LogHistogram, count_into
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics, in_units, join_spans
 from pipeline.quantization.statistics.observe import observe, open_tapped
-from tests.pipeline.quantization.small_nets import IMAGE, attention_net, build, conv_net, images, session
+from tests.pipeline.quantization.small_nets import IMAGE, build, conv_net, images, session
 from tests.pipeline.quantization.small_nets import samples as saved_samples
 from validation.data.samples import Samples
 
@@ -128,19 +128,13 @@ def test_slices_that_become_one_split_are_measured(tmp_path: Path) -> None:
     text = " ".join(f"s{i} = Slice(h, i{i}, i{i + 1}, i1)" for i in range(count))
     joined = f"h = Relu(x) {text} c = Concat<axis=1>({', '.join(f's{i}' for i in range(count))}) y = MatMul(c, w)"
     model = build(f"float[batch,{count}] x", f"float[batch,{count}] y", joined, weights)
-    found = open_tapped(model, ["c"], (), tmp_path).run({"x": np.eye(count, dtype=np.float32)})
-    assert [(item.low, item.high) for item in found] == [(0.0, 1.0)]
-
-
-def test_only_scalars_leave_the_session_without_histograms(tmp_path: Path) -> None:
-    model = prepare_model(attention_net())
-    tapped = open_tapped(model, taps(find_sites(model)[0]), (), tmp_path)
-    assert {tuple(value.shape) for value in tapped.session.get_outputs()} == {()}
+    found = open_tapped(model, ["c"], tmp_path).run({"x": np.eye(count, dtype=np.float32)})
+    assert [(name, values.min(), values.max()) for name, values in found] == [("c", 0.0, 1.0)]
 
 
 def test_blocked_layout_is_measured_in_place_only_where_blocks_are_full(tmp_path: Path) -> None:
     model = prepare_model(wide_net())
-    places = open_tapped(model, ["a", "c", "y"], (), tmp_path).places
+    places = open_tapped(model, ["a", "c", "y"], tmp_path).places
     optimized = onnx.load(tmp_path / "tapped.onnx", load_external_data=False)
     copies = [node.output[0] for node in optimized.graph.node if node.op_type == "ReorderOutput"]
     assert places["c"] == "c"  # 20 channels would bring padding with them
@@ -156,6 +150,27 @@ def test_large_values_do_not_hide_nan_from_histograms(tmp_path: Path) -> None:
     for histograms in (True, False):
         with pytest.raises(DataError, match="sample 6 makes tensor 'r' NaN"):
             observe(model, saved_samples(tmp_path, arrays, (X,)), histograms=histograms)
+
+
+@pytest.mark.parametrize("histograms", [True, False])
+@pytest.mark.parametrize("at", [0, 1, 2**15 - 1, 2**15, 70_000])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001])
+def test_a_nan_is_found_wherever_it_is_and_whatever_it_looks_like(
+    tmp_path: Path, bits: int, at: int, histograms: bool
+) -> None:
+    """In a tensor of several blocks; one whose payload is in the low bits is counted where an infinity is."""
+    weight = np.ones(70_001, np.float32)
+    weight[at] = np.array([bits], np.uint32).view(np.float32)[0]
+    model = build("float[batch,1] x", "float[batch,70001] y", "y = Mul(x, w)", {"w": weight})
+    arrays = {"x": np.ones((2, 1), np.float32)}
+    opened = saved_samples(tmp_path, arrays, (TensorSpec("x", "float32", ("batch", 1)),))
+    with pytest.raises(DataError, match="sample 0 makes tensor 'y' NaN"):
+        observe(saved(model, tmp_path), opened, ["y"], histograms=histograms)
+
+
+def test_an_empty_tensor_and_a_negative_zero_are_measured_the_same_everywhere() -> None:
+    assert count_into(None, np.empty((0, 3), np.float32)) == (np.inf, -np.inf)
+    assert [str(end) for end in count_into(None, np.array([-0.0], np.float32))] == ["0.0", "0.0"]
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20), st.randoms())

@@ -103,7 +103,7 @@ def test_names_tell_the_graphs_apart():
 
 def compiled(reduced: bool, precision: str, folder: Path) -> tuple[ModelProto, Engine]:
     """The graph of `deep_net`, and its engine."""
-    backend, model = OnnxRuntime(reduced_range=reduced), deep_net()
+    backend, model = OnnxRuntime(reduced_range="always" if reduced else "never"), deep_net()
     graph, _ = write(model, precision, backend.scheme(), measured(model, loud()))
     onnx.save(graph, folder / "graph.onnx")
     return graph, backend.build(graphs.request("cpu", backend="onnxruntime"), folder / "graph.onnx", folder)

@@ -145,8 +145,42 @@ def test_they_are_exact_on_cpus_without_vnni(kind):
         pytest.skip(reason)
     folder = "tests/pipeline/quantization"
     files = [__file__, *(f"{folder}/test_{name}.py" for name in ("qdq", "schemes", "reduced_range"))]
+    files.append("tests/pipeline/compile/steps/test_alternatives.py")
     chosen = "saturates or references or int8 or opset or dynamic"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *files]
     run = [sys.executable, "-m", "tests.emulated_cpu", kind, *words]
     found = subprocess.run(run, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-4000:]
+
+
+SEES = """
+import faulthandler, threading
+from enginery.core.hardware.cpu_kinds import this_kind
+def show():
+    from numpy._core._multiarray_umath import __cpu_features__
+    print(this_kind().name, __cpu_features__["AVX512F"], __cpu_features__["AVX512VNNI"])
+faulthandler.enable()  # which takes over SIGSEGV
+thread = threading.Thread(target=show)
+thread.start()
+thread.join()
+"""
+FAULT = "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)"
+
+
+@pytest.mark.parametrize(("kind", "wide"), [("avx2", False), ("avx512", True)])
+def test_an_emulated_cpu_is_seen_by_other_libraries_in_threads_and_by_what_is_started(kind: str, wide: bool):
+    shown = kind_named(kind)
+    assert shown
+    if reason := emulated_cpu.why_not(kind) or (shown.all_flags - cpu_kinds.machine_flags() and f"no {kind} here"):
+        pytest.skip(str(reason))
+    run = [sys.executable, "-m", "tests.emulated_cpu", kind, "sh", "-c", '"$0" -c "$1"', sys.executable, SEES]
+    found = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [shown.name, str(wide), "False"]
+
+
+def test_what_faults_by_itself_dies_of_it_as_ever():
+    if reason := emulated_cpu.why_not():
+        pytest.skip(reason)
+    run = [sys.executable, "-m", "tests.emulated_cpu", "avx2", sys.executable, "-c", FAULT]
+    found = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert found.returncode == -11 % 256 and "Fatal Python error: Segmentation fault" in found.stderr
