@@ -139,11 +139,11 @@ def raylet() -> int:
     return int(os.environ["RAY_RAYLET_PID"])
 
 
-def kill_parent(path: str) -> None:
-    """Note the node, and kill the worker that this process works for."""
+def kill_worker(path: str) -> None:
+    """Note the node, and kill the Ray worker that this process works for, which may not be its parent."""
     with Path(path).open("a") as marks:
         marks.write(f"{raylet()}\n")
-    os.kill(os.getppid(), signal.SIGKILL)
+    next(parent for parent in psutil.Process().parents() if parent.cmdline()[0].startswith("ray::")).kill()
     time.sleep(600)
 
 

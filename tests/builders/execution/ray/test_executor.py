@@ -117,7 +117,7 @@ def test_what_a_watch_raises_stops_the_job(executor, tmp_path):
 def test_a_killed_worker_is_a_crash_that_is_tried_once_more_on_another_node(executor, tmp_path):
     marked, seen = tmp_path / "marks", Noted()
     with pytest.raises(StepError, match=r"WorkerCrashedError \(after 2 tries") as caught:
-        executor.run(job("kill_parent", {"path": str(marked)}), seen.append)
+        executor.run(job("kill_worker", {"path": str(marked)}), seen.append)
     first, second = marked.read_text().split()
     assert caught.value.kind == "crash" and first != second
     assert seen.all(Retrying) == ["it crashed; once more, elsewhere if a node suits"]
