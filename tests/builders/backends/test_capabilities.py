@@ -25,6 +25,7 @@ OPTIONS -= {"memory_mib"}
 IMPORTS = {
     "builders/reference.py": "the reference interpreter is ONNX Runtime: an interpreter is no choice of a spec",
     "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
+    "enginery/generation.py": "opens what a server pulled, without `builders`; engines of others are given opened",
 }
 NAMES = {
     "pipeline/spec/sections.py": "the backends of a spec that names none",
