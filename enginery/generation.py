@@ -26,7 +26,7 @@ _BLOCK = 256
 
 
 class TokenConstraint(Protocol):
-    """What may follow in one answer, such as a grammar (`enginery.grammars`)."""
+    """What may follow in one answer, such as what a grammar has."""
 
     def allowed(self) -> Array | None:
         """Of each token, whether it may come next, bool [vocabulary]; None where the answer is complete."""
