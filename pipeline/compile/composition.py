@@ -6,7 +6,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from pipeline.compile.caches.step import make_caches
+from pipeline.compile.caches.judged import JudgedCache
 from pipeline.compile.missed import MissedGraphs, find_missed, search_missed
 from pipeline.compile.plan import (
     Selection,
@@ -167,7 +167,7 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
     plan, judged = judge_all(spec, exported, selection, context, run)
     # One by one: two engines at once would time each other.
     judged = [run.call(measure, item, spec, exported, context) for item in judged]
-    caches = run.call(make_caches, spec, selection, exported, context) if spec.compile_cache else []
+    caches = _make_caches(spec, selection, exported, context, run) if spec.compile_cache else []
     draft = draft_version(spec, exported, plan, judged, context, caches)
     outcome = run.call(publish_version, draft, draw_page, context)
     # What is proven is published by now: it does not wait for what failed.
@@ -175,6 +175,14 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
         outcome = run.call(publish_attributions, outcome, draft, attributed, draw_page, context)
     context.progress.emit(RunConcluded(outcome))
     return outcome
+
+
+def _make_caches(
+    spec: ModelSpec, selection: Selection, exported: Exported, context: RunContext, run: StepRunner
+) -> list[JudgedCache]:
+    from pipeline.compile.caches.step import make_caches  # imports numpy, which other runs on record do without
+
+    return run.call(make_caches, spec, selection, exported, context)
 
 
 def judge_all(

@@ -78,7 +78,8 @@ def _foresee_model(
 ) -> ForecastGraph:
     """What a build of a model would do. lacking: a step without whose result nothing of it is known."""
     selection = select(spec, options)
-    if no_export and (left_out := find_unserved(spec, selection)):
+    left_out = find_unserved(spec, selection)
+    if no_export and left_out:
         tell(f"left out, since no backend of the spec builds for it: {', '.join(left_out)}")
     context = open_records(store_of(spec, options))
     known = OnRecord(missing=(lacking,)) if lacking else on_record(spec, selection, context)

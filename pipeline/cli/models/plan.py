@@ -33,8 +33,16 @@ def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, options: "RunOp
     else:
         _print_plan(found)
     if unknown := found.count("unknown"):
-        verb = "unit is" if unknown == 1 else "units are"
-        say(f"{unknown} {verb} unknown; without --no-export all are known")
+        verb = "is" if unknown == 1 else "are"
+        say(f"{unknown} of {_count_units(found)} units {verb} unknown; without --no-export all are known")
+
+
+def _count_units(found: "Forecast | EnsembleForecast") -> int:
+    """How many units a plan is of, those of its graphs included."""
+    from pipeline.compile.forecast import Forecast
+
+    graphs = () if isinstance(found, Forecast) else found.graphs.values()
+    return len(found.units) + sum(map(_count_units, graphs))
 
 
 def _print_plan(found: "Forecast | EnsembleForecast") -> None:

@@ -1,6 +1,6 @@
 """The step that makes the compile caches that a spec asks for: each is an entry of the manifest, with its proof."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from builders.backends.installed import versions_of
@@ -14,12 +14,13 @@ from enginery.core.hardware import cuda
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.installation import list_facts
 from enginery.core.hardware.machine import describe_host
-from enginery.core.reports.proof import Approved, Report, approve, judge
+from enginery.core.reports.proof import Report, approve, judge
 from enginery.core.requirements import Installation, Requirement, for_target, same_versions, to_json
 from enginery.core.text import now
 from enginery.core.types import CPU_KIND, Target
 from enginery.registry.manifest import EngineEntry
 from enginery.user_code.compiling import CompileModel
+from pipeline.compile.caches.judged import JudgedCache
 from pipeline.compile.caches.make_cache import PRECISION, MadeCache, MakeCache
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.exports import source_digests
@@ -34,14 +35,6 @@ if TYPE_CHECKING:
 # What stands in an entry for the compiler.
 BACKEND = "torch-compile"
 _RUNTIMES = ("torch", "triton")
-
-
-@dataclass(frozen=True)
-class JudgedCache:
-    """A unit that is a compile cache. entry: as the manifest has it.  proof: of one that may be published."""
-
-    entry: EngineEntry
-    proof: Approved | None = None
 
 
 def make_caches(

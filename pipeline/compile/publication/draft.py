@@ -11,7 +11,7 @@ from enginery.core.requirements import Requirement, for_target
 from enginery.core.text import now
 from enginery.registry.evidence.build_details import LAYERS, RECIPE, RECORD
 from enginery.registry.manifest import EngineEntry, Manifest
-from pipeline.compile.caches.step import JudgedCache
+from pipeline.compile.caches.judged import JudgedCache
 from pipeline.compile.causes import inputs_of
 from pipeline.compile.last_builds import BuildSources
 from pipeline.compile.run_context import RunContext, versions

@@ -18,6 +18,7 @@ from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess, compile_model
 from pipeline.compile.plan import Selection
+from pipeline.compile.preloaded import PRELOADED
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import (
     LEAN_WORKSPACE_MIB,
@@ -136,6 +137,6 @@ def test_the_wait_for_nodes_is_a_duration_and_reaches_the_executor(project, monk
     project.change_spec(targets=["cpu"], precisions=["fp32"])
     words = ("--executor", "ray", "--ray-address", "head:6379", "--runner", "inprocess", "--quiet")
     assert project.build(*words, "--wait-for-nodes", "15m").code == 3
-    assert made == [("head:6379", None, 900.0)]
+    assert made == [("head:6379", None, 900.0, PRELOADED)]
     refused = project.build(*words, "--wait-for-nodes", "a while")
     assert refused.code == 2 and "'a while' is no duration" in refused.err
