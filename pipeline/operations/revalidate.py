@@ -44,6 +44,17 @@ class Attested:
     latency: str | None = None
 
 
+def entries_of(
+    manifest: Manifest, store: Store, targets: Collection[str] | None, engines: Collection[str] | None
+) -> Iterator[EngineEntry]:
+    """A version's engines as this kind of machine sees them. targets, engines: names and digests; None for all."""
+    for known in judge_entries(store, manifest):
+        entry = known.on_cpu(this_kind().name)
+        wanted = targets is None or entry.target in targets
+        if entry.digest is not None and wanted and (engines is None or entry.digest in engines):
+            yield entry
+
+
 def revalidate(
     manifest: Manifest,
     context: RunContext,
@@ -58,12 +69,7 @@ def revalidate(
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     spec = spec_of(manifest)
-    for known in judge_entries(context.store, manifest):
-        entry = known.on_cpu(this_kind().name)
-        if entry.digest is None or (targets is not None and entry.target not in targets):
-            continue
-        if engines is not None and entry.digest not in engines:
-            continue
+    for entry in entries_of(manifest, context.store, targets, engines):
         if reason := why_not_here(entry):
             told = f"{entry.reason}; not run here: {reason}" if entry.status == "proven" else reason
             yield Attested(entry, entry.status, told)

@@ -7,11 +7,10 @@ from pydantic import ValidationError
 
 from builders.execution.workdir import workdir
 from enginery.core.errors import IntegrityError
-from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.parsing import mapping
 from enginery.core.types import PRECISIONS
 from enginery.registry.ensembles import load_pinned, pinned_engines
-from enginery.registry.evidence.attestations import attest, judge_entries
+from enginery.registry.evidence.attestations import attest
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from pipeline.compile.ensembles.connections import whole_inputs
@@ -20,7 +19,7 @@ from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, report
 from pipeline.compile.ensembles.samples import ChainedGraph, WholeData
 from pipeline.compile.ensembles.units import EnsembleUnit
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.revalidate import Attested, revalidate, spec_of, why_not_here
+from pipeline.operations.revalidate import Attested, entries_of, revalidate, spec_of, why_not_here
 from pipeline.spec.ensemble import EnsembleSpec, LoadedEnsemble
 
 
@@ -38,12 +37,7 @@ def revalidate_ensemble(
     """
     with workdir() as folder:
         built = read_ensemble(manifest, context.store, folder)
-        for known in judge_entries(context.store, manifest):
-            entry = known.on_cpu(this_kind().name)
-            if entry.digest is None or (targets is not None and entry.target not in targets):
-                continue
-            if engines is not None and entry.digest not in engines:
-                continue
+        for entry in entries_of(manifest, context.store, targets, engines):
             if not again and entry.status != "unproven":
                 yield Attested(entry, entry.status, entry.reason)
                 continue
