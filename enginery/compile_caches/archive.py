@@ -6,6 +6,7 @@ The files hold code: pickles, Python and shared libraries. Nothing here reads th
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -58,7 +59,7 @@ def unpack(data: bytes, folder: Path) -> CacheRecipe:
                     place = folder / item.filename.removeprefix(_FILES)
                     place.parent.mkdir(parents=True, exist_ok=True)
                     place.write_bytes(archive.read(item))
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RecursionError) as error:
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError) as error:
         raise IntegrityError(f"it is no compile cache: {error}; pull it again, or build it again") from error
     return recipe
 

@@ -68,3 +68,14 @@ def test_a_file_without_a_recipe_or_with_one_twice_is_refused(cache: Path, tmp_p
         archive.writestr("recipe.json", "{}")
     with pytest.raises(IntegrityError, match="a file twice"):
         unpacked(cache.read_bytes(), tmp_path / "two")
+
+
+def test_a_member_whose_compressed_bytes_are_damaged_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "damaged.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("recipe.json", "{" + "0" * 1000)
+    data = bytearray(file.read_bytes())
+    start = 30 + len("recipe.json")
+    data[start : start + 4] = b"\xff" * 4
+    with pytest.raises(IntegrityError, match="no compile cache"):
+        unpack(bytes(data), tmp_path / "out")
