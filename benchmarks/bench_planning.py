@@ -108,7 +108,7 @@ def fill(folder: Path, models: int) -> None:
         spec = load_spec(write_model(folder / f"model-{index}", index))
         for unit in prepare(spec, Selection(), context, InProcess()).plan.units:
             engine = store.put_bytes(unit.request.key.encode())
-            record = EngineRecord(unit.request, engine, 64, ".noop", 1.0, ())
+            record = EngineRecord(unit.request.key, engine, 64, ".noop", 1.0, ())
             context.remember("build", {"build": unit.request.key}, encode(record), [engine])
 
 

@@ -106,12 +106,12 @@ class SearchResult:
 class EngineRecord:
     """A built engine as it is on record by its build key. digest, blake3: of its file (`Built`).
 
-    seconds: that the compiler took.  requires: as in `Engine`.
+    build: its build key.  seconds: that the compiler took.  requires: as in `Engine`.
     extras: what the build left beside the engine (`Engine.extras`), name -> digest.
     refitted_from: as in `Built`.  shards: files that the engine's file names.
     """
 
-    request: BuildRequest
+    build: str
     digest: str
     size_bytes: int
     suffix: str

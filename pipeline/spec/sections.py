@@ -1,6 +1,7 @@
 """The sections of a spec, each checked by itself, and what they say as values of the other rooms."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -78,7 +79,7 @@ class SpecFile(SpecPart):
         """What to type for it again: its path, or where it was copied from for this run (`registered:MODEL@DIGEST`)."""
         return self._address or str(self._path)
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """The spec's real folder; every file it names lies inside."""
         return self._path.resolve().parent

@@ -102,7 +102,7 @@ def record_engine(
     """Upload an engine and put it on record by its build key. Arguments as in `EngineRecord`."""
     stored = put_graph(store, engine.path)
     record = EngineRecord(
-        engine.request,
+        engine.request.key,
         stored.blob.digest,
         engine.size_bytes,
         engine.suffix,
@@ -114,7 +114,7 @@ def record_engine(
         refitted_from,
         stored.shards,
     )
-    key = digest_of({"build": engine.request.key})
+    key = digest_of({"build": record.build})
     remember(store, "build", key, encode(record), [*record.sizes, *extras.values()])
     return record
 
@@ -211,7 +211,9 @@ def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
             raise
         return Built(unit, failure=_failure(unit, spec, context, error))
     context.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
-    return Built.from_record(replace(unit, request=record.request), record)
+    if record.build != unit.request.key and (reduced := recall_reduced(unit.request, context)):
+        unit = replace(unit, request=reduced)
+    return Built.from_record(unit, record)
 
 
 def _failure(unit: Unit, spec: "ModelSpec", context: RunContext, error: EngineryError) -> BuildFailure:

@@ -206,7 +206,7 @@ def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project
 def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:
     context, request = run_context(tmp_path, ModelError("")), an_engine().unit.request
     engine = context.store.put_bytes(b"engine")
-    told = EngineRecord(request, engine, 6, ".onnx", 1.0, ())
+    told = EngineRecord(request.key, engine, 6, ".onnx", 1.0, ())
     context.remember("build", {"build": request.key}, encode(told), [engine])
     assert recall_engine(request, context) == told
     context.remember("build", {"build": request.key}, {"digest": engine, "size_bytes": 6}, [engine])

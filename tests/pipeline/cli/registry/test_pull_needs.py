@@ -91,7 +91,7 @@ def test_an_engine_built_with_a_reduced_workspace_has_the_key_of_what_was_built(
     wanted = request("sm_89", "tensorrt-rtx", asked.model, workspace_mib=64)
     made = BuildEngine(wanted, instead_of=asked).run(WorkerContext(tmp_path, store.uri))
     assert "built with workspace_mib 64 instead of 0: a first build had run out of memory" in made.notes
-    assert made.request == wanted and wanted.key != asked.key
+    assert made.build == wanted.key != asked.key
     context = RunContext(store, LocalExecutor(1), LocalExecutor(1))
     assert recall_engine(asked, context) is None and recall_engine(wanted, context) == made
     assert recall_reduced(asked, context) == wanted and recall_reduced(wanted, context) is None
