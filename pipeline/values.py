@@ -9,7 +9,16 @@ from enginery.core.reports.free_running import FreeRunning
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.requirements import Requirement
 from enginery.core.text import pluralize
-from enginery.core.types import BuildFailure, BuildRequest, Dim, Precision, QuantizationScheme, TensorSpec, WeightLevels
+from enginery.core.types import (
+    BuildFailure,
+    BuildRequest,
+    Dim,
+    Precision,
+    QuantizationScheme,
+    QuantizedState,
+    TensorSpec,
+    WeightLevels,
+)
 
 Json = dict[str, Any]
 # Digest and bytes of each shard of a graph or an engine (`builders.onnx_graphs.shards`); none of one in one piece.
@@ -248,6 +257,7 @@ class Graph:
     recipe: of graphs that were written here.  idle: why no node of it computes in its precision; None where one does.
     own_int8, shards: as in `OnnxModel`.  searched: why a search was made that nobody asked for, and what came of it.
     in_place_of: the variant that this one was measured to be faster than here (`steps.alternatives`).
+    quantized_states: states that the graph rounds, and its engines take and give as int8.
     """
 
     variant: GraphVariant
@@ -264,6 +274,7 @@ class Graph:
     shards: Shards = ()
     searched: str | None = None
     in_place_of: GraphVariant | None = None
+    quantized_states: tuple[QuantizedState, ...] = ()
 
     @property
     def shard_bytes(self) -> int:

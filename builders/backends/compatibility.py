@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from builders.as_built import WithFloatStates, WithoutSampler
 from builders.backends import discovery
-from builders.sampling import WithoutSampler
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.evaluation import evaluate, judge
@@ -30,11 +30,13 @@ def open_engine(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def open_sampler(engine: Engine) -> Iterator[Session]:
-    """The engine with the inputs and outputs of its sampler. Raises as `open_engine`."""
+    """The engine with the inputs and outputs of its sampler, and states of int8 as the model has them, float32. Raises
+    as `open_engine`."""
     backend = discovery.configure(engine.request.backend, dict(engine.request.options))
     check_compatible(backend, engine)
     with backend.open(replace(engine, request=as_built(engine.request))) as session:
-        yield session
+        states = engine.request.quantized_states
+        yield WithFloatStates(session, states) if states else session
 
 
 def check_compatible(backend: Backend, engine: Engine) -> None:

@@ -246,7 +246,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
             "state": [vars(state) for state in states],
             "ends": state_ends(request.inputs, states, request.profiles),
         }
-    if engine.sampling:
+    if engine.sampling or engine.quantized_states:
         engine = replace(engine, inputs=request.inputs, outputs=request.outputs, profiles=request.profiles)
     if options := {item.name: item.value for item in engine.requires if isinstance(item, SessionOption)}:
         found["session_options_without_vnni"] = options

@@ -6,7 +6,7 @@ sampler behind it (`as_built`); a session shows the model alone again where nobo
 
 from dataclasses import dataclass, replace
 
-from enginery.core.state import State
+from enginery.core.state import State, with_int8_states
 from enginery.core.types import BuildRequest, Sampling, Shape, ShapeProfile, TensorSpec
 
 # Inputs of a row each, which a caller gives in every step: (name, dtype, axes after the batch).
@@ -58,7 +58,12 @@ def sampling_states(sampling: Sampling | None) -> tuple[State, ...]:
 
 
 def as_built(request: BuildRequest) -> BuildRequest:
-    """The request that a compiler gets: with the inputs, outputs and profiles of the sampler, where there is one."""
+    """The request that a compiler gets: with states of int8, and the inputs, outputs and profiles of the sampler, where
+    there are some."""
+    return _with_sampler(with_int8_states(request))
+
+
+def _with_sampler(request: BuildRequest) -> BuildRequest:
     sampling = request.sampling
     if sampling is None:
         return request

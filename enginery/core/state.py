@@ -1,10 +1,10 @@
 """State between calls: inputs of a model that take what its outputs gave in the call before. Standard library only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from enginery.core import parsing
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginery.core.types import BuildRequest, ShapeProfile, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,18 @@ def state_ends(
                 before = found.get(dim, (least, most))
                 found[dim] = min(least, before[0]), max(most, before[1])
     return found
+
+
+def with_int8_states(request: BuildRequest) -> BuildRequest:
+    """The request as a compiler gets it: its quantized states are int8 at both ends."""
+    if not request.quantized_states:
+        return request
+    names = {name for state in request.quantized_states for name in (state.input, state.output)}
+
+    def ends(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return tuple(replace(spec, dtype="int8") if spec.name in names else spec for spec in specs)
+
+    return replace(request, inputs=ends(request.inputs), outputs=ends(request.outputs), quantized_states=())
 
 
 def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:

@@ -175,6 +175,19 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class QuantizedState:
+    """A state that an engine takes and gives as int8: its value over `scale`, rounded to even. input, output: names."""
+
+    input: str
+    output: str
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0.0:
+            raise ValueError(f"a scale of {self.scale}, which is not above 0")
+
+
+@dataclass(frozen=True)
 class BuildRequest:
     """Everything that determines an engine. Equal requests make interchangeable engines.
 
@@ -182,6 +195,7 @@ class BuildRequest:
     options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
     and the backend's revision (`builders.backends.discovery.toolchain_of`).
     sampling: the sampler that is compiled behind the model; inputs, outputs and profiles are the model's alone.
+    quantized_states: what the engine takes and gives as int8; inputs and outputs say float32, as the model does.
     """
 
     model: str
@@ -194,6 +208,7 @@ class BuildRequest:
     options: tuple[tuple[str, Scalar], ...] = ()
     toolchain: tuple[tuple[str, str], ...] = ()
     sampling: Sampling | None = field(default=None, metadata=OMIT_DEFAULT)
+    quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @cached_property
     def key(self) -> str:
@@ -209,10 +224,13 @@ class BuildRequest:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `enginery.core.codec` reads back: what `asdict` gives, in a tenth of its time."""
-        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "sampling"}
+        seldom = {"sampling", "quantized_states"}
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in seldom}
+        states = [dict(vars(state)) for state in self.quantized_states]
         return {
             **found,
             **({"sampling": dict(vars(self.sampling))} if self.sampling else {}),
+            **({"quantized_states": states} if states else {}),
             "target": dict(vars(self.target)),
             "inputs": tuple(dict(vars(tensor)) for tensor in self.inputs),
             "outputs": tuple(dict(vars(tensor)) for tensor in self.outputs),

@@ -17,7 +17,17 @@ from enginery.core.errors import IntegrityError
 from enginery.core.parsing import Malformed
 from enginery.core.parsing import field as read
 from enginery.core.requirements import Cpu, Gpu, Requirement, Unknown, Weights, to_json
-from enginery.core.types import CPU_KIND, PRECISIONS, BuildRequest, Sampling, Scalar, ShapeProfile, Target, TensorSpec
+from enginery.core.types import (
+    CPU_KIND,
+    PRECISIONS,
+    BuildRequest,
+    QuantizedState,
+    Sampling,
+    Scalar,
+    ShapeProfile,
+    Target,
+    TensorSpec,
+)
 from enginery.registry import manifest_fields as fields
 
 FORMAT = 1
@@ -51,6 +61,7 @@ class EngineEntry:
     checks: numbers of checks that passed and failed.  requires: what a machine must have to run it.
     notes: messages of the compiler or a cast that users should know.
     sampling: as in `BuildRequest`; the inputs, outputs and profiles are then without those of the sampler.
+    quantized_states: as in `BuildRequest`.
     """
 
     target: str
@@ -76,6 +87,7 @@ class EngineEntry:
     requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
     sampling: Sampling | None = None
+    quantized_states: tuple[QuantizedState, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -105,8 +117,9 @@ class EngineEntry:
     def to_json(self) -> dict[str, object]:
         """A JSON object that `read_entry` reads; unknown requirements stay as they were written."""
         found = asdict(replace(self, profiles=()))
-        if self.sampling is None:
-            del found["sampling"]
+        for seldom in ("sampling", "quantized_states"):
+            if not found[seldom]:
+                del found[seldom]
         return {
             **found,
             "profiles": [profile.to_json() for profile in self.profiles],
@@ -294,7 +307,10 @@ def read_entry(value: object, path: str) -> EngineEntry:
         checks=get("checks", parsing.mapping_of(parsing.count)),
         requires=get("requires", parsing.many(fields.read_requirement)),
         notes=get("notes", parsing.many(parsing.text)),
-        sampling=get("sampling", _sampling) if "sampling" in data else None,
+        sampling=get("sampling", _reader_of(Sampling)) if "sampling" in data else None,
+        quantized_states=get("quantized_states", parsing.many(_reader_of(QuantizedState)))
+        if "quantized_states" in data
+        else (),
     )
     facts = {name: getattr(entry, name) for name in ("digest", "size_bytes", "suffix", "report")}
     missing = [name for name, value in facts.items() if value is None]
@@ -305,11 +321,14 @@ def read_entry(value: object, path: str) -> EngineEntry:
     return entry
 
 
-def _sampling(value: object, path: str) -> Sampling:
-    try:
-        return decode(value, Sampling)
-    except IntegrityError as error:
-        raise Malformed(f"{path}: {error}") from error
+def _reader_of(kind: type[T]) -> Callable[[object, str], T]:
+    def read(value: object, path: str) -> T:
+        try:
+            return decode(value, kind)
+        except IntegrityError as error:
+            raise Malformed(f"{path}: {error}") from error
+
+    return read
 
 
 def request_of(entry: EngineEntry) -> BuildRequest:
@@ -333,4 +352,5 @@ def make_request(entry: EngineEntry) -> BuildRequest:
         options=tuple(sorted(entry.options.items())),
         toolchain=tuple(sorted(entry.toolchain.items())),
         sampling=entry.sampling,
+        quantized_states=entry.quantized_states,
     )

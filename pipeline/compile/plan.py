@@ -199,6 +199,7 @@ def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest
         options=backends.options_of(item.backend),
         toolchain=backends.toolchain_of(item.backend, item.target),
         sampling=spec.sampling.to_sampling(spec.tensors(), graph.outputs) if spec.sampling else None,
+        quantized_states=graph.quantized_states,
     )
 
 

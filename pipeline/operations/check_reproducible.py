@@ -6,10 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from builders.as_built import build_engine
 from builders.backends import discovery
 from builders.backends.compatibility import open_engine
 from builders.execution.jobs import Job, WorkerContext
-from builders.sampling import build_engine
 from enginery.core.codec import encode
 from enginery.core.types import BuildRequest
 from enginery.registry.manifest import request_of

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from enginery.core.hardware import targets
 from enginery.core.sampling import SEEN_NEXT, TAKEN_INPUTS
-from enginery.core.types import CALIBRATED
+from enginery.core.types import CALIBRATED, QUANTIZED
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import FILL_IN
 from pipeline.spec.value_types import Loc
@@ -17,6 +17,7 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Mistakes between sections: (key that it is about, message)."""
     yield from _wrong_dims(spec)
     yield from _wrong_states(spec)
+    yield from _wrong_int8_states(spec)
     yield from _wrong_sequences(spec)
     yield from _wrong_cache(spec)
     yield from _wrong_sampling(spec)
@@ -82,6 +83,21 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     for dim, size in spec.dims.items():
         if size.min == 0 and dim in steps:
             yield ("dims", dim, "min"), f"dims.{dim}.min is 0, which only sizes of states can be; the least is 1"
+
+
+def _wrong_int8_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
+    """States of int8 that no engine would have, or whose values are not known: (key, message)."""
+    for state in spec.int8_states():
+        place: Loc = ("state", state.input, "dtype")
+        where = ".".join(map(str, place))
+        if state.input in spec.inputs and (found := spec.inputs[state.input].dtype) != "float32":
+            yield place, f"{where} is int8, which stands for float32, and the input is {found}; remove it"
+        if state.initial:
+            yield place, f"{where} is int8, and its initial value {state.initial:g}, not 0; remove dtype"
+        if not set(QUANTIZED).intersection(spec.precisions):
+            yield place, f"{where} changes nothing: no precision is quantized ({', '.join(QUANTIZED)}); remove it"
+        elif spec.calibration is None:
+            yield place, f"{where} is int8, whose scale comes from real sequences; add calibration.data"
 
 
 def _wrong_cache(spec: SpecSections) -> Iterator[tuple[Loc, str]]:

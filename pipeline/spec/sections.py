@@ -179,6 +179,10 @@ class SpecSections(SpecFile):
         """The inputs that outputs of the call before give, in the spec's order."""
         return tuple(State(name, item.output, item.initial) for name, item in self.state.items())
 
+    def int8_states(self) -> tuple[State, ...]:
+        """The states that engines of quantized precisions take and give as int8."""
+        return tuple(state for state in self.states() if self.state[state.input].dtype)
+
     def named_dims(self) -> tuple[Dim, ...]:
         """The dynamic dims, in the spec's order."""
         return tuple(item.to_dim(name) for name, item in self.dims.items())

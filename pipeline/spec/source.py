@@ -108,6 +108,11 @@ class StateInput(SpecPart):
 
     output: GraphName = Field(description="the output whose value it takes in the next call")
     initial: float = Field(description="each of its elements in the first call, such as 0")
+    dtype: Literal["int8"] | None = Field(
+        None,
+        description="int8: engines of quantized precisions take and give it as int8, a quarter of its memory, with a "
+        "calibrated scale",
+    )
 
 
 class DimRange(SpecPart):

@@ -25,6 +25,8 @@ Stage = Literal["export", "quantization", "engine", "task"]
 # it rounds in one way, and in a single sample another way may be twice as far off.
 HONEST_DB = 20 * math.log10(2)
 CAST_DB = 2 * HONEST_DB
+# Of so many elements of a state of int8 one may be a step off, where the values are near a tie.
+NEAR_TIES = 100
 # The factor over the greatest error of honest rounding, which grows with the number of samples.
 EXTREME = 4.0
 # Decibels between the rounding unit of a precision and that of float32: 13 and 16 bits less.
@@ -190,6 +192,26 @@ def budgets(stage: Stage, precision: Precision, noise: Noise | None, honest: Hon
             measured[key] = _with_quartile(measured.get(key, default), sqnr_db)
     notes |= {(output, "golden"): str(decisions) for output, decisions in honest.decisions.items()}
     return Budgets(default, measured, notes, honest.decisions)
+
+
+def allow_near_ties(found: Budgets, scales: Mapping[str, float], drifts: Mapping[tuple[str, str], Drift]) -> Budgets:
+    """The budgets with those of integers for outputs that are multiples of a scale, as states of int8.
+
+    scales: by output.  drifts: of honest rounding, by output and kind of case.  A near tie moves an element by a whole
+    step, and how many there are is chance: one element in `NEAR_TIES` may be a step off, wherever it is, so that slices
+    have no limit of their own. A wrong row, head or channel is far more than that.
+    """
+    measured, notes = dict(found.measured), dict(found.notes)
+    for (output, kind), drift in drifts.items():
+        if output in scales and drift.expected_sq:
+            before, step = measured.get((output, kind), found.default), scales[output]
+            bound = 10 * math.log10(NEAR_TIES * drift.expected_sq / (drift.count * step**2))
+            sqnr_db = round(max(min(bound, before.sqnr_db or bound), LEAST_DB), 1)
+            most = max(before.max_rel or 0.0, min(1.0, 2 * step / math.sqrt(drift.expected_sq / drift.count)))
+            free = {"slice_sqnr_db": None, "centered_sqnr_db": None, "quartile_sqnr_db": None}
+            measured[output, kind] = replace(before, sqnr_db=sqnr_db, max_rel=most, **free)
+            notes[output, kind] = f"int8: one element in {NEAR_TIES} may be a step of {step:.3g} off"
+    return replace(found, measured=measured, notes=notes)
 
 
 def strictest(stage: Stage, precision: Precision, noise: Noise | None) -> Budgets:

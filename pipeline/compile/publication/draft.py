@@ -252,6 +252,7 @@ def _unit_fields(unit: Unit, requires: tuple[Requirement, ...] = ()) -> Json:
         "profiles": request.profiles,
         "requires": requires or (for_target(request.target),),
         "sampling": request.sampling,
+        "quantized_states": request.quantized_states,
     }
 
 

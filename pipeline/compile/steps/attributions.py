@@ -265,7 +265,7 @@ def _propose(
 
     variant, ranges = written.variant, Ranges.from_json(written.ranges) if written.ranges else None
     rewriting = variant.precision, variant.scheme, ranges, written.overrides, written.left, not variant.native_io
-    recipe = QuantizationRecipe(load_graph(model), *rewriting)
+    recipe = QuantizationRecipe(load_graph(model), *rewriting, written.states)
 
     def judge(graph: "ModelProto") -> Sequence[Check]:
         path = workdir / "trial.onnx"

@@ -39,8 +39,10 @@ def engine_drift_limits(
     limits: what the spec says; with any, honest rounding is measured at once.  opens: graphs with rounding
     in them, where sessions take whole sequences.
     """
-    from validation.limits.budget import OutputLimits, StagedLimits, budgets, strictest
+    from validation.limits.budget import OutputLimits, StagedLimits, allow_near_ties, budgets, strictest
     from validation.perturbation.honest import honest_rounding
+
+    scales = {state.output: state.scale for state in request.quantized_states}
 
     def measured() -> "Iterator[OutputLimits]":
         backend = discovery.configure(request.backend, dict(request.options))
@@ -55,7 +57,8 @@ def engine_drift_limits(
             thorough=True,
             whole=opens is not None,
         ):
-            found = budgets("engine", request.precision, golden.noise, honest).override(limits)
+            found = budgets("engine", request.precision, golden.noise, honest)
+            found = allow_near_ties(found, scales, honest.drifts).override(limits)
             yield OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
 
     looser = measured()

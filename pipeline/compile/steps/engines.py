@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builders.as_built import build_engine
 from builders.backends import discovery
 from builders.backends.optional_methods import GIVEN, GROWN, timing_cached
 from builders.execution.jobs import Job, Needs, ReducedRequest, WorkerContext
 from builders.execution.process import enter_phase
 from builders.execution.scrub import scrubber
-from builders.sampling import build_engine
 from enginery.core import parsing
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json, digest_of

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import OMIT_DEFAULT, decode, encode
 from enginery.core.errors import DataError, InputError
-from enginery.core.types import CALIBRATED, QUANTIZED, Precision, TensorSpec
+from enginery.core.state import State
+from enginery.core.types import CALIBRATED, QUANTIZED, Precision, QuantizedState, TensorSpec
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import (
@@ -45,7 +46,8 @@ class GraphRecipe:
     """How a graph was written, with all that writing it again with other overrides takes. Kept as a blob.
 
     model: digest of the float model behind it.  ranges: as `Ranges.to_json` gives them.  left: nodes left in float,
-    with the reason.  searched: whether a search chose model and ranges.
+    with the reason.  searched: whether a search chose model and ranges.  states: rounded where the graph takes and
+    gives them.
     """
 
     model: str
@@ -54,13 +56,14 @@ class GraphRecipe:
     overrides: tuple[Override, ...]
     left: Mapping[str, str]
     searched: bool
+    states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True)
 class WrittenGraph:
     """The model in one graph variant. Fields as in `values.Graph`; ranges: the calibrated ranges, as a blob.
 
-    written_from: digest of the float model behind it.  idle, shards: as in `values.Graph`.
+    written_from: digest of the float model behind it.  idle, shards, quantized_states: as in `values.Graph`.
     """
 
     model: str
@@ -74,6 +77,7 @@ class WrittenGraph:
     written_from: str
     idle: str | None = None
     shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
+    quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def blobs(self) -> list[str]:
@@ -87,6 +91,7 @@ class WriteGraph:
     """Write the model in one graph variant. model, observations: digests.
 
     choice: what a search gave; then its model, in float, and its ranges are written instead.
+    states: those that engines of the graph take and give as int8.
     """
 
     model: str
@@ -95,6 +100,7 @@ class WriteGraph:
     calibration: CalibrationMethod | None
     overrides: tuple[Override, ...]
     choice: SearchResult | None
+    states: tuple[State, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> WrittenGraph:
         """The graph, its scales, the record of what quantizing did, and its recipe. Raises InputError for a rule that
@@ -102,6 +108,7 @@ class WriteGraph:
         from builders.onnx_graphs.weights import load_graph
         from pipeline.quantization.ranges import Ranges
         from pipeline.quantization.schemes.write import write as write_variant
+        from pipeline.quantization.states import scale_states
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx, specs_of
 
@@ -112,13 +119,14 @@ class WriteGraph:
         if choice:
             measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges)))
         left = choice.left if choice else {}
-        how = variant.scheme, measured, self.overrides
-        written, notes = write_variant(model, variant.precision, *how, keep_io=not variant.native_io, left=left)
+        states = scale_states(self.states, measured)
+        how, keep_io = (variant.scheme, measured, self.overrides), not variant.native_io
+        written, notes = write_variant(model, variant.precision, *how, keep_io=keep_io, left=left, states=states)
         inputs, outputs = specs_of(written)
         save_onnx(written, workdir / "graph.onnx")
         stored = put_graph(place, workdir / "graph.onnx")
         ranges = measured.to_json() if measured else None
-        recipe = GraphRecipe(source, variant, ranges, self.overrides, left, choice is not None)
+        recipe = GraphRecipe(source, variant, ranges, self.overrides, left, choice is not None, states)
         calibrated = variant.precision in CALIBRATED
         record = None
         if measured and self.observations and calibrated:
@@ -136,6 +144,7 @@ class WriteGraph:
             written_from=source,
             idle=notes.idle,
             shards=stored.shards,
+            quantized_states=states,
         )
 
 
@@ -267,6 +276,11 @@ def write_graph(
             f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
             "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
         )
+    if model.carries_qdq and (named := spec.int8_states()) and variant.precision in QUANTIZED:
+        raise InputError(
+            f"state.{named[0].input}.dtype changes nothing: the model carries Q/DQ of its own, which stays as it is; "
+            "remove it, or give the float model"
+        )
     if is_exported(variant, exported):
         proof, own = Proof(metrics=exported.proof.metrics), model.own_int8
         return Graph(variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own, shards=model.shards)
@@ -281,6 +295,7 @@ def write_graph(
         calibration_method(spec),
         node_overrides(spec),
         choices.get(variant.searched) if variant.searched else None,
+        spec.int8_states() if variant.precision in QUANTIZED else (),
     )
     key = {**encode(request), "observations": ranges.seen if ranges else None, **code_key(WriteGraph)}
     job = Job("quantize", request, context.store.uri, step_limits(spec, "quantization"))
@@ -289,7 +304,8 @@ def write_graph(
     notes = (*not_searched(variant, spec, exported), *found.notes)
     shown = found.inputs, found.outputs, found.scales, notes
     graph = Graph(variant, found.model, *shown, record=found.record, recipe=recipe)
-    return replace(graph, idle=found.idle, own_int8=model.own_int8, shards=found.shards)
+    own, states = model.own_int8, found.quantized_states
+    return replace(graph, idle=found.idle, own_int8=own, shards=found.shards, quantized_states=states)
 
 
 def _check_graph(

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builders.as_built import call_as_built
 from builders.backends import discovery
 from builders.backends.compatibility import open_engine
 from builders.backends.optional_methods import get_profiling, opening_parts
 from builders.execution.jobs import Job, Needs, WorkerContext
-from builders.sampling import with_sampler
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError, StepError, UnavailableError
@@ -163,7 +163,7 @@ def _break_down(
     profile = roofs = None
     if profiler := get_profiling(backend):
         runs = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
-        profile = profiler.profile(*with_sampler(engine, bucket.inputs), runs, workdir)
+        profile = profiler.profile(*call_as_built(engine, bucket.inputs), runs, workdir)
     if runtime := opening_parts(backend):
         dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
         opens = partial(runtime.open_part, as_written=True)

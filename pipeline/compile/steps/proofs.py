@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builders.as_built import WithoutSampler
 from builders.backends import discovery, shape_profiles
 from builders.execution.jobs import Job, WorkerContext
-from builders.sampling import WithoutSampler
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof

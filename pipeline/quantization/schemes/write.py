@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from onnx import ModelProto
 
+from builders.onnx_graphs.quantized_states import quantize_states
 from enginery.core.errors import DataError
-from enginery.core.types import Precision, QuantizationScheme
+from enginery.core.types import Precision, QuantizationScheme, QuantizedState
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.notes import CastNotes, QuantizationNotes
 from pipeline.quantization.ranges import Ranges
@@ -25,15 +26,31 @@ def write(
     *,
     keep_io: bool = True,
     left: Mapping[str, str] | None = None,
+    states: Sequence[QuantizedState] = (),
 ) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
     """The model in a precision other than fp32, and notes on what was done and what was left alone.
 
     scheme: the backend's, for the quantized precisions.  ranges: int8 and fp8 need them; the others find with them
     which tensors are too large.  left: nodes that a search leaves in float (node -> reason), in int8 only.
-    keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.
+    keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.  states: rounded where the graph takes and gives
+    them.
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
     that cannot be written so.
     """
+    written, notes = _write(model, precision, scheme, ranges, overrides, keep_io, left or {})
+    quantize_states(written, states)
+    return written, notes
+
+
+def _write(
+    model: ModelProto,
+    precision: Precision,
+    scheme: QuantizationScheme | None,
+    ranges: Ranges | None,
+    overrides: Sequence[Override],
+    keep_io: bool,
+    left: Mapping[str, str],
+) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
     chosen = resolve(prepare_model(model), overrides) if overrides else {}
     if precision == "fp16" or precision == "bf16":
         return cast_float(model, precision, keep_io=keep_io, keep=in_fp32(chosen), ranges=ranges)
@@ -47,7 +64,6 @@ def write(
         raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
     if precision == "fp8":
         return quantize_fp8(model, ranges, scheme, chosen)
-    left = left or {}
     in_float: dict[str, OverridePrecision] = dict.fromkeys(left, "fp16")
     written, notes = quantize_int8(model, ranges, scheme, {**chosen, **in_float})
     kept = tuple(replace(item, reason=left.get(item.node, item.reason)) for item in notes.kept)

@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from enginery.core.errors import EngineryError
 from enginery.core.reports.proof import Check
-from enginery.core.types import Precision, QuantizationScheme
+from enginery.core.types import Precision, QuantizationScheme, QuantizedState
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
@@ -40,6 +40,7 @@ class QuantizationRecipe:
     rules: tuple[Override, ...]
     left: Mapping[str, str]
     keep_io: bool
+    states: tuple[QuantizedState, ...] = ()
 
     @property
     def float_precision(self) -> OverridePrecision:
@@ -53,7 +54,8 @@ class QuantizationRecipe:
     def write(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:
         """The graph with these nodes in float, and notes."""
         rules = self.rules_with(nodes)
-        return write(self.model, self.precision, self.scheme, self.ranges, rules, keep_io=self.keep_io, left=self.left)
+        how = self.scheme, self.ranges, rules
+        return write(self.model, self.precision, *how, keep_io=self.keep_io, left=self.left, states=self.states)
 
 
 def propose(

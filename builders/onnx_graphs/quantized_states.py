@@ -1,0 +1,144 @@
+"""States that an engine takes and gives as int8, such as a cache of keys and values.
+
+The graph that is proven computes in floating point at its ends: each state is rounded to a multiple of its scale behind
+the input, and again before the output (`quantize_states`; ONNX QuantizeLinear and DequantizeLinear, zero point 0). The
+engine that is compiled has the same values as int8 at its ends (`with_int8_states`). A multiple of the scale that is
+divided by it and rounded is that multiple again, so that a state loses nothing from step to step.
+
+Of a cache that grows, an output that is the input with more rows behind it, only the new rows are rounded.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from builders.onnx_graphs.bodies import walk_nodes
+from enginery.core.errors import ModelError
+from enginery.core.types import QuantizedState
+
+
+def quantize_states(model: ModelProto, states: Iterable[QuantizedState]) -> None:
+    """Round the states behind the inputs and before the outputs of a graph, in place. Raises ModelError for a state
+    that the graph does not have as float32."""
+    for state in states:
+        _check(model.graph, state)
+        constants = _add_constants(model.graph, state)
+        _round_output(model.graph, state, constants)
+        _round_input(model.graph, state, constants)
+
+
+def with_int8_states(model: ModelProto, states: Iterable[QuantizedState]) -> None:
+    """Make the ends of a graph that `quantize_states` changed int8, in place."""
+    for state in states:
+        _take_int8(model.graph, state)
+        _give_int8(model.graph, state)
+        _remove_unused(model.graph, state)
+
+
+def _check(graph: GraphProto, state: QuantizedState) -> None:
+    for name, ends in ((state.input, graph.input), (state.output, graph.output)):
+        kind = next((item.type.tensor_type.elem_type for item in ends if item.name == name), None)
+        if kind != TensorProto.FLOAT:
+            found = "not there" if kind is None else TensorProto.DataType.Name(kind).lower()
+            text = f"state {state.input!r} cannot be int8: {name!r} is {found}, and must be float32"
+            raise ModelError(f"{text}; remove the state's dtype")
+
+
+def _add_constants(graph: GraphProto, state: QuantizedState) -> list[str]:
+    """Names of the scale and the zero point of a state."""
+    values: dict[str, np.ndarray] = {"scale": np.array(state.scale, np.float32), "zero": np.array(0, np.int8)}
+    names = [f"{_place(state)}/{name}" for name in values]
+    graph.initializer.extend(map(numpy_helper.from_array, values.values(), names))
+    return names
+
+
+def _rounding(place: str, ends: tuple[str, str], constants: Sequence[str]) -> list[NodeProto]:
+    """Nodes that round a tensor to multiples of the scale. place: begins their names.  ends: it, and what they give."""
+    whole = f"{place}/int8"
+    return [
+        helper.make_node("QuantizeLinear", [ends[0], *constants], [whole], name=f"{place}/quantize"),
+        helper.make_node("DequantizeLinear", [whole, *constants], [ends[1]], name=f"{place}/dequantize"),
+    ]
+
+
+def _round_input(graph: GraphProto, state: QuantizedState, constants: Sequence[str]) -> None:
+    rounded = f"{_place(state)}/taken"
+    _rename_reads(graph, state.input, rounded)
+    _insert(graph, 0, _rounding(rounded, (state.input, rounded), constants))
+
+
+def _round_output(graph: GraphProto, state: QuantizedState, constants: Sequence[str]) -> None:
+    index, producer = _producer(graph, state.output)
+    if producer.op_type == "Concat" and state.input in producer.input:
+        for number, name in enumerate(name for name in dict.fromkeys(producer.input) if name != state.input):
+            place = f"{_place(state)}/new{number}"
+            producer.input[:] = [place if item == name else item for item in producer.input]
+            _insert(graph, index + 2 * number, _rounding(place, (name, place), constants))
+        return
+    exact = f"{_place(state)}/exact"
+    _rename_reads(graph, state.output, exact)
+    producer.output[:] = [exact if name == state.output else name for name in producer.output]
+    _insert(graph, index + 1, _rounding(f"{_place(state)}/given", (exact, state.output), constants))
+
+
+def _take_int8(graph: GraphProto, state: QuantizedState) -> None:
+    """Feed the input, as int8, to what dequantizes it."""
+    _set_int8(graph.input, state.input)
+    index, node = _producer(graph, f"{_place(state)}/taken/int8")
+    _rename_reads(graph, node.output[0], state.input)
+    del graph.node[index]
+
+
+def _give_int8(graph: GraphProto, state: QuantizedState) -> None:
+    """Give the output before it is dequantized; where it is a cache with new rows, join these as int8."""
+    _set_int8(graph.output, state.output)
+    index, producer = _producer(graph, state.output)
+    real = f"{_place(state)}/real"
+    if producer.op_type == "DequantizeLinear":
+        _, quantize = _producer(graph, producer.input[0])
+        quantize.output[0], producer.input[0], producer.output[0] = state.output, state.output, real
+        return
+    _rename_reads(graph, state.output, real)
+    parts = [_producer(graph, name)[1] for name in producer.input]
+    producer.input[:] = [part.input[0] for part in parts]
+    back = helper.make_node("DequantizeLinear", [state.output, *parts[0].input[1:]], [real], name=f"{real}/dequantize")
+    _insert(graph, index + 1, [back])
+
+
+def _remove_unused(graph: GraphProto, state: QuantizedState) -> None:
+    """Remove what dequantizes this state for nobody."""
+    read = {name for node in walk_nodes(graph) for name in node.input} | {item.name for item in graph.output}
+    for node in [*graph.node]:
+        if node.name.startswith(f"{_place(state)}/") and not read.intersection(node.output):
+            graph.node.remove(node)
+
+
+def _place(state: QuantizedState) -> str:
+    """What the names of a state's nodes and tensors begin with."""
+    return f"enginery/state/{state.input}"
+
+
+def _producer(graph: GraphProto, tensor: str) -> tuple[int, NodeProto]:
+    """Where the node is that gives a tensor, and the node."""
+    for index, node in enumerate(graph.node):
+        if tensor in node.output:
+            return index, node
+    raise ModelError(f"{tensor!r} cannot be a state of int8: no node gives it; remove the state's dtype")
+
+
+def _set_int8(ends: Iterable[ValueInfoProto], name: str) -> None:
+    for item in ends:
+        if item.name == name:
+            item.type.tensor_type.elem_type = TensorProto.INT8
+
+
+def _insert(graph: GraphProto, index: int, nodes: Sequence[NodeProto]) -> None:
+    for offset, node in enumerate(nodes):
+        graph.node.insert(index + offset, node)
+
+
+def _rename_reads(graph: GraphProto, old: str, new: str) -> None:
+    """Let every node that takes `old` take `new`, those in bodies too."""
+    for node in walk_nodes(graph):
+        node.input[:] = [new if name == old else name for name in node.input]

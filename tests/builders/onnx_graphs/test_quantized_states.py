@@ -1,0 +1,109 @@
+"""States of int8: the graph with float ends and the one with int8 ends give the same, step after step."""
+
+import copy
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import ModelProto, TensorProto
+
+from builders.onnx_graphs.quantized_states import quantize_states, with_int8_states
+from enginery.core.errors import ModelError
+from enginery.core.types import QuantizedState
+
+SCALE = float(np.float32(0.021))
+CACHE = """
+<ir_version: 8, opset_import: ["" : 17]>
+cached (float[batch, 1, 4] x, float[batch, length, 4] past) => (float[batch, 1, 4] y, float[batch, all, 4] present) {
+    present = Concat <axis = 1> (past, x)
+    y = ReduceMean <axes = [1], keepdims = 1> (present)
+}
+"""
+RECURRENT = """
+<ir_version: 8, opset_import: ["" : 17]>
+recurrent (float[batch, 1, 4] x, float[batch, 1, 4] past) => (float[batch, 1, 4] y, float[batch, 1, 4] present) {
+    sum = Add (x, past)
+    present = Tanh (sum)
+    y = Add (present, past)
+}
+"""
+READ_BY_A_BODY = """
+<ir_version: 8, opset_import: ["" : 17]>
+branching (float[batch, 1, 4] x, float[batch, 1, 4] past) => (float[batch, 1, 4] y, float[batch, 1, 4] present) {
+    present = Add (x, past)
+    yes = Constant <value = bool {1}> ()
+    y = If (yes) <
+        then_branch = one () => (float[batch, 1, 4] a) { a = Sub (present, past) },
+        else_branch = two () => (float[batch, 1, 4] b) { b = Identity (past) }
+    >
+}
+"""
+SHARED = """
+<ir_version: 8, opset_import: ["" : 17]>
+shared (float[batch, 1, 4] x, float[batch, length, 4] past, float[batch, length, 4] other)
+    => (float[batch, 1, 4] y, float[batch, all, 4] present, float[batch, all, 4] others) {
+    present = Concat <axis = 1> (past, x)
+    others = Concat <axis = 1> (other, x)
+    y = Sub (x, x)
+}
+"""
+STATE = QuantizedState("past", "present", SCALE)
+
+
+def both(text: str, *states: QuantizedState) -> tuple[ModelProto, ModelProto]:
+    rounded = onnx.parser.parse_model(text)
+    quantize_states(rounded, states)
+    stored = copy.deepcopy(rounded)
+    with_int8_states(stored, states)
+    for model in (rounded, stored):
+        onnx.checker.check_model(model, full_check=True)
+    return rounded, stored
+
+
+def steps(model: ModelProto, first: dict[str, np.ndarray], pairs: dict[str, str]) -> list[dict[str, np.ndarray]]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    names, held, found = [item.name for item in session.get_outputs()], first, []
+    for x in np.random.default_rng(0).normal(size=(9, 2, 1, 4)).astype(np.float32):
+        found.append(dict(zip(names, session.run(names, {"x": x, **held}), strict=True)))
+        held = {name: found[-1][output] for name, output in pairs.items()}
+    return found
+
+
+@pytest.mark.parametrize(("text", "rows"), [(CACHE, 0), (RECURRENT, 1), (READ_BY_A_BODY, 1)])
+def test_int8_ends_hand_on_what_float_ends_do(text: str, rows: int) -> None:
+    rounded, stored = both(text, STATE)
+    shape = (2, rows, 4)
+    floats = steps(rounded, {"past": np.zeros(shape, np.float32)}, {"past": "present"})
+    whole = steps(stored, {"past": np.zeros(shape, np.int8)}, {"past": "present"})
+    for ours, theirs in zip(floats, whole, strict=True):
+        assert theirs["present"].dtype == np.int8
+        np.testing.assert_array_equal(ours["present"], theirs["present"] * np.float32(SCALE))
+        np.testing.assert_array_equal(ours["y"], theirs["y"])
+
+
+def test_of_a_cache_that_grows_only_new_rows_are_rounded() -> None:
+    rounded, stored = both(CACHE, STATE)
+    assert [node.op_type for node in stored.graph.node].count("QuantizeLinear") == 1
+    concat = next(node for node in stored.graph.node if node.op_type == "Concat")
+    assert concat.output[0] == "present" and concat.input[0] == "past"
+    assert [item.type.tensor_type.elem_type for item in stored.graph.output] == [TensorProto.FLOAT, TensorProto.INT8]
+    assert {item.type.tensor_type.elem_type for item in rounded.graph.input} == {TensorProto.FLOAT}
+
+
+def test_two_caches_of_the_same_rows_have_their_own_scales() -> None:
+    states = STATE, QuantizedState("other", "others", 2 * SCALE)
+    _, stored = both(SHARED, *states)
+    empty = np.zeros((2, 0, 4), np.int8)
+    last = steps(stored, {"past": empty, "other": empty}, {"past": "present", "other": "others"})[-1]
+    half, whole = last["others"].astype(int), last["present"].astype(int)
+    assert np.abs(whole - 2 * half).max() <= 2 and not np.array_equal(whole, half)
+
+
+def test_a_state_that_is_no_float32_or_not_there_is_refused() -> None:
+    with pytest.raises(ModelError, match="'present' is float16, and must be float32; remove the state's dtype"):
+        both(CACHE.replace("float[batch, all, 4] present", "float16[batch, all, 4] present"), STATE)
+    with pytest.raises(ModelError, match="'gone' is not there"):
+        both(CACHE, QuantizedState("gone", "present", SCALE))

@@ -1,0 +1,107 @@
+"""Engines with a sampler or states of int8: what they are built from, and that they are opened as engines of the model
+alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from builders.as_built import build_engine, call_as_built, store_states
+from builders.backends.compatibility import open_engine, open_sampler
+from builders.backends.onnxruntime import OnnxRuntime
+from builders.onnx_graphs.quantized_states import quantize_states
+from builders.reference import ReferenceSession
+from enginery.core.types import Engine, QuantizedState
+from tests.decoding import REQUEST, make_decoder
+
+INPUTS = {"ids": np.array([[1], [2]]), "past": np.ones((2, 3, 8), np.float32)}
+
+
+QUANTIZE = ort.InferenceSession(
+    onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        round (float[n] x, float scale) => (int8[n] y) {
+            zero = Constant <value = int8 {0}> ()
+            y = QuantizeLinear (x, scale, zero)
+        }
+    """).SerializeToString()
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("sampled")
+    onnx.save(make_decoder(), folder / "model.onnx")
+    return build_engine(OnnxRuntime(), REQUEST, folder / "model.onnx", folder)
+
+
+def test_an_engine_is_opened_as_one_of_the_model_alone(engine: Engine) -> None:
+    assert engine.request is REQUEST
+    with open_engine(engine) as actual, ReferenceSession(engine.path.with_name("model.onnx")) as expected:
+        assert [spec.name for spec in actual.inputs] == ["ids", "past"]
+        assert [spec.name for spec in actual.outputs] == ["logits", "present"]
+        found, wanted = actual.run(INPUTS), expected.run(INPUTS)
+        assert found.keys() == wanted.keys()
+        np.testing.assert_allclose(found["logits"], wanted["logits"], atol=1e-6)
+        call = actual.prepare_call(INPUTS)
+        assert call is not None
+        call()
+
+
+def test_the_sampler_is_there_for_those_who_ask(engine: Engine) -> None:
+    with open_sampler(engine) as session:
+        answer = session.run(call_as_built(engine, INPUTS)[1])
+    np.testing.assert_array_equal(answer["next_token"], answer["logits"].argmax(-1))
+
+
+def test_a_request_without_a_sampler_is_built_as_ever(tmp_path: Path) -> None:
+    onnx.save(make_decoder(), tmp_path / "model.onnx")
+    plain = build_engine(OnnxRuntime(), replace(REQUEST, sampling=None), tmp_path / "model.onnx", tmp_path)
+    assert plain.request.key != REQUEST.key
+    with open_sampler(plain) as session:
+        assert [spec.name for spec in session.inputs] == ["ids", "past"]
+
+
+@given(
+    arrays(np.float32, 20, elements=st.floats(-300, 300, width=32)),
+    st.floats(2.0**-20, 2.0**10, width=32),
+)
+def test_a_state_of_int8_is_what_onnx_makes_of_it_and_loses_nothing_when_it_is_handed_on(
+    values: np.ndarray, scale: float
+) -> None:
+    state = QuantizedState("past", "present", scale)
+    stored = store_states([state], {"past": values})["past"]
+    np.testing.assert_array_equal(stored, QUANTIZE.run(None, {"x": values, "scale": np.array(scale, np.float32)})[0])
+    again = store_states([state], {"past": stored * np.float32(scale)})["past"]
+    np.testing.assert_array_equal(again, stored)
+    np.testing.assert_array_equal(store_states([state], {"past": stored})["past"], stored)
+
+
+def test_an_engine_with_states_of_int8_is_opened_with_those_of_the_model(tmp_path: Path) -> None:
+    state = QuantizedState("past", "present", float(np.float32(0.03)))
+    model = make_decoder()
+    quantize_states(model, [state])
+    onnx.save(model, tmp_path / "model.onnx")
+    request = replace(REQUEST, quantized_states=(state,))
+    engine = build_engine(OnnxRuntime(), request, tmp_path / "model.onnx", tmp_path)
+    assert request.key != REQUEST.key
+    file = ort.InferenceSession(str(engine.path))
+    assert [item.type for item in file.get_inputs()][:2] == ["tensor(int64)", "tensor(int8)"]
+    with open_engine(engine) as actual, ReferenceSession(tmp_path / "model.onnx") as expected:
+        assert [spec.dtype for spec in actual.inputs] == ["int64", "float32"]
+        assert [spec.dtype for spec in actual.outputs] == ["float32", "float32"]
+        found, wanted = actual.run(INPUTS), expected.run(INPUTS)
+        np.testing.assert_array_equal(found["present"], wanted["present"])
+        np.testing.assert_allclose(found["logits"], wanted["logits"], atol=1e-6)
+        call = actual.prepare_call(INPUTS)
+        assert call is not None
+        call()
+    with open_sampler(engine) as session:
+        answer = session.run(call_as_built(engine, INPUTS)[1])
+    np.testing.assert_array_equal(answer["next_token"], answer["logits"].argmax(-1))

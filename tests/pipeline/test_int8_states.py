@@ -1,0 +1,115 @@
+"""States that engines take and give as int8, from a spec to the answers of a pulled engine."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import enginery
+from enginery.core.errors import InputError, IntegrityError, SpecError
+from enginery.registry.manifest import parse, request_of
+from tests.pipeline.projects import arrays
+from tests.pipeline.test_state import change
+from tests.stateful import CACHED, RECURRENT, write_stateful
+
+INT8: dict[str, Any] = {
+    spec["model"]: change(spec, f"state.{state}.dtype", "int8") for spec, state in ((CACHED, "past"), (RECURRENT, "h"))
+}
+
+
+@pytest.fixture(scope="module", params=list(INT8))
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp(request.param) / "project"
+    path = write_stateful(folder, change(INT8[request.param], "precisions", ["fp32", "int8", "int8-dynamic"]))
+    return folder, enginery.build(path, registry=folder.parent / "registry")
+
+
+def streams_of(pulled: Any) -> tuple[enginery.Streams, dict[str, str]]:
+    session = ort.InferenceSession(str(pulled.path))
+    names = [output.name for output in session.get_outputs()]
+    streams = enginery.Streams.described(
+        lambda given: dict(zip(names, session.run(names, given), strict=True)), pulled.description
+    )
+    return streams, {item.name: item.type for item in session.get_inputs()}
+
+
+def test_quantized_engines_hold_their_states_as_int8_and_are_proven(built: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, outcome = built
+    assert {item.precision: item.status for item in outcome.engines} == dict.fromkeys(
+        ("fp32", "int8", "int8-dynamic"), "proven"
+    )
+    x, answers = arrays(folder / "golden.npz")["x"], {}
+    for precision, kind in (("fp32", "tensor(float)"), ("int8", "tensor(int8)"), ("int8-dynamic", "tensor(int8)")):
+        pulled = enginery.pull(
+            f"{outcome.model}@1", registry=folder.parent / "registry", dest=tmp_path, precision=precision
+        )
+        streams, types = streams_of(pulled)
+        (state,) = types.keys() - {"x"}
+        assert types[state] == kind
+        described = {item["name"]: item["dtype"] for item in json.loads(pulled.description.read_text())["inputs"]}
+        assert described[state] == kind[7:-1].replace("float", "float32")
+        answers[precision] = np.stack([streams.run({"x": x[step : step + 1]})["y"] for step in range(12)])
+    for precision in ("int8", "int8-dynamic"):
+        error = np.abs(answers[precision] - answers["fp32"]).max()
+        assert 0 < error < 0.15 * np.abs(answers["fp32"]).max()
+
+
+def test_the_version_says_which_states_and_at_what_scale(built: tuple[Path, Any]) -> None:
+    folder, outcome = built
+    place = folder.parent / "registry" / "models" / outcome.model / "versions" / outcome.version
+    manifest = parse((place / "manifest.json").read_bytes())
+    for entry in manifest.engines:
+        assert bool(entry.quantized_states) == (entry.precision != "fp32")
+        assert {spec.dtype for spec in entry.inputs} == {"float32"}, "as the model has them"
+        request_of(entry)
+        for state in entry.quantized_states:
+            with pytest.raises(IntegrityError, match="build key"):
+                request_of(replace(entry, quantized_states=(replace(state, scale=2 * state.scale),)))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("state.past.dtype", "int4", "state.past.dtype"),
+        ("state.past.initial", 1, "state.past.dtype is int8, and its initial value 1, not 0; remove dtype"),
+        (
+            "inputs.past.dtype",
+            "float16",
+            "state.past.dtype is int8, which stands for float32, and the input is float16",
+        ),
+        ("precisions", ["fp32", "fp16"], "changes nothing: no precision is quantized (int8, "),
+        ("calibration", None, "whose scale comes from real sequences; add calibration.data"),
+    ],
+)
+def test_what_cannot_be_int8_is_told_with_its_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
+    written = write_stateful(tmp_path / "project", change(INT8["cached"], path, value))
+    with pytest.raises(SpecError) as raised:
+        enginery.build(written, registry=tmp_path / "registry")
+    assert told in str(raised.value)
+
+
+def test_a_model_with_q_dq_of_its_own_stays_as_it_is(tmp_path: Path) -> None:
+    path = write_stateful(tmp_path / "project", change(INT8["cached"], "precisions", ["int8"]))
+    model = onnx.load(path.parent / "model.onnx")
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        rounded (float[8, 8] w) => (float[8, 8] out) {
+            scale = Constant <value = float {0.01}> ()
+            zero = Constant <value = int8 {0}> ()
+            whole = QuantizeLinear (w, scale, zero)
+            out = DequantizeLinear (whole, scale, zero)
+        }
+    """
+    nodes = onnx.parser.parse_model(text).graph.node
+    nodes[2].input[0] = "x"
+    for node in model.graph.node:
+        node.input[:] = ["out" if name == "x" else name for name in node.input]
+    for place, node in enumerate(nodes):
+        model.graph.node.insert(place, node)
+    onnx.save(model, path.parent / "model.onnx")
+    with pytest.raises(InputError, match=r"state\.past\.dtype changes nothing: the model carries Q/DQ of its own"):
+        enginery.build(path, registry=tmp_path / "registry")
