@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from enginery.generation import Generator, Prompt
     from enginery.recording.recorder import ObservationLog, Recorder
     from enginery.streams import Streams
+    from enginery.user_code.calling import load_function
     from pipeline.api import build
     from pipeline.spec.model import load_spec
 
@@ -43,6 +44,7 @@ __all__ = [
     "SamplingSettings",
     "Streams",
     "build",
+    "load_function",
     "load_spec",
     "pull",
     "warm_start",
@@ -60,6 +62,7 @@ _HOMES = {
     "SamplingSettings": "enginery.core.sampling",
     "Streams": "enginery.streams",
     "build": "pipeline.api",
+    "load_function": "enginery.user_code.calling",
     "load_spec": "pipeline.spec.model",
     "warm_start": "enginery.compile_caches.warm_start",
 }

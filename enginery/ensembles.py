@@ -1,4 +1,4 @@
-"""Runs several graphs that make one model, each with what the graphs before it gave."""
+"""Runs several graphs that make one model, each with what the graphs and functions before it gave."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,31 +8,97 @@ import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.codec import decode
-from enginery.core.ensemble import split_source
+from enginery.core.ensemble import EnsembleFunction, order_nodes, split_source
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.parsing import field, many, mapping, mapping_of, parse_json, text
-from enginery.core.types import Session, Tensors, TensorSpec
+from enginery.core.types import Session, ShapeProfile, Tensors, TensorSpec
+from enginery.user_code.calling import load_function
 
+# That a graph without profiles is given at once.
+MOST_ROWS = 32
 # Of a description.
 MOST_BYTES = 16 << 20
+_ALLOW = "allow it with functions=enginery.load_function, once you trust who published it"
 
 
 @dataclass(frozen=True)
 class EnsembleGraph:
-    """A graph of an ensemble. run: runs it once on all of its inputs, by name: `Session.run`, or the call of a server's
-    own runtime.  inputs: its tensors, in the dtypes that it takes.  sources: what gives each (`core.ensemble`)."""
+    """A graph or a function of an ensemble. run: runs it once on all of its inputs, by name: `Session.run`, or the call
+    of a server's own runtime.  inputs: its tensors, in the dtypes that it takes.  sources: what gives each
+    (`core.ensemble`).  outputs: its tensors; () where they are not known.  most: the most rows that a call takes, None
+    where they are not bounded or it has no such axis."""
 
     run: Callable[[Tensors], Tensors]
     inputs: Sequence[TensorSpec]
     sources: Mapping[str, str]
+    outputs: Sequence[TensorSpec] = ()
+    most: int | None = None
+
+    def answer(self, inputs: Tensors) -> Tensors:
+        """What it gives: of more rows than a call takes in several calls; of no rows nothing but empty arrays."""
+        rows = {len(array) for array in inputs.values() if array.ndim}
+        if len(rows) != 1 or self.most is None:
+            return self.run(inputs)
+        (count,) = rows
+        if count == 0:
+            shapes = {spec: [dim if isinstance(dim, int) else 0 for dim in spec.shape[1:]] for spec in self.outputs}
+            return {spec.name: np.zeros((0, *shape), spec.dtype) for spec, shape in shapes.items()}
+        if count <= self.most:
+            return self.run(inputs)
+        parts = [
+            self.run({name: array[start : start + self.most] for name, array in inputs.items()})
+            for start in range(0, count, self.most)
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def most_rows(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()
+) -> int | None:
+    """The most rows that a call of a graph takes; None where axis 0 of its tensors is not one and the same dim. Of a
+    graph without profiles, which takes any number, so many that memory holds them."""
+    leading = {spec.shape[0] if spec.shape else 1 for spec in (*inputs, *outputs)}
+    if len(leading) != 1 or not outputs or not isinstance(next(iter(leading)), str):
+        return None
+    return max((high[0] for profile in profiles for _, _, _, high in profile.inputs), default=MOST_ROWS)
+
+
+def function_node(
+    name: str,
+    function: Callable[[Tensors], Tensors],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    sources: Mapping[str, str],
+) -> EnsembleGraph:
+    """A function between graphs, whose answers are checked: DataError for an output that is missing, unknown, or of
+    another dtype or shape than was declared."""
+
+    def run(given: Tensors) -> Tensors:
+        answer = function(given)
+        if wrong := sorted(answer.keys() ^ {spec.name for spec in outputs}):
+            known = ", ".join(spec.name for spec in outputs)
+            raise DataError(f"function {name!r} gave {', '.join(answer) or 'nothing'}; {wrong[0]!r} is wrong: {known}")
+        for spec in outputs:
+            array = np.asarray(answer[spec.name])
+            sizes = zip(spec.shape[1:], array.shape[1:], strict=False)
+            fits = all(isinstance(want, str) or want == size for want, size in sizes)
+            if array.dtype.name != spec.dtype or array.ndim != len(spec.shape) or not fits:
+                raise DataError(
+                    f"function {name!r} gave {spec.name!r} as {array.dtype.name} {list(array.shape)}; the spec says "
+                    f"{spec.dtype} {list(spec.shape)}"
+                )
+        return answer
+
+    return EnsembleGraph(run, inputs, sources, outputs)
 
 
 class Ensemble(Session):
     """Several graphs as one session.
 
-    graphs: in the order of the data flow.  inputs, outputs: of the whole; outputs are called 'GRAPH.OUTPUT'. A tensor
-    that goes from one graph to another is converted where the two are of different float types (an fp16 engine that
-    takes float16).
+    graphs: in the order of the data flow, functions among them.  inputs, outputs: of the whole; outputs are called
+    'GRAPH.OUTPUT'. A tensor that goes from one graph to another is converted where the two are of different float types
+    (an fp16 engine that takes float16). Where a function gives more rows than a graph takes at once, the graph is run
+    several times; where it gives none, what the graph gives has none.
     """
 
     def __init__(
@@ -43,21 +109,36 @@ class Ensemble(Session):
         self._wanted |= {spec.name for spec in outputs}
 
     @classmethod
-    def described(cls, opens: Callable[[Path], Callable[[Tensors], Tensors]], description: Path | str) -> "Ensemble":
+    def described(
+        cls,
+        opens: Callable[[Path], Callable[[Tensors], Tensors]],
+        description: Path | str,
+        functions: Callable[[Path, str, str], Callable[[Tensors], Tensors]] | None = None,
+    ) -> "Ensemble":
         """The ensemble of a pulled one. opens: gives for an engine's file a function that runs it.  description: the
-        JSON of the whole. Raises DataError for a file that is none, and what `opens` raises."""
-        path, graphs = Path(description), dict[str, EnsembleGraph]()
+        JSON of the whole.  functions: gives for a folder, a Python file in it and a name the function between graphs,
+        as `enginery.load_function` does, which runs the version's own code in this process.
+
+        Raises DataError for a file that is none and for functions that nobody allowed to run, and what `opens` and
+        `functions` raise.
+        """
+        path, nodes = Path(description), dict[str, EnsembleGraph]()
         try:
             found = parse_json(path.read_bytes(), MOST_BYTES)
+            between = decode(found.get("functions", []), list[EnsembleFunction])
+            if between and functions is None:
+                named = ", ".join(f"{item.file}:{item.function}" for item in between)
+                raise DataError(f"{path.name} runs Python code of its own ({named}); {_ALLOW}")
             for graph in field(found, "graphs", many(mapping)):
-                own = path.parent / field(graph, "description", text)
-                engine = parse_json(own.read_bytes(), MOST_BYTES)
-                graphs[field(graph, "name", text)] = EnsembleGraph(
-                    opens(own.parent / field(engine, "file", text)),
-                    _read_tensors(engine, "inputs"),
-                    field(graph, "sources", mapping_of(text)),
-                )
-            return cls(graphs, _read_tensors(found, "inputs"), _read_tensors(found, "outputs"))
+                nodes[field(graph, "name", text)] = _open_graph(path.parent, graph, opens)
+            graphs = {name: node.sources for name, node in nodes.items()}
+            load = functions or load_function
+            for item in between:
+                run = load(path.parent / item.name, item.file, item.function)
+                nodes[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
+            order = order_nodes(graphs, {item.name: item.sources for item in between})
+            whole = _read_tensors(found, "inputs"), _read_tensors(found, "outputs")
+            return cls({name: nodes[name] for name in order}, *whole)
         except (FileNotFoundError, IntegrityError) as error:
             raise DataError(f"{description} describes no ensemble: {error}") from error
 
@@ -71,13 +152,24 @@ class Ensemble(Session):
         held: dict[str, Array] = {}
         before: list[str] = []
         for name, graph in self._graphs.items():
-            answer = graph.run(feed(graph, inputs, held, before))
+            answer = graph.answer(feed(graph, inputs, held, before))
             given = {f"{name}.{output}": value for output, value in answer.items()}
             held |= {source: np.asarray(value) for source, value in given.items() if source in self._wanted}
             before.append(name)
         if lacking := [spec.name for spec in self.outputs if spec.name not in held]:
             raise DataError(f"the graphs gave no {lacking[0]!r}, which is an output of the whole")
         return {spec.name: held[spec.name] for spec in self.outputs}
+
+
+def _open_graph(
+    folder: Path, graph: Mapping[str, object], opens: Callable[[Path], Callable[[Tensors], Tensors]]
+) -> EnsembleGraph:
+    own = folder / field(graph, "description", text)
+    engine = parse_json(own.read_bytes(), MOST_BYTES)
+    inputs, outputs = _read_tensors(engine, "inputs"), _read_tensors(engine, "outputs")
+    profiles = [decode(item, ShapeProfile) for item in field(engine, "profiles", many(mapping))]
+    run, sources = opens(own.parent / field(engine, "file", text)), field(graph, "sources", mapping_of(text))
+    return EnsembleGraph(run, inputs, sources, outputs, most_rows(inputs, outputs, profiles))
 
 
 def feed(graph: EnsembleGraph, inputs: Tensors, held: Tensors, before: Sequence[str]) -> dict[str, Array]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from enginery.client.fetch import BlobFetcher, Origin, Wanted
 from enginery.client.resolve import FALLBACK, EngineRanking, Policy, Resolution, rank_engines
+from enginery.core.codec import encode
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.machine import Machine
@@ -19,7 +20,7 @@ from enginery.core.names import Reference
 from enginery.core.requirements import SessionOption
 from enginery.core.sampling import as_built, sampling_states
 from enginery.core.state import state_ends, states_of
-from enginery.registry.ensembles import pinned_engines
+from enginery.registry.ensembles import functions_of, pinned_engines
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.latencies import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest, make_request
@@ -194,6 +195,13 @@ def _download_graphs(
         graphs.append({"name": graph.name, "description": file, "sources": dict(graph.sources)})
     path = dest / f"{stem_of(located.manifest, whole)}.json"
     found = {**describe(located, whole, path.name), "graphs": graphs}
+    if functions := functions_of(located.manifest):
+        found["functions"] = encode(functions)
+        for function in functions:
+            for file, digest in function.files.items():
+                place = dest / function.name / file
+                place.parent.mkdir(parents=True, exist_ok=True)
+                there = fetcher.fetch(store, choose_digest(digest, None), store.size(digest), place) == "there" and there
     data = _as_json(found)
     there = there and path.is_file() and path.read_bytes() == data
     if not there:

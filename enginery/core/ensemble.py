@@ -1,11 +1,16 @@
 """Ensembles: several graphs, each a version of a model of its own, that make one. Standard library only.
 
+Functions may lie between graphs: Python code of the user's, such as what cuts a detector's boxes out of a picture. A
+function is run right before the first graph that takes what it gives; one that no graph takes from is run last.
+
 What gives an input of a graph is written as a source: 'GRAPH.OUTPUT' of a graph before it, or the name of an input of
 the whole, which is 'GRAPH.INPUT' where a spec gives it none.
 """
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+
+from enginery.core.types import TensorSpec
 
 # The backend of an ensemble's engines: a document that names an engine of each graph.
 ENSEMBLE = "ensemble"
@@ -28,6 +33,47 @@ class PinnedGraph:
     def reference(self) -> str:
         """'model@version'."""
         return f"{self.model}@{self.version}"
+
+
+@dataclass(frozen=True)
+class EnsembleFunction:
+    """A function between graphs. file, function: the Python file, relative to the ensemble's spec, and the name in it.
+
+    inputs, outputs: what it takes and gives.  sources: what gives each input.  files: digests of the file and of every
+    local module that it imports, by path.
+    """
+
+    name: str
+    file: str
+    function: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    sources: Mapping[str, str]
+    files: Mapping[str, str]
+
+
+def order_nodes(
+    graphs: Mapping[str, Mapping[str, str]], functions: Mapping[str, Mapping[str, str]]
+) -> dict[str, Mapping[str, str]]:
+    """Graphs, in their order, and functions where they are run, each with what gives its inputs. Of functions that take
+    from each other in a circle one comes before what it takes."""
+    found: dict[str, Mapping[str, str]] = {}
+
+    def place(name: str, waiting: tuple[str, ...] = ()) -> None:
+        for source in functions[name].values() if name not in (*found, *waiting) else ():
+            if (giver := source.partition(".")[0]) in functions:
+                place(giver, (*waiting, name))
+        if name not in waiting:
+            found.setdefault(name, functions[name])
+
+    for graph, sources in graphs.items():
+        for giver in (source.partition(".")[0] for source in sources.values()):
+            if giver in functions:
+                place(giver)
+        found[graph] = sources
+    for name in sorted(functions):
+        place(name)
+    return found
 
 
 def split_source(source: str, before: Container[str]) -> tuple[str, str] | None:

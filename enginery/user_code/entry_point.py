@@ -131,13 +131,8 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
     function is missing, is not Python or raises.
     """
     try:
-        loaded = _import(root / file, module)
-        found = getattr(loaded, function, None)
-        if not callable(found):
-            own = [name for name, value in vars(loaded).items() if inspect.isfunction(value)]
-            hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
-            raise ModelError(f"{loaded.__file__} has no function {function!r}; {hint}")
-        _check_call(found, f"{loaded.__file__}: {function}", arguments)
+        found = find_function(root, file, function, module)
+        _check_call(found, f"{root / file}: {function}", arguments)
         return found(**arguments)
     except ModelError:
         raise
@@ -147,6 +142,19 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
             dotted = ".".join(Path(file).with_suffix("").parts)
             failed += f"; name it as a module of its package, {dotted}:{function}"
         raise ModelError(failed) from error
+
+
+def find_function(root: Path, file: str, function: str, module: str = "") -> Callable[..., Any]:
+    """Import a file and return its function; inside `importing_from`. Arguments as of `call_entry_point`. Raises
+    ModelError where there is none, and whatever importing it raises."""
+    loaded = _import(root / file, module)
+    found = getattr(loaded, function, None)
+    if not callable(found):
+        own = [name for name, value in vars(loaded).items() if inspect.isfunction(value)]
+        hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
+        raise ModelError(f"{loaded.__file__} has no function {function!r}; {hint}")
+    checked: Callable[..., Any] = found
+    return checked
 
 
 def _check_call(found: Callable[..., Any], where: str, arguments: Mapping[str, Any]) -> None:

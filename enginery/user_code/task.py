@@ -15,6 +15,7 @@ import numpy as np
 from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, Scalar, TensorSpec
+from enginery.user_code.calling import CallFunction
 from enginery.user_code.channel import Arrays, MessageChannel
 from enginery.user_code.compiling import CompileModel
 from enginery.user_code.describing import describe_module, describe_program
@@ -211,7 +212,7 @@ class LookAtModel:
 class Task:
     """The first message to a process of a user's code."""
 
-    what: TorchProgram | SampleGenerator | LookAtModel | CompileModel
+    what: TorchProgram | SampleGenerator | LookAtModel | CompileModel | CallFunction
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed; an error before the first answer is the first answer."""

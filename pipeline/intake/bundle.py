@@ -70,6 +70,8 @@ def _paths(spec: Spec) -> Iterator[Path]:
     yield spec.path.resolve()
     if isinstance(spec, LoadedEnsemble):
         yield from (spec.spec.file(name) for _, name in spec.spec.named_files())
+        for function in spec.functions().values():
+            yield from (spec.folder / name for name in function.files)
         for graph in spec.graphs.values():
             yield from _paths(graph)
         return

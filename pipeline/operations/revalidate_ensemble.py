@@ -9,14 +9,15 @@ from builders.execution.workdir import workdir
 from enginery.core.errors import IntegrityError
 from enginery.core.parsing import mapping
 from enginery.core.types import PRECISIONS
-from enginery.registry.ensembles import load_pinned, pinned_engines
+from enginery.registry.ensembles import functions_of, load_pinned, pinned_engines
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
+from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.connections import whole_inputs
 from pipeline.compile.ensembles.proof import prove
 from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, report_on, request_proof
-from pipeline.compile.ensembles.samples import ChainedGraph, WholeData
+from pipeline.compile.ensembles.samples import WholeData
 from pipeline.compile.ensembles.units import EnsembleUnit
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate import Attested, entries_of, revalidate, spec_of, why_not_here
@@ -65,12 +66,17 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
         raise IntegrityError(f"{manifest.model}@{manifest.version} is no whole ensemble: {error}; build it") from error
     versions = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
     loaded = LoadedEnsemble(spec, {name: spec_of(pinned) for name, pinned in versions.items()})
-    wiring, inputs = loaded.wiring(), {name: graph.tensors() for name, graph in loaded.graphs.items()}
-    chain = tuple(ChainedGraph(name, item.onnx, inputs[name], (), wiring[name]) for name, item in versions.items())
+    functions = {item.name: ChainedGraph.of_function(item) for item in functions_of(manifest)}
+    chain = tuple(functions.get(name) or _graph(name, versions[name], loaded) for name in loaded.wiring())
     path = folder / f"golden{Path(spec.golden.data).suffix}"
     store.fetch(digest, path)
     outputs = next(entry.outputs for entry in manifest.engines)
     return BuiltEnsemble(loaded, versions, chain, WholeData(path, digest, *whole_inputs(loaded)), outputs)
+
+
+def _graph(name: str, pinned: Manifest, loaded: LoadedEnsemble) -> ChainedGraph:
+    outputs = next((entry.outputs for entry in pinned.engines if entry.outputs), ())
+    return ChainedGraph(name, pinned.onnx, loaded.tensors(name), outputs, loaded.wiring()[name])
 
 
 def _prove(entry: EngineEntry, manifest: Manifest, built: BuiltEnsemble, context: RunContext) -> Attested:

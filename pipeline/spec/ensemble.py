@@ -12,11 +12,14 @@ from typing import Annotated, ClassVar
 import yaml
 from pydantic import AfterValidator, Field, model_validator
 
-from enginery.core.ensemble import split_source
-from enginery.core.errors import SpecError
+from enginery.core import ensemble as core
+from enginery.core.ensemble import order_nodes, split_source
+from enginery.core.errors import ModelError, SpecError
 from enginery.core.text import suggest
-from enginery.core.types import Precision
+from enginery.core.types import Dim, Precision, TensorSpec
+from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.spec.document import is_ensemble, load_document
+from pipeline.spec.ensemble_function import EnsembleFunction
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.sections import Publication, SpecFile
@@ -46,11 +49,14 @@ class EnsembleData(SpecPart):
 class EnsembleSpec(SpecFile):
     """Several graphs as one model: their specs in the order of the data flow, their connections, data of the whole."""
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"outputs", "limits"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"outputs", "limits", "functions"})
 
     model: ModelName = Field(description="name of the whole in the registry")
     version: VersionName | None = Field(None, description="a version name of your own; default: the next number")
     graphs: dict[GraphKey, File] = Field(min_length=2, description="spec of each graph, in the order of the data flow")
+    functions: dict[GraphKey, EnsembleFunction] = Field(
+        {}, description="Python code between graphs, each right before the first graph that takes what it gives"
+    )
     connections: dict[str, str] = Field(
         min_length=1,
         description="GRAPH.INPUT: what gives it: GRAPH.OUTPUT of a graph before it, or a name of your own for an input "
@@ -69,6 +75,7 @@ class EnsembleSpec(SpecFile):
     def named_files(self) -> Iterator[tuple[Loc, str]]:
         """(key, path relative to the folder) of each file that the spec names."""
         yield from ((("graphs", name), file) for name, file in self.graphs.items())
+        yield from ((("functions", name, "function"), item.file) for name, item in self.functions.items())
         yield ("golden", "data"), self.golden.data
         if self.calibration:
             yield ("calibration", "data"), self.calibration.data
@@ -80,8 +87,8 @@ class EnsembleSpec(SpecFile):
         return self
 
     def _find_mistakes(self) -> Iterator[tuple[Loc, str]]:
-        yield from self._wrong_connections()
-        order = list(self.graphs)
+        order = self.order()
+        yield from self._wrong_connections(order)
         for index, name in enumerate(self.outputs or ()):
             if name.partition(".")[0] not in order or "." not in name:
                 yield ("outputs", index), f"{name!r} is no GRAPH.OUTPUT; {suggest(name.partition('.')[0], order)}"
@@ -90,13 +97,29 @@ class EnsembleSpec(SpecFile):
         named = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
         for name in order:
             if name not in named:
-                yield ("graphs", name), f"graph {name!r} is connected to no other; add its connections, or remove it"
+                yield self._loc(name), f"{name!r} is connected to no other; add its connections, or remove it"
             elif self.outputs and name not in self._contributing():
-                text = f"no output of the whole is computed from graph {name!r}"
-                yield ("graphs", name), f"{text}; name one of its outputs in outputs, or remove it"
+                text = f"no output of the whole is computed from {name!r}"
+                yield self._loc(name), f"{text}; name one of its outputs in outputs, or remove it"
+        for name in self.functions.keys() & self.graphs.keys():
+            yield ("functions", name), f"{name!r} is a graph too; give the function another name"
 
-    def _wrong_connections(self) -> Iterator[tuple[Loc, str]]:
-        order = list(self.graphs)
+    def _loc(self, name: str) -> Loc:
+        return ("graphs" if name in self.graphs else "functions", name)
+
+    def order(self) -> list[str]:
+        """Names of graphs and functions, as they are run."""
+        found = {name: dict(self._given(name)) for name in (*self.graphs, *self.functions)}
+        graphs = {name: found[name] for name in self.graphs}
+        return list(order_nodes(graphs, {name: found[name] for name in self.functions}))
+
+    def _given(self, name: str) -> Iterator[tuple[str, str]]:
+        """The inputs of a graph or function that connections name, each with what gives it."""
+        for key, source in self.connections.items():
+            if key.partition(".")[0] == name:
+                yield key.partition(".")[2], source
+
+    def _wrong_connections(self, order: list[str]) -> Iterator[tuple[Loc, str]]:
         for key, source in self.connections.items():
             graph, dot, _ = key.partition(".")
             loc: Loc = ("connections", key)
@@ -116,9 +139,9 @@ class EnsembleSpec(SpecFile):
     def _contributing(self) -> set[str]:
         """The graphs that an output which the spec names is computed from."""
         found = {name.partition(".")[0] for name in self.outputs or ()}
-        for name in reversed(self.graphs):
-            taken = (source for key, source in self.connections.items() if key.partition(".")[0] == name)
-            found |= {source.partition(".")[0] for source in taken if "." in source} if name in found else set()
+        for name in reversed(self.order()):
+            taken = (source for _, source in self._given(name) if name in found)
+            found |= {source.partition(".")[0] for source in taken if "." in source}
         return found
 
 
@@ -135,10 +158,26 @@ class LoadedEnsemble:
     def wiring(self) -> dict[str, dict[str, str]]:
         """For each graph what gives each of its inputs (`enginery.core.ensemble`)."""
         given = self.spec.connections
-        return {
-            name: {item: given.get(f"{name}.{item}", f"{name}.{item}") for item in graph.inputs}
-            for name, graph in self.graphs.items()
-        }
+
+        def sources(name: str) -> dict[str, str]:
+            names = (spec.name for spec in self.tensors(name))
+            return {item: given.get(f"{name}.{item}", f"{name}.{item}") for item in names}
+
+        graphs, functions = ({name: sources(name) for name in part} for part in (self.graphs, self.spec.functions))
+        return {name: dict(found) for name, found in order_nodes(graphs, functions).items()}
+
+    def tensors(self, name: str) -> tuple[TensorSpec, ...]:
+        """What a graph or a function takes."""
+        return tuple((self.graphs.get(name) or self.spec.functions[name]).tensors())
+
+    def named_dims(self, name: str) -> tuple[Dim, ...]:
+        """The named dims of what a graph or a function takes."""
+        return (self.graphs.get(name) or self.spec.functions[name]).named_dims()
+
+    def functions(self) -> dict[str, core.EnsembleFunction]:
+        """Its functions by name, with digests of their files. Raises ModelError for a file that cannot be read."""
+        wiring = self.wiring()
+        return {name: item.at(name, self.folder, wiring[name]) for name, item in self.spec.functions.items()}
 
     @property
     def model(self) -> str:
@@ -205,14 +244,15 @@ def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     graphs, spec = loaded.graphs, loaded.spec
     for key, source in spec.connections.items():
         graph, _, name = key.partition(".")
-        if name not in graphs[graph].inputs:
-            where = f"{graph!r} has no input {name!r}"
-            yield ("connections", key), f"{where}; {suggest(name, graphs[graph].inputs)}"
-        if giver := split_source(source, graphs):
-            yield from _unknown_output(("connections", key), *giver, graphs)
+        if name not in (known := [tensor.name for tensor in loaded.tensors(graph)]):
+            yield ("connections", key), f"{graph!r} has no input {name!r}; {suggest(name, known)}"
+        if giver := split_source(source, (*graphs, *spec.functions)):
+            yield from _unknown_output(("connections", key), *giver, loaded)
     for index, source in enumerate(spec.outputs or ()):
         graph, _, name = source.partition(".")
-        yield from _unknown_output(("outputs", index), graph, name, graphs)
+        yield from _unknown_output(("outputs", index), graph, name, loaded)
+    for name, item in spec.functions.items():
+        yield from _wrong_function(name, item, loaded.folder)
     precisions = {precision for own in graphs.values() for precision in own.precision_list()}
     for precision in spec.limits:
         if precision not in precisions:
@@ -238,7 +278,18 @@ def _unsuitable_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
             yield loc, f"{text}; remove them"
 
 
-def _unknown_output(loc: Loc, graph: str, name: str, graphs: Mapping[str, ModelSpec]) -> Iterator[tuple[Loc, str]]:
-    known = graphs[graph].outputs
+def _wrong_function(name: str, item: EnsembleFunction, folder: Path) -> Iterator[tuple[Loc, str]]:
+    """What the file of a function shows: (key, message)."""
+    loc: Loc = ("functions", name, "function")
+    try:
+        source_files(folder, folder / item.file)
+        if reason := missing_function(folder / item.file, item.name):
+            yield loc, reason
+    except ModelError as error:
+        yield loc, str(error)
+
+
+def _unknown_output(loc: Loc, graph: str, name: str, loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
+    known = loaded.graphs[graph].outputs if graph in loaded.graphs else list(loaded.spec.functions[graph].outputs)
     if known and name not in known:
         yield loc, f"{graph!r} has no output {name!r}; {suggest(name, known)}"

@@ -1,6 +1,6 @@
 """The order in which an ensemble is built: each graph's data, then the graph as a model of its own; last the whole."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,10 +8,11 @@ from enginery.core.digest import digest_of_path
 from enginery.core.types import Precision, Target, TensorSpec
 from enginery.registry.manifest import Manifest
 from enginery.registry.versions.lookup import load
+from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.connections import check_connections, whole_inputs, whole_outputs
 from pipeline.compile.ensembles.forecast import EnsembleForecast, ForecastEnsemble, ForecastGraph
 from pipeline.compile.ensembles.publication import BuiltEnsemble, current_engines, publish_ensemble
-from pipeline.compile.ensembles.samples import ChainedGraph, WholeData, compute_samples
+from pipeline.compile.ensembles.samples import WholeData, compute_samples
 from pipeline.compile.ensembles.units import list_units
 from pipeline.compile.preflight import check_files
 from pipeline.compile.publication.pages import draw_page
@@ -51,7 +52,8 @@ class Assembly:
         SpecError for connections between tensors that cannot meet."""
         done = dict[str, CompiledGraph]()
         golden, calibration = self._open()
-        for name, spec in self.loaded.graphs.items():
+        self._store_functions()
+        for name, spec in self._graphs():
             done[name] = compile_graph(self._with_samples(name, spec, golden, calibration))
             self._extend(name, done[name].exported)
         graphs = {name: item.outcome for name, item in done.items()}
@@ -65,7 +67,9 @@ class Assembly:
         after it are unknown.  records: of `open_records`. Raises as `run`."""
         found, lacking = dict[str, ForecastGraph](), None
         golden, calibration = self._open()
-        for name, spec in self.loaded.graphs.items():
+        if self.context is not records:
+            self._store_functions()
+        for name, spec in self._graphs():
             try:
                 given = spec if lacking else self._with_samples(name, spec, golden, calibration)
             except NotOnRecord as step:
@@ -78,6 +82,20 @@ class Assembly:
         outputs = () if lacking else self._outputs()
         parts = self.loaded, found, tuple(self.chain), golden, records, outputs
         return ForecastEnsemble(*parts).foresee()
+
+    def _graphs(self) -> Iterator[tuple[str, ModelSpec]]:
+        """The graphs in order; functions before each are in the chain by then."""
+        functions = self.loaded.functions()
+        for name in self.loaded.wiring():
+            if name in functions:
+                self.chain.append(ChainedGraph.of_function(functions[name]))
+            else:
+                yield name, self.loaded.graphs[name]
+
+    def _store_functions(self) -> None:
+        for function in self.loaded.functions().values():
+            for name in function.files:
+                self.context.store.put_file(self.loaded.folder / name)
 
     def _open(self) -> tuple[WholeData, WholeData | None]:
         """The data of the whole, once everything that files show fits."""

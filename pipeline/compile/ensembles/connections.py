@@ -20,7 +20,11 @@ def check_connections(loaded: LoadedEnsemble, known: Mapping[str, Sequence[Tenso
 
     known: outputs by graph, of those that were exported; of the others what the headers of ONNX files say.
     """
-    outputs = {name: _header_outputs(graph) for name, graph in loaded.graphs.items()} | dict(known or {})
+    outputs: dict[str, Sequence[Tensor] | None] = {
+        **{name: _header_outputs(graph) for name, graph in loaded.graphs.items()},
+        **{name: function.gives() for name, function in loaded.spec.functions.items()},
+        **(known or {}),
+    }
     if found := [*_wrong_connections(loaded, outputs), *_wrong_outputs(loaded, outputs), *_wrong_dims(loaded)]:
         raise loaded.locate(found)
 
@@ -38,7 +42,7 @@ def _header_outputs(graph: ModelSpec) -> Sequence[Tensor] | None:
 def _wrong_connections(
     loaded: LoadedEnsemble, outputs: Mapping[str, Sequence[Tensor] | None]
 ) -> Iterator[tuple[Loc, str]]:
-    inputs = {name: {spec.name: spec for spec in graph.tensors()} for name, graph in loaded.graphs.items()}
+    inputs = {name: {spec.name: spec for spec in loaded.tensors(name)} for name in loaded.wiring()}
     for key, source in loaded.spec.connections.items():
         graph, _, name = key.partition(".")
         giver = split_source(source, inputs)
@@ -69,8 +73,11 @@ def _wrong_dims(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     """Dims of axis 0 that several graphs have, and that no size suits all of them."""
     for dim in _shared_dims(loaded).values():
         if dim.min > dim.max:
-            name = next(name for name, graph in loaded.graphs.items() if dim.name in graph.dims)
-            yield ("graphs", name), f"no size of {dim.name} suits all graphs that have it; widen it, or rename one"
+            name = next(name for name in loaded.wiring() if dim.name in [item.name for item in loaded.named_dims(name)])
+            yield (
+                ("graphs" if name in loaded.graphs else "functions", name),
+                f"no size of {dim.name} suits all graphs that have it; widen it, or rename one",
+            )
 
 
 def _mismatch(given: Tensor, taken: TensorSpec) -> str | None:
@@ -97,8 +104,8 @@ def whole_inputs(loaded: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[
     shared = _shared_dims(loaded)
     specs, dims = list[TensorSpec](), dict[str, Dim]()
     for source, ((graph, name), *_) in list_inputs(loaded.wiring()).items():
-        taken = next(spec for spec in loaded.graphs[graph].tensors() if spec.name == name)
-        own = {dim.name: dim for dim in loaded.graphs[graph].named_dims()}
+        taken = next(spec for spec in loaded.tensors(graph) if spec.name == name)
+        own = {dim.name: dim for dim in loaded.named_dims(graph)}
         used = {dim: shared.get(dim) or replace(own[dim], name=f"{graph}.{dim}") for dim in own}
         shape = tuple(used[dim].name if isinstance(dim, str) else dim for dim in taken.shape)
         specs.append(TensorSpec(source, taken.dtype, shape))
@@ -109,9 +116,9 @@ def whole_inputs(loaded: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[
 def _shared_dims(loaded: LoadedEnsemble) -> dict[str, Dim]:
     """The dims of axis 0 of all graphs, those of one name with the sizes that all of them take, as far as there are."""
     found: dict[str, Dim] = {}
-    for graph in loaded.graphs.values():
-        leading = {spec.shape[0] for spec in graph.tensors() if spec.shape}
-        for dim in (dim for dim in graph.named_dims() if dim.name in leading):
+    for name in loaded.wiring():
+        leading = {spec.shape[0] for spec in loaded.tensors(name) if spec.shape}
+        for dim in (dim for dim in loaded.named_dims(name) if dim.name in leading):
             known = found.get(dim.name, dim)
             low, high = max(known.min, dim.min), min(known.max, dim.max)
             found[dim.name] = Dim(dim.name, low, min(max(known.opt, low), high), high, multiple=dim.multiple)

@@ -1,12 +1,13 @@
 """The step that proves an ensemble from end to end: its engines, one after the other, against its graphs in fp32."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
+from enginery.core.errors import DataError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.cuda import gpus
 from enginery.core.reports.proof import Check
@@ -14,7 +15,8 @@ from enginery.core.text import now
 from enginery.core.types import Precision, Session, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.ensembles.samples import LIMITS, ChainedGraph, WholeData, open_chain
+from pipeline.compile.ensembles.chain import ChainedGraph, open_chain, tensors_of
+from pipeline.compile.ensembles.samples import LIMITS, WholeData
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import open_session
 from pipeline.compile.steps.keys import code_key
@@ -22,17 +24,22 @@ from pipeline.compile.steps.proofs import prove_or_crash
 from pipeline.values import EngineBlob, Proof
 
 if TYPE_CHECKING:
+    from enginery.ensembles import Ensemble
     from pipeline.spec.ensemble import EnsembleSpec
     from validation.golden.golden_set import GoldenSet
 
 # The case of the checks of a whole of which one engine stands among graphs in fp32, after the graph's name.
 ALONE = " alone"
+# That of what functions make of the engines' own answers.
+FREE = "free running"
+_NOTE = "functions on the engines' own answers; whether these are right only a task metric can tell"
 
 
 @dataclass(frozen=True)
 class ProveEnsemble:
     """Run the engines of an ensemble against its exported graphs, on the golden data of the whole. Then each engine
-    alone among the graphs: which is to blame, measured and not judged.
+    alone among the graphs: which is to blame, measured and not judged. Behind a function, which may cut other boxes out
+    of a picture for the smallest drift, graphs are compared on what it gives in fp32.
 
     engines: by graph.  outputs: of the whole.  limits: what the spec says.
     """
@@ -46,35 +53,86 @@ class ProveEnsemble:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
+        from enginery.ensembles import most_rows
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
         from validation.metrics.tally import Spreads
 
         place, spreads = open_store(context.store), Spreads()
         budget = default_budget("engine", self.precision).override(dict(self.limits))
-        golden = self._freeze(context)
         with ExitStack() as stack:
-            opened = dict[str, Session]()
+            opened = dict[str, tuple[Session, int | None]]()
             for name, blob in self.engines.items():
                 folder = context.workdir / f"engine-{name}"
                 folder.mkdir()
-                opened[name] = stack.enter_context(open_session(place, blob, folder))
-            parts = self.graphs, self.whole.inputs, self.outputs, context.workdir
-            with open_chain(place, *parts, opened) as chain:
+                session, request = stack.enter_context(open_session(place, blob, folder)), blob.request
+                opened[name] = session, most_rows(request.inputs, request.outputs, request.profiles)
+            golden = self._freeze(context)
+            with self._open(context, opened) as chain:
                 checks = expected_checks("engine", chain, golden, budget, spreads)
-            for name, session in opened.items():
-                with open_chain(place, *parts, {name: session}) as chain:
-                    found = expected_checks("engine", chain, golden, budget)
-                    checks += tuple(_unjudged(name, found))
+            for name, found in opened.items():
+                with self._open(context, {name: found}) as chain:
+                    checks += tuple(_unjudged(name, expected_checks("engine", chain, golden, budget)))
+            if self._functions:
+                with self._open(context, opened, freely=True) as chain:
+                    checks += tuple(_free_running(chain, golden, self._given))
         return Proof(checks, spreads=spreads.at("engine"))
 
+    @property
+    def _functions(self) -> list[ChainedGraph]:
+        return [graph for graph in self.graphs if graph.function]
+
+    @property
+    def _given(self) -> tuple[TensorSpec, ...]:
+        """What functions give."""
+        return tensors_of(self._functions)
+
+    @property
+    def _compared(self) -> tuple[TensorSpec, ...]:
+        """What graphs give to the whole's outputs or to functions."""
+        given = {spec.name for spec in self._given}
+        taken = {source for graph in self._functions for source in graph.sources.values()}
+        inner = (spec for spec in tensors_of(self.graphs) if spec.name in taken)
+        found = {spec.name: spec for spec in (*self.outputs, *inner) if spec.name not in given}
+        return tuple(found.values())
+
+    def _open(
+        self, context: WorkerContext, engines: Mapping[str, tuple[Session, int | None]], freely: bool = False
+    ) -> "AbstractContextManager[Ensemble]":
+        """The chain with engines in the place of graphs. Functions give what they give in fp32, which comes as inputs
+        of the whole; freely: what they make of these engines' answers."""
+        place, whole = open_store(context.store), self.whole.inputs
+        if freely:
+            return open_chain(place, self.graphs, whole, self._given, context.workdir, engines)
+        graphs = [graph for graph in self.graphs if not graph.function]
+        return open_chain(place, graphs, (*whole, *self._given), self._compared, context.workdir, engines)
+
     def _freeze(self, context: WorkerContext) -> "GoldenSet":
+        """The data of the whole with what functions give in fp32, and what graphs give. Raises DataError where
+        functions give no row for any of it."""
         from validation.golden.golden_set import Case, GoldenSet
 
-        place, samples = open_store(context.store), self.whole.open()
-        with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir) as chain:
-            groups = enumerate(samples.batches())
-            return GoldenSet(tuple(Case(f"golden {at}", "golden", given, chain.run(given)) for at, given in groups))
+        place, samples, cases = open_store(context.store), self.whole.open(), list[Case]()
+        outputs = (*self._compared, *self._given)
+        with open_chain(place, self.graphs, self.whole.inputs, outputs, context.workdir) as chain:
+            for given in samples.batches():
+                found = chain.run(given)
+                between = {spec.name: found.pop(spec.name) for spec in self._given}
+                if all(array.size for array in (*found.values(), *between.values())):
+                    cases.append(Case(f"golden {len(cases)}", "golden", {**given, **between}, found))
+        if not cases:
+            raise DataError("no sample of golden.data gives each graph a row: functions between them gave none")
+        return GoldenSet(tuple(cases))
+
+
+def _free_running(chain: "Ensemble", golden: "GoldenSet", given: Sequence[TensorSpec]) -> Iterator[Check]:
+    """Which share of the samples functions give as many rows for as in fp32: measured, not judged."""
+    whole = [spec.name for spec in chain.inputs]
+    wanted = [case.inputs for case in golden.cases]
+    answers = [chain.run({name: inputs[name] for name in whole}) for inputs in wanted]
+    for name in (spec.name for spec in given):
+        same = [ours[name].shape == theirs[name].shape for ours, theirs in zip(wanted, answers, strict=True)]
+        yield Check("engine", "same_shape", name, FREE, sum(same) / len(same), None, True, _NOTE)
 
 
 def _unjudged(name: str, checks: Sequence[Check]) -> Iterator[Check]:

@@ -11,12 +11,13 @@ from enginery.core.origin import user
 from enginery.core.reports.proof import Report, approve, judge
 from enginery.core.text import now
 from enginery.core.types import TensorSpec
-from enginery.registry.ensembles import SUFFIX, write_engines
+from enginery.registry.ensembles import SUFFIX, function_sources, write_engines
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.versions.publish import find_published, publish, published_without
+from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame, limits_of, prove
-from pipeline.compile.ensembles.samples import ChainedGraph, WholeData
+from pipeline.compile.ensembles.samples import WholeData
 from pipeline.compile.ensembles.units import EnsembleUnit
 from pipeline.compile.publication.draft import TOOLS
 from pipeline.compile.publication.pages import Measured, version_page
@@ -164,7 +165,8 @@ def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[JudgedEnsemble]) 
     # Null lifts a limit, so one that was not given stays absent.
     limits = {name: item.model_dump(mode="json", exclude_unset=True) for name, item in spec.limits.items()}
     said = spec.model_dump(mode="json", exclude={"publication", "limits"}) | ({"limits": limits} if limits else {})
-    sources = {GOLDEN: golden, **{f"onnx {graph.name}": graph.model for graph in built.chain}}
+    sources = {GOLDEN: golden, **{f"onnx {graph.name}": graph.model for graph in built.chain if not graph.function}}
+    sources |= function_sources(graph.function for graph in built.chain if graph.function)
     units = sorted([item.entry.unit, item.entry.status, str(item.entry.digest)] for item in judged)
     pins = [vars(pin) for pin in built.pins()]
     return Manifest(

@@ -3,27 +3,25 @@
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.ensemble import split_source
 from enginery.core.errors import DataError
-from enginery.core.types import Dim, Session, TensorSpec
-from enginery.registry.store.base import Store, open_store
+from enginery.core.types import Dim, TensorSpec
+from enginery.registry.store.base import open_store
+from pipeline.compile.ensembles.chain import ChainedGraph, open_chain, tensors_of
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch_graph
 from pipeline.compile.steps.keys import HOST_MEMORY_MIB, code_key
 from pipeline.values import Json
 
 if TYPE_CHECKING:
     from enginery.arrays import Array
     from enginery.core.types import Tensors
-    from enginery.ensembles import Ensemble
     from validation.data.samples import Samples
 
 LIMITS = ProcessLimits(3600, HOST_MEMORY_MIB, "give fewer samples", "run it on a machine with more memory")
@@ -51,18 +49,6 @@ class WholeData:
 
 
 @dataclass(frozen=True)
-class ChainedGraph:
-    """A graph of a chain. model: digest of its exported model.  inputs, outputs: its tensors.  sources: what gives each
-    of the inputs."""
-
-    name: str
-    model: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class ComputedSamples:
     """Samples of one graph. data: blob, an .npz.  count: how many."""
 
@@ -72,7 +58,7 @@ class ComputedSamples:
 
 @dataclass(frozen=True)
 class ComputeSamples:
-    """Run the graphs before one over the data of the whole, and keep what it takes. inputs, sources: of that graph."""
+    """Run what is before a graph over the data of the whole, and keep what it takes. inputs, sources: of that graph."""
 
     whole: WholeData
     before: tuple[ChainedGraph, ...]
@@ -85,75 +71,56 @@ class ComputeSamples:
         wanted = {source for source in self.sources.values() if split_source(source, names)}
         outputs = [spec for spec in tensors_of(self.before) if spec.name in wanted]
         samples = self.whole.open()
+        # A function may give any number of rows, each of which is a sample then.
+        complete = samples.complete and not _behind_functions(self.sources, self.before)
         with open_chain(place, self.before, self.whole.inputs, outputs, context.workdir) as chain:
             runs = ((inputs, chain.run(inputs)) for inputs in samples.batches())
             rows = ({name: {**given, **held}[source] for name, source in self.sources.items()} for given, held in runs)
-            path = write_samples(rows, samples.count, samples.complete, context.workdir)
-        return ComputedSamples(place.put_file(path), samples.count)
+            path, count = write_samples(rows, complete, context.workdir)
+        return ComputedSamples(place.put_file(path), count)
 
 
-def tensors_of(graphs: Sequence[ChainedGraph]) -> tuple[TensorSpec, ...]:
-    """The outputs of all graphs as 'GRAPH.OUTPUT'."""
-    found = ((graph.name, spec) for graph in graphs for spec in graph.outputs)
-    return tuple(TensorSpec(f"{name}.{spec.name}", spec.dtype, spec.shape) for name, spec in found)
+def _behind_functions(sources: Mapping[str, str], before: Sequence[ChainedGraph]) -> bool:
+    """Whether what these sources give was given by a function, or by a graph behind one."""
+    known = {graph.name: graph for graph in before}
+    givers = (known[found[0]] for source in sources.values() if (found := split_source(source, known)))
+    return any(giver.function or _behind_functions(giver.sources, before) for giver in givers)
 
 
-@contextmanager
-def open_chain(
-    place: Store,
-    graphs: Sequence[ChainedGraph],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    workdir: Path,
-    engines: "Mapping[str, Session] | None" = None,
-) -> "Iterator[Ensemble]":
-    """Exported graphs as one session. inputs, outputs: of the whole.  engines: sessions that take the place of graphs,
-    by name. Raises as `ReferenceSession`."""
-    from builders.reference import ReferenceSession
-    from enginery.ensembles import Ensemble, EnsembleGraph
-
-    with ExitStack() as stack:
-        opened = dict[str, EnsembleGraph]()
-        for graph in graphs:
-            session: Session | None = (engines or {}).get(graph.name)
-            if session is None:
-                folder = stack.enter_context(TemporaryDirectory(dir=workdir))
-                path = fetch_graph(place, graph.model, Path(folder) / "graph.onnx")
-                session = stack.enter_context(ReferenceSession(path, name=f"graph {graph.name!r}"))
-            opened[graph.name] = EnsembleGraph(session.run, session.inputs, graph.sources)
-        yield Ensemble(opened, inputs, outputs)
-
-
-def write_samples(rows: "Iterator[Tensors]", count: int, complete: bool, workdir: Path) -> Path:
-    """An .npz of the samples of runs, one after the other; equal samples give equal bytes.
+def write_samples(rows: "Iterator[Tensors]", complete: bool, workdir: Path) -> tuple[Path, int]:
+    """An .npz of the samples of runs, one after the other, and how many there are; equal samples give equal bytes.
 
     complete: whether each run is one sample that fills an entry of axis 0.  Raises DataError for an array that differs
-    in shape from run to run, or does not have a row for each sample.
+    in shape from run to run, or does not have a row for each sample, and where there is no sample.
     """
     import numpy as np
 
-    arrays: dict[str, np.memmap] = {}
-    start = stop = 0
-    for inputs in rows:
-        size = 1 if complete else max((len(array) for array in inputs.values() if array.ndim), default=0)
-        start, stop = stop, stop + size
-        for name, array in inputs.items():
-            entry = array[None] if complete else array
-            if name not in arrays:
-                file = workdir / f"samples{len(arrays)}.npy"
-                shape = (count, *entry.shape[1:])
-                arrays[name] = np.lib.format.open_memmap(file, "w+", entry.dtype, shape)
-            _check_row(name, entry, arrays[name], size)
-            arrays[name][start:stop] = entry
-    path = workdir / "samples.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            array.flush()
-            # A ZipInfo of a fixed time, so that equal samples give equal bytes.
-            info = zipfile.ZipInfo(f"{name}.npy")
-            with Path(str(array.filename)).open("rb") as stored, archive.open(info, "w", force_zip64=True) as out:
-                shutil.copyfileobj(stored, out)
-    return path
+    arrays, count = dict[str, np.ndarray](), 0  # of each the first, whose dtype and shape all have
+    with ExitStack() as stack:
+        files = dict[str, IO[bytes]]()
+        for inputs in rows:
+            size = 1 if complete else max((len(array) for array in inputs.values() if array.ndim), default=0)
+            count += size
+            for name, array in inputs.items():
+                entry = array[None] if complete else array
+                if name not in arrays:
+                    arrays[name] = entry
+                    files[name] = stack.enter_context((workdir / f"samples{len(files)}").open("w+b"))
+                _check_row(name, entry, arrays[name], size)
+                files[name].write(np.ascontiguousarray(entry, arrays[name].dtype).data)
+        if not count:
+            raise DataError("the data of the whole gives no sample: functions before the graph gave no row for any")
+        path = workdir / "samples.npz"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                # A ZipInfo of a fixed time, so that equal samples give equal bytes.
+                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as out:
+                    shape, kind = (count, *array.shape[1:]), np.lib.format.dtype_to_descr(array.dtype)
+                    head = {"descr": kind, "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(out, head)
+                    files[name].seek(0)
+                    shutil.copyfileobj(files[name], out)
+    return path, count
 
 
 def _check_row(name: str, entry: "Array", array: "Array", size: int) -> None:

@@ -1,0 +1,78 @@
+"""Calls a function of the user's on numpy arrays: one that lies between the graphs of an ensemble."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from enginery.arrays import Array
+from enginery.core.errors import DataError, ModelError
+from enginery.user_code.channel import Arrays, MessageChannel
+from enginery.user_code.entry_point import find_function, importing_from, place, reason
+
+
+@dataclass(frozen=True)
+class CallOnce:
+    """Call the function on the arrays that come with this; or the answer, with those that it gave."""
+
+
+@dataclass(frozen=True)
+class CallFunction:
+    """Import a function and call it whenever asked. name: what messages call it.
+
+    The first answer is `CallOnce`; then each `CallOnce` gets one.
+    """
+
+    root: Path
+    file: str
+    function: str
+    name: str
+
+    def serve(self, channel: MessageChannel) -> None:
+        """Answer until the other end is closed. Raises EOFError then, and ModelError for code that cannot be read."""
+        with importing_from(self.root, self.file):
+            found = find_function(self.root, self.file, self.function)
+            channel.send(CallOnce())
+            while True:
+                _, arrays = channel.receive(CallOnce)
+                channel.answer(partial(self._answer, found, arrays))
+
+    def _answer(self, function: Callable[..., Any], arrays: Arrays) -> tuple[CallOnce, Mapping[str, Array]]:
+        return CallOnce(), call(function, arrays, self.name, self.root)
+
+
+def call(function: Callable[..., Any], arrays: Mapping[str, Array], name: str, root: Path) -> dict[str, Array]:
+    """What a function gives for arrays. name: what messages call it.  root: the folder of its code.
+
+    Raises DataError for any exception of its code, and for an answer that is no dict of arrays.
+    """
+    try:
+        answer = function(**arrays)
+    except Exception as error:
+        where = place(error, root)
+        raise DataError(f"function {name!r} failed{f' at {where}' if where else ''}: {reason(error)}") from error
+    if not isinstance(answer, Mapping):
+        raise DataError(f"function {name!r} returned a {type(answer).__name__}; return a dict with an array per output")
+    try:
+        return {str(key): np.asarray(value) for key, value in answer.items()}
+    except (TypeError, ValueError) as error:
+        raise DataError(f"function {name!r} returned something of which numpy makes no array: {error}") from error
+
+
+def load_function(root: Path, file: str, function: str) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """A function of the user's in this process, to be called with a mapping of arrays. root: the folder of its code.
+
+    Its file is run. Modules beside it are found while it is imported, not by imports inside of functions. Raises
+    ModelError for code that cannot be read or imported, and where the function is not in it.
+    """
+    with importing_from(root, file):
+        try:
+            found = find_function(root, file, function)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"{root / file} cannot be imported: {reason(error)}") from error
+    return lambda arrays: call(found, arrays, function, root)
