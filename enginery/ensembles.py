@@ -85,7 +85,7 @@ def function_node(
             if array.dtype.name != spec.dtype or array.ndim != len(spec.shape) or not fits:
                 raise DataError(
                     f"function {name!r} gave {spec.name!r} as {array.dtype.name} {list(array.shape)}; the spec says "
-                    f"{spec.dtype} {list(spec.shape)}"
+                    f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"
                 )
         return answer
 

@@ -21,7 +21,7 @@ class CallOnce:
 
 @dataclass(frozen=True)
 class CallFunction:
-    """Import a function and call it whenever asked. name: what messages call it.
+    """Import a function and call it whenever asked. node: what messages call it.
 
     The first answer is `CallOnce`; then each `CallOnce` gets one.
     """
@@ -29,7 +29,7 @@ class CallFunction:
     root: Path
     file: str
     function: str
-    name: str
+    node: str
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, and ModelError for code that cannot be read."""
@@ -41,7 +41,7 @@ class CallFunction:
                 channel.answer(partial(self._answer, found, arrays))
 
     def _answer(self, function: Callable[..., Any], arrays: Arrays) -> tuple[CallOnce, Mapping[str, Array]]:
-        return CallOnce(), call(function, arrays, self.name, self.root)
+        return CallOnce(), call(function, arrays, self.node, self.root)
 
 
 def call(function: Callable[..., Any], arrays: Mapping[str, Array], name: str, root: Path) -> dict[str, Array]:

@@ -97,12 +97,15 @@ class EnsembleSpec(SpecFile):
         named = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
         for name in order:
             if name not in named:
-                yield self._loc(name), f"{name!r} is connected to no other; add its connections, or remove it"
+                yield self._loc(name), f"{self._kind(name)} is connected to no other; add its connections, or remove it"
             elif self.outputs and name not in self._contributing():
-                text = f"no output of the whole is computed from {name!r}"
+                text = f"no output of the whole is computed from {self._kind(name)}"
                 yield self._loc(name), f"{text}; name one of its outputs in outputs, or remove it"
         for name in self.functions.keys() & self.graphs.keys():
             yield ("functions", name), f"{name!r} is a graph too; give the function another name"
+
+    def _kind(self, name: str) -> str:
+        return f"{'graph' if name in self.graphs else 'function'} {name!r}"
 
     def _loc(self, name: str) -> Loc:
         return ("graphs" if name in self.graphs else "functions", name)

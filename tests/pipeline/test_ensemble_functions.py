@@ -1,0 +1,197 @@
+"""Functions between the graphs of an ensemble, from the spec to the answers of pulled engines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import enginery
+from enginery.core.errors import DataError, EngineryError, IntegrityError, SpecError
+from enginery.core.names import parse_reference
+from enginery.exchange.mirror import mirror
+from enginery.registry.ensembles import functions_of
+from enginery.registry.store.base import open_store
+from enginery.registry.verification import verify
+from enginery.registry.versions.lookup import load
+from pipeline.cli.published import local_context
+from pipeline.compile.ensembles.forecast import EnsembleForecast
+from pipeline.intake.bundle import bundle_of
+from pipeline.operations.revalidate_ensemble import revalidate_ensemble
+from pipeline.orchestration.forecasts import foresee_spec
+from pipeline.orchestration.run import RunOptions
+from pipeline.outcome import Outcome
+from pipeline.progress import Progress
+from pipeline.spec.ensemble import load_ensemble
+from tests.pipeline.test_ensemble import change, opens
+from tests.reading import CODE, HEIGHT, READER, SIDE, WIDTH, draw, write_reader
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    folder = tmp_path_factory.mktemp("reader")
+    path = write_reader(folder / "project")
+    return folder, enginery.build(path, registry=folder / "registry")
+
+
+def named_by_hand(folder: Path, image: np.ndarray) -> dict[str, Any]:
+    """The answer that the graphs in fp32 and the functions give, one after the other."""
+    found: dict[str, Any] = {}
+    exec((folder / "reading.py").read_text().replace("from sizes import SIDE", f"SIDE = {SIDE}"), found)
+    spots = opens(folder / "detector.onnx")(found["prepare"](image))["spots"]
+    crops = found["crop"](image, spots)
+    if not len(crops["x"]):
+        return {"crops.boxes": crops["boxes"], "names.names": np.zeros(0, np.int64)}
+    logits = opens(folder / "recogniser.onnx")({"x": crops["x"]})["logits"]
+    return {"crops.boxes": crops["boxes"], "names.names": found["name"](logits)["names"]}
+
+
+def test_a_pulled_ensemble_answers_as_its_graphs_and_functions_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    folder, outcome = built
+    assert {item.unit: item.status for item in outcome.engines} == {
+        "cpu fp32 ensemble": "proven",
+        "cpu int8 ensemble": "proven",
+    }
+    pulled = enginery.pull("reader@1", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    whole = enginery.Ensemble.described(opens, pulled.description, functions=enginery.load_function)
+    images = [*draw(np.random.default_rng(3), 20), np.zeros((HEIGHT, WIDTH), np.uint8)]
+    counts = set()
+    for image in images:
+        found, wanted = whole.run({"image": image}), named_by_hand(folder / "project", image)
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(found[name], array)
+        counts.add(len(found["names.names"]))
+    assert {0, 3} <= counts, "of no row nothing is asked; three are more than the engine takes at once"
+
+
+def test_code_is_run_by_nobody_who_did_not_allow_it(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    pulled = enginery.pull("reader@1", registry=built[0] / "registry", dest=tmp_path)
+    with pytest.raises(DataError, match=r"runs Python code of its own \(reading\.py:crop, .*functions=enginery\.load"):
+        enginery.Ensemble.described(opens, pulled.description)
+
+
+def test_behind_a_function_graphs_are_compared_on_what_it_gives_in_fp32(built: tuple[Path, Outcome]) -> None:
+    place = built[0] / "registry" / "models" / "reader" / "versions" / "1"
+    for report in json.loads((place / "report.json").read_text())["reports"]:
+        checks = report["checks"]
+        judged = {item["output"] for item in checks if item["case"] == "golden" and item["name"] == "sqnr_db"}
+        assert judged == {"detector.spots", "recogniser.logits"}, "what functions take; no answer of a function"
+        freely = {item["output"]: item for item in checks if item["case"] == "free running"}
+        assert freely.keys() == {"crops.boxes", "crops.x", "names.names", "prepare.x"}
+        assert all(item["limit"] is None and 0 <= item["value"] <= 1 for item in freely.values())
+
+
+def test_the_version_holds_the_code_and_stays_whole_elsewhere(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    store = open_store(str(built[0] / "registry"))
+    manifest = load(store, "reader", "1")
+    functions = {item.name: item for item in functions_of(manifest)}
+    assert functions.keys() == {"prepare", "crops", "names"}
+    assert functions["crops"].files.keys() == {"reading.py", "sizes.py"}
+    assert functions["crops"].sources == {"image": "image", "spots": "detector.spots"}
+    other = open_store(str(tmp_path / "other"), create=True)
+    mirror(store, [parse_reference("reader@1")], other)
+    assert verify(other).sound
+    pulled = enginery.pull("reader@1", registry=tmp_path / "other", dest=tmp_path / "engines")
+    assert (tmp_path / "engines" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
+    assert enginery.Ensemble.described(opens, pulled.description, enginery.load_function)
+    with local_context(store, Progress()) as context:
+        found = list(revalidate_ensemble(manifest, context))
+    assert [item.verdict for item in found] == ["proven", "proven"]
+
+
+def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    path = write_reader(tmp_path / "project")
+    options = RunOptions(registry=str(built[0] / "registry"))
+
+    def actions() -> dict[str, str]:
+        found = foresee_spec(str(path), options, Progress(), no_export=True)
+        assert isinstance(found, EnsembleForecast)
+        return {unit.precision: unit.action for unit in found.units}
+
+    assert actions() == {"fp32": "cached", "int8": "cached"}
+    (path.parent / "sizes.py").write_text(f"SIDE = {SIDE}  # the same\n")
+    assert "cached" not in actions().values()
+    assert {file.name for file in map(Path, bundle_of(load_ensemble(path), lambda _: "", 1 << 30).files)} >= {
+        "sizes.py"
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("functions/crops/function", "reading:crop", "must look like 'ocr.py:crop'"),
+        ("functions/crops/function", "../reading.py:crop", "functions.crops.function"),
+        ("functions/crops/function", "reading.py:gone", "has no function 'gone'"),
+        ("functions/crops/function", "gone.py:crop", "'gone.py' is no file in"),
+        ("functions/detector", READER["functions"]["names"], "'detector' is a graph too"),
+        ("functions/idle", READER["functions"]["names"], "function 'idle' is connected to no other"),
+        ("connections/crops.spots", "recogniser.logits", "and 'recogniser' does not come before 'crops'"),
+        ("connections/recogniser.x", "crops.boxes", "crops.boxes is int64 [rows, 2], and the input is float32"),
+        ("connections/recogniser.x", "crops.y", "'crops' has no output 'y'"),
+        ("connections/crops.spot", "detector.spots", "'crops' has no input 'spot'"),
+        ("connections/prepare.image", "names.names", "and 'recogniser' does not come before 'names'"),
+    ],
+)
+def test_what_cannot_be_between_graphs_is_told_with_its_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
+    written = write_reader(tmp_path / "project", change(READER, path, value))
+    with pytest.raises(SpecError) as raised:
+        enginery.build(written, registry=tmp_path / "registry")
+    assert told in str(raised.value)
+    assert not (tmp_path / "registry" / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("import numpy as np", "import no_such_module", "No module named 'no_such_module'"),
+        ('return {"x": image', "raise KeyError(3)\n    return {'x': image", "function 'prepare' failed at"),
+        (
+            'return {"x": image[None, None].astype(np.float32) / 255}',
+            "return image",
+            "returned a ndarray; return a dict",
+        ),
+        (
+            "astype(np.float32) / 255}",
+            "astype(np.float64)}",
+            "gave 'x' as float64 [1, 1, 16, 32]; the spec says float32",
+        ),
+        ('return {"x": image[None, None]', 'return {"y": image[None, None]', "function 'prepare' gave y; 'x' is wrong"),
+        (
+            "image[None, None]",
+            "image[None]",
+            "gave 'x' as float32 [1, 16, 32]; the spec says float32 [rows, 1, 16, 32]",
+        ),
+        ("spots[0, 0] > 0.5", "spots[0, 0] > 2", "functions before the graph gave no row for any"),
+        ("def crop(image, spots):", "def crop(image):", "function 'crops' failed"),
+        ("def crop(image, spots):", "def crop(image, spots):\n    import os; os._exit(3)", "reading.py: ended with exit status 3"),
+    ],
+)
+def test_a_function_that_fails_stops_the_build_with_a_sentence(
+    before: str, after: str, told: str, tmp_path: Path
+) -> None:
+    assert before in CODE
+    written = write_reader(tmp_path / "project", code=CODE.replace(before, after, 1))
+    with pytest.raises(EngineryError) as raised:
+        enginery.build(written, registry=tmp_path / "registry")
+    assert told in str(raised.value)
+    assert not (tmp_path / "registry" / "models" / "reader").exists()
+
+
+def test_a_manifest_of_strange_functions_is_refused(built: tuple[Path, Outcome]) -> None:
+    from dataclasses import replace
+
+    manifest = load(open_store(str(built[0] / "registry")), "reader", "1")
+    functions = manifest.spec["functions"]
+    assert isinstance(functions, dict)
+    wrong: list[dict[str, Any]] = [
+        {"spec": {**manifest.spec, "functions": [1]}},
+        {"spec": {**manifest.spec, "functions": {"crops": {**functions["crops"], "function": 3}}}},
+        {"spec": {**manifest.spec, "functions": {"crops": {**functions["crops"], "inputs": {"x": {}}}}}},
+        {"spec": {**manifest.spec, "functions": {"../up": functions["crops"]}}},
+        {"spec": {**manifest.spec, "functions": {"crops": {**functions["crops"], "function": "/etc/x.py:f"}}}},
+        {"sources": {**manifest.sources, "function crops ../../evil.py": "0" * 64}},
+    ]
+    for changed in wrong:
+        with pytest.raises(IntegrityError, match=r"reader@1: .*; build it again"):
+            functions_of(replace(manifest, **changed))
