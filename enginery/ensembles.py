@@ -45,20 +45,24 @@ class EnsembleGraph:
             return {spec.name: np.zeros((0, *shape), spec.dtype) for spec, shape in shapes.items()}
         if count <= self.most:
             return self.run(inputs)
-        parts = [
-            self.run({name: array[start : start + self.most] for name, array in inputs.items()})
-            for start in range(0, count, self.most)
-        ]
+        starts = range(0, count, self.most)
+        parts = [self.run({name: array[at : at + self.most] for name, array in inputs.items()}) for at in starts]
+        if wrong := [name for name in parts[0] if len(parts[0][name]) != self.most]:
+            raise DataError(
+                f"{count} rows are more than the {self.most} that the graph takes at once, and its output {wrong[0]!r} "
+                "has no row for each; build it for more, or let the function give fewer"
+            )
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def most_rows(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()
 ) -> int | None:
-    """The most rows that a call of a graph takes; None where axis 0 of its tensors is not one and the same dim. Of a
-    graph without profiles, which takes any number, so many that memory holds them."""
-    leading = {spec.shape[0] if spec.shape else 1 for spec in (*inputs, *outputs)}
-    if len(leading) != 1 or not outputs or not isinstance(next(iter(leading)), str):
+    """The most rows that a call of a graph takes; None where axis 0 is not one and the same dim of all inputs, or one
+    of an output has a fixed size. Of a graph without profiles, which takes any number, as many as memory holds."""
+    leading = {spec.shape[0] if spec.shape else 1 for spec in inputs}
+    fixed = not outputs or any(not spec.shape or isinstance(spec.shape[0], int) for spec in outputs)
+    if len(leading) != 1 or fixed or isinstance(next(iter(leading)), int):
         return None
     return max((high[0] for profile in profiles for _, _, _, high in profile.inputs), default=MOST_ROWS)
 

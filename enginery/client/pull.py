@@ -201,7 +201,9 @@ def _download_graphs(
             for file, digest in function.files.items():
                 place = dest / function.name / file
                 place.parent.mkdir(parents=True, exist_ok=True)
-                there = fetcher.fetch(store, choose_digest(digest, None), store.size(digest), place) == "there" and there
+                there = (
+                    fetcher.fetch(store, choose_digest(digest, None), store.size(digest), place) == "there" and there
+                )
     data = _as_json(found)
     there = there and path.is_file() and path.read_bytes() == data
     if not there:

@@ -1,0 +1,97 @@
+"""What lies between the three graphs: a picture for the detector, lines cut out and turned, and characters.
+
+The constants are those that the models were trained with (PaddleOCR, ppocr/data/imaug and ppocr/postprocess).
+"""
+
+import numpy as np
+from characters import CHARACTERS
+
+# Of the detector's input, per channel; of the others' inputs all are a half.
+MEAN, SPREAD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
+# The detector marks the core of a line: what counts as marked, and how much higher and wider the line is, in heights.
+MARKED, GROWN = 0.3, 0.45
+LEAST_HEIGHT = 4
+HEIGHT, WIDTH, SMALL = 48, 480, 192
+SURE = 0.9
+
+
+def prepare(image):
+    """uint8 [height, width, 3] as the detector takes it: float32 [1, 3, height, width]."""
+    scaled = (image.astype(np.float32) / 255 - MEAN) / SPREAD
+    return {"x": scaled.transpose(2, 0, 1)[None]}
+
+
+def crop(image, marks):
+    """The lines of a picture, from the detector's map [1, 1, height, width]: as pictures of one size for the classifier
+    and the recogniser, and their boxes (top, left, bottom, right)."""
+    boxes = np.array(list(_lines(marks[0, 0] > MARKED)), np.int64).reshape(-1, 4)
+    parts = [image[top:bottom, left:right] for top, left, bottom, right in boxes]
+    return {"x": _fit(parts, WIDTH), "small": _fit(parts, SMALL), "boxes": boxes}
+
+
+def turn(x, upside_down):
+    """Lines that the classifier is sure are upside down, turned; the others as they are."""
+    found = x.copy()
+    for row in np.flatnonzero(upside_down[:, 1] > SURE):
+        width = np.flatnonzero(x[row].any((0, 1)))[-1] + 1  # behind it is padding
+        found[row, :, :, :width] = x[row, :, ::-1, :width][:, :, ::-1]
+    return {"x": found}
+
+
+def spell(likelihoods):
+    """Unicode code points [lines, places] of the likeliest characters, 0 behind the end. Repeated ones and blanks are
+    left out (connectionist temporal classification: Graves et al., 2006)."""
+    best = likelihoods.argmax(-1)
+    text = np.zeros(best.shape, np.int64)
+    for row, line in zip(text, best, strict=True):
+        kept = [place for at, place in enumerate(line) if place and (at == 0 or place != line[at - 1])]
+        row[: len(kept)] = [ord(CHARACTERS[place - 1]) for place in kept]
+    return {"text": text}
+
+
+def _lines(marked):
+    """Boxes of marked parts, from top to bottom: bands of rows with marks, and in each what no wide gap divides."""
+    for top, bottom in _runs(marked.any(1), 1):
+        height = bottom - top
+        if height < LEAST_HEIGHT:
+            continue
+        more = round(GROWN * height)
+        for left, right in _runs(marked[top:bottom].any(0), 3 * height):
+            yield (
+                max(0, top - more),
+                max(0, left - more),
+                min(marked.shape[0], bottom + more),
+                min(marked.shape[1], right + more),
+            )
+
+
+def _fit(parts, most):
+    """Pictures as float32 [pictures, 3, HEIGHT, most], -1 to 1; behind one that is not so wide there are zeros."""
+    found = np.zeros((len(parts), 3, HEIGHT, most), np.float32)
+    for line, part in zip(found, parts, strict=True):
+        width = min(most, max(1, round(HEIGHT * part.shape[1] / part.shape[0])))
+        line[:, :, :width] = _resize(part, HEIGHT, width).transpose(2, 0, 1) / 127.5 - 1
+    return found
+
+
+def _runs(marks, gap):
+    """(begin, end) of runs of true values; those with less than `gap` between them are one."""
+    found = []
+    for at in np.flatnonzero(marks):
+        if found and at - found[-1][1] < gap:
+            found[-1][1] = at + 1
+        else:
+            found.append([at, at + 1])
+    return found
+
+
+def _resize(part, height, width):
+    """A picture in another size, by linear interpolation between the centres of its pixels."""
+    for axis, size in ((0, height), (1, width)):
+        places = (np.arange(size) + 0.5) * part.shape[axis] / size - 0.5
+        places = np.clip(places, 0, part.shape[axis] - 1)
+        low = np.floor(places).astype(int)
+        high = np.minimum(low + 1, part.shape[axis] - 1)
+        share = (places - low).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
+        part = np.take(part, low, axis) * (1 - share) + np.take(part, high, axis) * share
+    return part
