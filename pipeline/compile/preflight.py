@@ -75,11 +75,11 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         if function:
             yield from _wrong_function(place, spec, path, function)
         else:
-            extra = [name for name in (spec.calibration.labels, spec.calibration.sequence) if name]
+            extra = [name for name in (spec.calibration.labels, *spec.calibration.orders) if name]
             yield from _wrong_samples(place, spec, path, sound, extra, others)
     if spec.golden and ("golden", "data") not in unread:
         path = spec.file(spec.golden.data)
-        extra = [name for name in (spec.golden.labels, spec.golden.sequence) if name]
+        extra = [name for name in (spec.golden.labels, *spec.golden.orders) if name]
         yield from _wrong_samples(("golden", "data"), spec, path, sound, extra, others)
 
 

@@ -111,10 +111,25 @@ def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     for section, part in (("golden", spec.golden), ("calibration", spec.calibration)):
         if part and part.sequence and not spec.state:
             yield (section, "sequence"), f"{section}.sequence is for models with state; add state, or remove it"
+        if part and part.joined:
+            yield from _wrong_steps(spec, (section, "steps"), part.joined[0])
     if spec.state and spec.calibration and spec.calibration.parts > 1:
         yield ("calibration", "parts"), "steps follow each other, so that samples of a model with state are one part"
     if spec.state and spec.calibration and spec.calibration.labels:
         yield ("calibration", "labels"), "a floor of accuracy is not measured over steps; remove labels"
+
+
+def _wrong_steps(spec: SpecSections, place: Loc, dim: str) -> Iterator[tuple[Loc, str]]:
+    """A dim that samples of a step cannot be joined along: (key, message)."""
+    where = ".".join(map(str, place))
+    held = any(dim in item.shape for name, item in spec.inputs.items() if name in spec.state)
+    given = any(dim in item.shape for name, item in spec.inputs.items() if name not in spec.state)
+    if not spec.state:
+        yield place, f"{where} is for models with state; add state, or remove it"
+    elif not given:
+        yield place, f"{where} joins samples along {dim!r}, which no input has that a caller gives; name one of theirs"
+    elif held:
+        yield place, f"{where} joins samples along {dim!r}, which states have too; name a dim of a step alone"
 
 
 def _wrong_sampling(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
