@@ -1,4 +1,4 @@
-"""A small decoder over bytes, one or several a call: what it has seen lies in caches, which the next call takes back."""
+"""A small decoder over bytes, one or more a call: what it has seen lies in caches, which the next call takes back."""
 
 import math
 
