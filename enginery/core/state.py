@@ -1,10 +1,10 @@
 """State between calls: inputs of a model that take what its outputs gave in the call before. Standard library only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from enginery.core import parsing
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginery.core.types import PLUS, ShapeProfile, TensorSpec, list_sums
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,29 @@ def without_states(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tup
     """The inputs that a caller gives in each step, in order."""
     held = {state.input for state in states}
     return tuple(spec for spec in inputs if spec.name not in held)
+
+
+def step_inputs(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[TensorSpec, ...]:
+    """What a step adds to the inputs that a caller gives: of one that covers what states hold too, as an attention mask
+    over `past + tokens`, the rest of the sum."""
+    given = without_states(inputs, states)
+    axes = grown_axes(given)
+    return tuple(
+        replace(spec, shape=tuple(axes.get((spec.name, axis), size) for axis, size in enumerate(spec.shape)))
+        for spec in given
+    )
+
+
+def grown_axes(given: Sequence[TensorSpec]) -> dict[tuple[str, int], int | str]:
+    """(input, axis) of each axis that grows with the states: its size is a sum with a dim that is no axis of any input
+    that a caller gives. And what is left of the sum without such dims."""
+    own = {size for item in given for size in item.shape}
+    found: dict[tuple[str, int], int | str] = {}
+    for spec, axis, total in list_sums(given):
+        left = [term for term in total.split(PLUS) if term.isdecimal() or term in own]
+        if len(left) < len(total.split(PLUS)):
+            found[spec.name, axis] = sum(map(int, left)) if all(map(str.isdecimal, left)) else PLUS.join(left)
+    return found
 
 
 def state_ends(

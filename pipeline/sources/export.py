@@ -23,6 +23,7 @@ from enginery.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.reports.free_running import FreeRunning
 from enginery.core.reports.proof import Check, Spread
+from enginery.core.state import step_inputs
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
 from enginery.user_code.weights import weights_beside
@@ -166,8 +167,8 @@ def _with_states(
     check_states(request.states, *specs_of(load_outline(model)))
     stateful = StateModel(source.run, request.inputs, request.dims, request.states, order[1])
     if samples is None:
-        groups = stateful.complete_random([*random_groups(request.inputs, request.dims)])
-        return groups, stateful.sequences(None, None, groups), labels
+        drawn = [*random_groups(step_inputs(request.inputs, request.states), request.dims)]
+        return stateful.complete_random(drawn), stateful.sequences(None, None, drawn), labels
     groups, places = stateful.complete(samples, order[0])
     sequences = stateful.sequences(samples, order[0], ())
     firsts = order[1].firsts if order[1] else np.arange(samples.count)

@@ -9,7 +9,7 @@ import numpy as np
 from enginery.arrays import Array
 from enginery.core.errors import DataError, ModelError
 from enginery.core.reports.free_running import SIDE_BY_SIDE
-from enginery.core.state import State, without_states
+from enginery.core.state import State, step_inputs
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.streams import Streams
 from pipeline.sources.onnx_header import format_shape
@@ -53,13 +53,13 @@ class StateModel:
 
     def complete_random(self, groups: Sequence[Tensors]) -> list[dict[str, Array]]:
         """Groups of random inputs as the steps of one sequence, with the states that follow from them."""
-        steps = without_states(self.inputs, self.states)
+        steps = step_inputs(self.inputs, self.states)
         numbered = ((at, {spec.name: group[spec.name] for spec in steps}) for at, group in enumerate(groups, 1))
         return [inputs for _, inputs in roll_out(numbered, self.streams)]
 
     def sequences(self, samples: Samples | None, order: Array | None, groups: Sequence[Tensors]) -> GoldenSequences:
         """The sequences that the model is run through with its own states; of random inputs (`groups`) one."""
-        steps = [spec.name for spec in without_states(self.inputs, self.states)]
+        steps = [spec.name for spec in step_inputs(self.inputs, self.states)]
         if samples is None:
             found: list[list[Tensors]] = [[{name: group[name] for name in steps} for group in groups]]
         else:
@@ -91,7 +91,7 @@ class StateModel:
         row of the batch are found by nothing else. A step ends where one of any stream does. Of a single sequence its
         halves; empty where no dim, which a state
         has too, is an axis of each input of a step, or where it holds no two of them."""
-        given = without_states(self.inputs, self.states)
+        given = step_inputs(self.inputs, self.states)
         held = {axis for spec in self.inputs if spec not in given for axis in spec.shape}
         shared = [dim for dim in self.dims if dim.name in held and all(s.shape.count(dim.name) == 1 for s in given)]
         if not shared:

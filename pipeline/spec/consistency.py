@@ -1,11 +1,11 @@
 """What the sections of a spec demand of each other: each mistake with the key that it is about."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from enginery.core.hardware import targets
 from enginery.core.sampling import SEEN_NEXT, TAKEN_INPUTS
-from enginery.core.types import CALIBRATED
+from enginery.core.types import CALIBRATED, PLUS, TensorSpec
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import FILL_IN
 from pipeline.spec.value_types import Loc
@@ -55,12 +55,24 @@ def _wrong_dims(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             place = ("inputs", name, "shape", axis)
             if dim == FILL_IN:
                 yield place, f"{FILL_IN} stands where the model does not say it; write dtype and shape, axis by axis"
-            elif isinstance(dim, str):
+            elif isinstance(dim, str) and PLUS not in dim:
                 used.setdefault(dim, place)
+    yield from _wrong_sums(spec, used)
     for dim in sorted(set(used) - set(spec.dims)):
         yield used[dim], f"inputs name dim {dim!r}, which dims does not define; add dims.{dim}.max"
     for dim in sorted(set(spec.dims) - set(used)):
         yield ("dims", dim), f"dims.{dim} is used by no input; remove it or name it in a shape"
+
+
+def _wrong_sums(spec: SpecSections, axes: Collection[str]) -> Iterator[tuple[Loc, str]]:
+    """Sums of dims that no input has as an axis, and sums in states: (key, message)."""
+    for name, item in spec.inputs.items():
+        for axis, total in TensorSpec(name, item.dtype, item.shape).sums:
+            place: Loc = ("inputs", name, "shape", axis)
+            if name in spec.state:
+                yield place, f"state {name!r} has {total!r}; sizes of states are numbers and dims of their own"
+            for dim in (term for term in total.split(PLUS) if not term.isdecimal() and term not in axes):
+                yield place, f"{total!r} has dim {dim!r}, which is no axis of any input; name one that is"
 
 
 def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.errors import DataError
+from enginery.core.state import grown_axes
 from enginery.core.types import Dim, Tensors, TensorSpec
 from validation.data.samples import Samples, SampleSource
 
@@ -94,6 +95,22 @@ def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> 
                 "give them the same, or number the steps apart"
             )
     return found
+
+
+class GrownInputs:
+    """Inputs that cover what states hold too, as an attention mask over `past + tokens`: what each step adds is joined
+    to that of the steps before it. given: the inputs of a model without its states. For one sequence."""
+
+    def __init__(self, given: Sequence[TensorSpec]) -> None:
+        self._axes, self._held = list(grown_axes(given)), dict[str, Array]()
+
+    def take(self, step: Tensors) -> dict[str, Array]:
+        """The whole inputs of the next step."""
+        found = dict(step)
+        for name, axis in self._axes:
+            before = [self._held[name]] if name in self._held else []
+            found[name] = self._held[name] = np.concatenate([*before, step[name]], axis)
+        return found
 
 
 def read_steps(

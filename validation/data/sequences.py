@@ -12,7 +12,7 @@ from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.streams import Streams
-from validation.data.joined import JoinedSteps, Run, Steps, single_samples
+from validation.data.joined import GrownInputs, JoinedSteps, Run, Steps, single_samples
 from validation.data.overlap import merge_digests, window_digests
 from validation.data.samples import Samples, SampleSource
 
@@ -104,12 +104,12 @@ def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> 
 def roll_out(steps: Iterable[Run], streams: Streams) -> Iterator[Run]:
     """The steps of one sequence, each with the states that those before it left. The last is not run."""
     streams.reset()
-    held: dict[str, Array] = {}
+    held, grown = dict[str, Array](), GrownInputs(streams.inputs)
     for end, inputs in steps:
         if held:
             streams.run(held)
-        held = inputs
-        yield end, streams.complete(inputs)
+        held = grown.take(inputs)
+        yield end, streams.complete(held)
 
 
 def stack(

@@ -13,10 +13,10 @@ import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.errors import DataError
-from enginery.core.state import State, without_states
+from enginery.core.state import State, step_inputs, without_states
 from enginery.core.types import Session, Tensors, TensorSpec
 from enginery.streams import Streams
-from validation.data.joined import BEGINS, join
+from validation.data.joined import BEGINS, GrownInputs, join
 from validation.golden.golden_set import GoldenSequences
 
 # The axis of steps, before all others.
@@ -47,9 +47,9 @@ class Roller:
         same = {name: array for name, array in inputs.items() if name not in self.steps}
         streams = Streams(run, self.inputs, self.states, self.ends)
         found: dict[str, list[Array]] = {}
-        steps = list(self._steps(inputs))
+        steps, grown = list(self._steps(inputs)), GrownInputs(streams.inputs)
         for step in steps:
-            answer = streams.run({**same, **step})
+            answer = streams.run({**same, **grown.take(step)})
             left = {state.output for state in self.states} if len(answer) > len(self.states) else set()
             for name, array in answer.items():
                 kept = found.setdefault(name, [])
@@ -66,7 +66,7 @@ class Roller:
         if not count:
             raise DataError("a sequence without steps; give at least one")
         firsts = np.flatnonzero(inputs[BEGINS][:count]) if BEGINS in inputs else np.arange(count)
-        given = [spec for spec in self.inputs if spec.name in names]
+        given = [spec for spec in step_inputs(self.inputs, self.states) if spec.name in names]
         for begin, end in pairwise([*firsts.tolist(), count]):
             yield join([{name: inputs[name][at] for name in names} for at in range(begin, end)], self.dim, given)
 

@@ -11,7 +11,7 @@ from builders.execution.jobs import Executor, Job, Needs, WorkerContext
 from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
 from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError
-from enginery.core.state import State, without_states
+from enginery.core.state import State, step_inputs
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import source_files
 from pipeline.compile.run_context import RunContext
@@ -125,7 +125,7 @@ def open_samples(samples: CalibrationSamples) -> "AbstractContextManager[SampleS
     """The samples, to be read as a stream. Raises DataError for data that does not suit the model's inputs."""
     from pipeline.quantization.statistics.observe import open_source
 
-    shapes = without_states(samples.shapes.inputs, samples.states), samples.shapes.dims
+    shapes = step_inputs(samples.shapes.inputs, samples.states), samples.shapes.dims
     extra = [name for name in (samples.labels, samples.sequence, samples.steps and samples.steps[1]) if name]
     return open_source(samples.root, samples.data, samples.digest, *shapes, extra)
 

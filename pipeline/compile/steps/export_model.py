@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from builders.execution.jobs import WorkerContext
 from enginery.core.errors import DataError
-from enginery.core.state import without_states
+from enginery.core.state import step_inputs
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph, this_machine
 from pipeline.sources.request import ExportRequest
@@ -110,7 +110,7 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]
     from validation.data.samples import Samples
 
     try:
-        return Samples.open(data, without_states(wanted.inputs, wanted.states), wanted.dims, extra)
+        return Samples.open(data, step_inputs(wanted.inputs, wanted.states), wanted.dims, extra)
     except DataError:
         if wanted.kind == "onnx":
             own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root, wanted.most_embedded_bytes))
