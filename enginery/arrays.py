@@ -103,7 +103,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
         _check(spec, inputs[spec.name], sizes)
     for spec, axis, total in list_sums(specs):
         if (size := inputs[spec.name].shape[axis]) != (expected := size_of(total, sizes)):
-            raise DataError(f"input {spec.name!r} has size {size} on axis {axis}; {total} is {expected}")
+            raise DataError(f"input {spec.name!r} has {size} along {total!r} (axis {axis}), which is {expected}")
     return sizes
 
 

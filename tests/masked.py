@@ -1,7 +1,8 @@
-"""A small decoder as HuggingFace's exporters write them: token ids, an attention mask over all places, position ids, and
-keys and values of each layer in and out."""
+"""A small decoder as HuggingFace's exporters write them: token ids, an attention mask over all places, position ids,
+and keys and values of each layer in and out."""
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,23 @@ class MaskedDecoder(nn.Module):
         self.writes = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, *past: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        past0: torch.Tensor,
+        past1: torch.Tensor,
+        past2: torch.Tensor,
+        past3: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """One step. attention_mask: int64 (batch, past + tokens), 0 for places that nobody sees."""
+        past = past0, past1, past2, past3
         hidden, present = self.tokens(input_ids) + self.places(position_ids), []
         count, total = input_ids.shape[1], attention_mask.shape[1]
         ahead = torch.arange(total) > torch.arange(total - count, total)[:, None]
         hidden_places = ahead[None, None] | (attention_mask == 0)[:, None, None]
         for layer, (read, write) in enumerate(zip(self.reads, self.writes, strict=True)):
-            query, key, value = (
-                part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in read(hidden).chunk(3, -1)
-            )
+            query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in read(hidden).chunk(3, -1))
             keys, values = (torch.cat([past[2 * layer + at], part], 2) for at, part in enumerate((key, value)))
             scores = query @ keys.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
             weights = scores.masked_fill(hidden_places, -1e4).softmax(-1)
@@ -53,15 +60,16 @@ def export_masked(path: Path) -> None:
     """The decoder as an ONNX file with the names of inputs, outputs and dims that optimum gives."""
     inputs = ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{name}" for name in CACHES)]
     outputs = ["logits", *(f"present.{name}" for name in CACHES)]
-    ids, past = torch.ones(2, 3, dtype=torch.int64), torch.zeros(2, HEADS, 4, WIDTH // HEADS)
+    shape = 2, HEADS, 4, WIDTH // HEADS
     batch, tokens, held = (torch.export.Dim(name, min=2, max=32) for name in ("batch", "tokens", "past"))
     mask = {0: batch, 1: torch.export.Dim.AUTO}
     step = {0: batch, 1: tokens}
-    shapes = (step, mask, step, tuple({0: batch, 2: held} for _ in CACHES))
-    given = (ids, torch.ones(2, 7, dtype=torch.int64), ids, *(past for _ in CACHES))
-    program = torch.onnx.export(
-        make_masked(), given, dynamo=True, input_names=inputs, output_names=outputs, dynamic_shapes=shapes, verbose=False
-    )
+    shapes = (step, mask, step, *({0: batch, 2: held} for _ in CACHES))
+    # Tensors of their own: torch.export takes two arguments that are one tensor for one input.
+    given = (*(torch.ones(2, size, dtype=torch.int64) for size in (3, 7, 3)), *(torch.zeros(shape) for _ in CACHES))
+    names = {"input_names": inputs, "output_names": outputs, "dynamic_shapes": shapes}
+    with warnings.catch_warnings(action="ignore"):  # torch warns about its own internals
+        program = torch.onnx.export(make_masked(), given, dynamo=True, verbose=False, **names)
     onnx.save(_named_as_optimum(program.model_proto), path)
 
 
@@ -82,4 +90,9 @@ def write_masked_data(path: Path, texts: int, seed: int, lengths: tuple[int, ...
     arrays: dict[str, Any] = {"input_ids": rng.integers(VOCABULARY, size=(texts * count, 1))}
     arrays["attention_mask"] = np.ones((texts * count, 1), np.int64)
     arrays["position_ids"] = np.tile(np.arange(count), texts)[:, None]
-    np.savez(path, **arrays, text=np.arange(texts).repeat(count), step=np.tile(np.repeat(range(len(lengths)), lengths), texts))
+    np.savez(
+        path,
+        **arrays,
+        text=np.arange(texts).repeat(count),
+        step=np.tile(np.repeat(range(len(lengths)), lengths), texts),
+    )

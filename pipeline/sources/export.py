@@ -168,7 +168,8 @@ def _with_states(
     stateful = StateModel(source.run, request.inputs, request.dims, request.states, order[1])
     if samples is None:
         drawn = [*random_groups(step_inputs(request.inputs, request.states), request.dims)]
-        return stateful.complete_random(drawn), stateful.sequences(None, None, drawn), labels
+        groups = stateful.complete_random(drawn)
+        return groups, stateful.sequences(None, None, drawn[: len(groups)]), labels
     groups, places = stateful.complete(samples, order[0])
     sequences = stateful.sequences(samples, order[0], ())
     firsts = order[1].firsts if order[1] else np.arange(samples.count)

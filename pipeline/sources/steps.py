@@ -52,10 +52,17 @@ class StateModel:
         return stack((inputs for _, inputs in steps), self.inputs, self.dims)
 
     def complete_random(self, groups: Sequence[Tensors]) -> list[dict[str, Array]]:
-        """Groups of random inputs as the steps of one sequence, with the states that follow from them."""
+        """Groups of random inputs as the steps of one sequence, with the states that follow from them: as many as the
+        bound of a cache takes, if two do."""
         steps = step_inputs(self.inputs, self.states)
         numbered = ((at, {spec.name: group[spec.name] for spec in steps}) for at, group in enumerate(groups, 1))
-        return [inputs for _, inputs in roll_out(numbered, self.streams)]
+        found: list[dict[str, Array]] = []
+        try:
+            found.extend(inputs for _, inputs in roll_out(numbered, self.streams))
+        except DataError:
+            if len(found) < 2:
+                raise
+        return found
 
     def sequences(self, samples: Samples | None, order: Array | None, groups: Sequence[Tensors]) -> GoldenSequences:
         """The sequences that the model is run through with its own states; of random inputs (`groups`) one."""

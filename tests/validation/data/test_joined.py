@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from enginery.core.errors import DataError
-from enginery.core.state import State
+from enginery.core.state import State, step_inputs
 from enginery.core.types import Dim, TensorSpec
 from enginery.streams import Streams
-from validation.data.joined import JoinedSteps, read_steps
+from validation.data.joined import GrownInputs, JoinedSteps, read_steps
 from validation.data.samples import Samples
 from validation.data.sequences import SequenceSamples, stack
 
@@ -54,6 +54,17 @@ def test_a_step_has_the_state_that_steps_of_any_size_left(tmp_path):
     assert [run["past"].tolist()[0] for run in runs] == [[], [0, 1, 2], [], [4, 5], [4, 5, 6]]
     assert [1, 4] in stack(runs, [IDS, VOICE, PAST], DIMS)[1], "one token behind three, of two sequences"
     assert len(steps.digests) == len(replace(steps, steps=None).digests), "samples are compared, whatever their steps"
+
+
+def test_what_each_step_adds_is_joined_to_the_steps_before():
+    given = [IDS, TensorSpec("mask", "int64", ("batch", "past + tokens"))]
+    added = step_inputs([*given, PAST], [State("past", "present")])
+    assert [spec.shape for spec in added] == [("batch", "tokens"), ("batch", "tokens")]
+    assert step_inputs([VOICE, replace(given[1], shape=("batch", "past + 1"))], ())[1].shape == ("batch", 1)
+    grown = GrownInputs(given)
+    parts = [{"ids": np.ones((1, size), int), "mask": np.full((1, size), size)} for size in (3, 1, 2)]
+    masks = [grown.take(part)["mask"].tolist()[0] for part in parts]
+    assert masks == [[3, 3, 3], [3, 3, 3, 1], [3, 3, 3, 1, 2, 2]]
 
 
 def test_a_step_that_the_dim_does_not_allow_is_refused(tmp_path):
