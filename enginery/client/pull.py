@@ -12,6 +12,7 @@ from pathlib import Path
 
 from enginery.client.fetch import BlobFetcher, Origin, Wanted
 from enginery.client.resolve import FALLBACK, EngineRanking, Policy, Resolution, rank_engines
+from enginery.core.codec import encode
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.machine import Machine
@@ -243,7 +244,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     request = as_built(make_request(engine))
     if states := (*states_of(manifest.spec), *sampling_states(engine.sampling)):
         found |= {
-            "state": [vars(state) for state in states],
+            "state": [encode(state) for state in states],
             "ends": state_ends(request.inputs, states, request.profiles),
         }
     if engine.sampling:

@@ -88,12 +88,29 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         if name in spec.inputs and not _holds(dtype := spec.inputs[name].dtype, item.initial):
             text = f"state {name!r} is {dtype}, which does not hold {item.initial:g}; give a value that it holds, as 0"
             yield ("state", name, "initial"), text
+    yield from _wrong_places(spec)
     if spec.state and not spec.inputs.keys() - spec.state.keys():
         yield ("state",), "every input is a state, so that no step is given anything; leave one input out of state"
     steps = {dim for name, item in spec.inputs.items() if name not in spec.state for dim in item.shape}
     for dim, size in spec.dims.items():
         if size.min == 0 and dim in steps:
             yield ("dims", dim, "min"), f"dims.{dim}.min is 0, which only sizes of states can be; the least is 1"
+
+
+def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
+    """Places along an axis that has no fixed size, or at an input of no integers: (key, message)."""
+    given = {dim for name, item in spec.inputs.items() if name not in spec.state for dim in item.shape}
+    for name, item in spec.state.items():
+        if name not in spec.inputs or (places := item.places) is None:
+            continue
+        shape, at, place = spec.inputs[name].shape, spec.inputs.get(places.at), ("state", name, "places")
+        if places.axis >= len(shape) or isinstance(shape[places.axis], str):
+            text = f"state {name!r} {list(shape)} has no fixed size on axis {places.axis}; name the axis of its places"
+            yield (*place, "axis"), text
+        if at is None or not at.dtype.startswith(("int", "uint")):
+            yield (*place, "at"), f"places.at {places.at!r} is no input of integers; name the one that says where"
+        if places.count and places.count not in given:
+            yield (*place, "count"), f"places.count {places.count!r} is no dim that a caller gives; name one"
 
 
 def _wrong_cache(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
