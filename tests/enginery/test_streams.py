@@ -1,12 +1,13 @@
 """Streams: what one call's outputs give, the next call's inputs take; for a batch of streams, each by itself."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from enginery.core.errors import DataError
-from enginery.core.state import State, state_ends, states_of
+from enginery.core.state import Places, State, state_ends, states_of
 from enginery.core.types import ShapeProfile, TensorSpec
 from enginery.streams import Streams
 
@@ -105,6 +106,29 @@ def test_a_state_that_grows_begins_empty_and_ends_at_its_bound():
     assert shapes == [(1, 1), (1, 2), (1, 3)]
     with pytest.raises(DataError, match=r"'past' has come to length=3, and the model takes at most 2: reset\(\)"):
         streams.run({"x": np.ones((1, 1), np.float32)})
+
+
+CACHE, AT = TensorSpec("cache", "float32", ("batch", 4, 1)), TensorSpec("at", "int64", ("tokens",))
+
+
+@pytest.mark.parametrize(
+    ("count", "at", "told"),
+    [
+        ("", [2, 3], None),
+        ("", [3, 4], "places 0 to 3, and 'at' has this step write 3 to 4"),
+        ("", [-1], "has this step write -1 to -1"),
+        ("tokens", [2, 2], None),
+        ("tokens", [3, 3], "has this step write 3 to 4"),
+        ("", [], None),
+    ],
+)
+def test_a_step_writes_within_the_places_of_a_state_of_a_fixed_size(count, at, told):
+    calls = []
+    states = [State("cache", "out", 0.0, Places(1, "at", count))]
+    streams = Streams(lambda given: calls.append(1) or {"out": given["cache"]}, [CACHE, AT], states)
+    with pytest.raises(DataError, match=told) if told else nullcontext():
+        streams.run({"at": np.array(at, np.int64)})
+    assert bool(calls) == (told is None), "refused before it runs"
 
 
 def test_streams_are_made_from_the_description_of_a_pulled_engine(tmp_path):

@@ -40,7 +40,11 @@ def test_a_generator_answers_prompts_of_several_lengths_as_the_module_does(built
     pulled = enginery.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5], [9, 2]]
     given = [enginery.Prompt(tokens, most=6) for tokens in prompts]
-    assert enginery.Generator.opened(pulled).generate(given) == [answer(tokens, 6) for tokens in prompts]
+    generator = enginery.Generator.opened(pulled)
+    assert generator.generate(given) == [answer(tokens, 6) for tokens in prompts]
+    assert len(generator.generate([enginery.Prompt([3, 1])])[0]) == PLACES - 1, "until the cache is full"
+    with pytest.raises(DataError, match=r"takes 16 places in 'cache', which is 17 tokens in all"):
+        generator.generate([enginery.Prompt([3, 1], most=PLACES)])
 
 
 def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(built, tmp_path) -> None:
