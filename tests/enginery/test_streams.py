@@ -108,7 +108,7 @@ def test_a_state_that_grows_begins_empty_and_ends_at_its_bound():
         streams.run({"x": np.ones((1, 1), np.float32)})
 
 
-CACHE, AT = TensorSpec("cache", "float32", ("batch", 4, 1)), TensorSpec("at", "int64", ("tokens",))
+FIXED, AT = TensorSpec("cache", "float32", ("batch", 4, 1)), TensorSpec("at", "int64", ("tokens",))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ CACHE, AT = TensorSpec("cache", "float32", ("batch", 4, 1)), TensorSpec("at", "i
 def test_a_step_writes_within_the_places_of_a_state_of_a_fixed_size(count, at, told):
     calls = []
     states = [State("cache", "out", 0.0, Places(1, "at", count))]
-    streams = Streams(lambda given: calls.append(1) or {"out": given["cache"]}, [CACHE, AT], states)
+    streams = Streams(lambda given: calls.append(1) or {"out": given["cache"]}, [FIXED, AT], states)
     with pytest.raises(DataError, match=told) if told else nullcontext():
         streams.run({"at": np.array(at, np.int64)})
     assert bool(calls) == (told is None), "refused before it runs"
@@ -160,3 +160,5 @@ def test_the_states_of_a_version_are_in_its_spec():
     assert states_of({}) == ()
     spec = {"state": {"h": {"output": "hn", "initial": 1}}}
     assert states_of(spec) == (State("h", "hn", 1.0),)
+    spec["state"]["h"]["places"] = {"axis": 1, "at": "at"}
+    assert states_of(spec) == (State("h", "hn", 1.0, Places(1, "at")),)
