@@ -92,6 +92,11 @@ def size_of(dim: str, sizes: Mapping[str, int]) -> int:
     return sum(int(term) if term.isdecimal() else sizes[term] for term in dim.split(PLUS))
 
 
+def rename_dims(dim: str, names: Mapping[str, str]) -> str:
+    """A dim, or a sum of dims, under other names; those without one as they are."""
+    return PLUS.join(names.get(term, term) for term in dim.split(PLUS))
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """One input or output: `shape` holds sizes, names of `Dim`s, and of inputs sums of these ('past + tokens'); `dtype`

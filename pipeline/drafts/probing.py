@@ -14,7 +14,7 @@ import onnx
 from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
 from enginery.core.errors import ModelError
-from enginery.core.types import PLUS, Dim, Tensors, TensorSpec
+from enginery.core.types import PLUS, Dim, Tensors, TensorSpec, rename_dims
 from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
 from validation.golden.golden_set import edge_sizes
 
@@ -62,16 +62,12 @@ def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
         return _guess_all(found, names, reason)
     equal = probe.find_equal(names, sizes)
     inputs = tuple(
-        replace(spec, shape=tuple(_rename(dim, equal) if isinstance(dim, str) else dim for dim in spec.shape))
+        replace(spec, shape=tuple(rename_dims(dim, equal) if isinstance(dim, str) else dim for dim in spec.shape))
         for spec in found.inputs
     )
     probe.take_inputs(inputs)
     dims = {name: probe.bounds(name, sizes) for name in names if name not in equal}
     return replace(found, inputs=inputs, dims=_hold_edges(probe, inputs, _fit_memory(dims, inputs), sizes))
-
-
-def _rename(dim: str, names: Mapping[str, str]) -> str:
-    return PLUS.join(names.get(term, term) for term in dim.split(PLUS))
 
 
 def _hold_edges(
