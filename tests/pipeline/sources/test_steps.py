@@ -14,6 +14,7 @@ from validation.data.joined import Steps as Joined
 
 X, H = TensorSpec("x", "float32", (1, "rows", 2)), TensorSpec("h", "float32", ("rows", 2))
 COUNT = TensorSpec("count", "int64", ())
+PRESENT = State("past", "present")
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,18 @@ def test_a_batch_that_holds_no_two_streams_has_none_side_by_side():
 def test_sequences_of_one_step_are_refused():
     with pytest.raises(DataError, match="one step each, so that no state is handed on"):
         cases(4, 3, np.arange(3))
+
+
+@pytest.mark.parametrize(("most", "taken"), [(9, 4), (2, 2), (1, None)])
+def test_random_steps_end_at_a_caches_bound_if_two_fit(most, taken):
+    given, past = TensorSpec("x", "float32", ("rows", "tokens")), TensorSpec("past", "float32", ("rows", "past"))
+    dims = Dim("rows", 1, 1, 1), Dim("tokens", 1, 2, 2), Dim("past", 0, 0, most)
+    grow = StateModel(
+        lambda step: {"present": np.concatenate([step["past"], step["x"]], 1)}, (given, past), dims, (PRESENT,)
+    )
+    groups = [{"x": np.ones((1, 2), np.float32)}] * 4
+    if taken is None:
+        with pytest.raises(DataError, match="has come to past=2"):
+            grow.complete_random(groups)
+    else:
+        assert [step["past"].shape[1] for step in grow.complete_random(groups)] == [0, 2, 4, 6][:taken]
