@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pipeline.spec.value_types import DimName, GraphName, SpecPart
 
@@ -17,11 +17,16 @@ class SequenceArrays(SpecPart):
     )
     steps: dict[DimName, GraphName] | None = Field(
         None,
-        min_length=1,
-        max_length=1,
         description="of a model with state: {DIM: ARRAY}; samples behind each other with the same number in the array "
         "are one step, joined along the dim, such as the tokens of a prompt",
     )
+
+    @field_validator("steps")
+    @classmethod
+    def _along_one(cls, steps: dict[str, str] | None) -> dict[str, str] | None:
+        if steps is not None and len(steps) != 1:
+            raise ValueError(f"joins samples along one dim; give {{DIM: ARRAY}}, found {len(steps)} of them")
+        return steps
 
     @property
     def joined(self) -> tuple[str, str] | None:
