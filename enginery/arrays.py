@@ -24,7 +24,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from enginery.core.errors import DataError, ModelError
-from enginery.core.types import ShapeProfile, Tensors, TensorSpec
+from enginery.core.types import ShapeProfile, Tensors, TensorSpec, list_sums, size_of
 
 # An array of any shape and any dtype.
 Array = np.ndarray
@@ -101,6 +101,9 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
     sizes: dict[str, int] = {}
     for spec in specs:
         _check(spec, inputs[spec.name], sizes)
+    for spec, axis, total in list_sums(specs):
+        if (size := inputs[spec.name].shape[axis]) != (expected := size_of(total, sizes)):
+            raise DataError(f"input {spec.name!r} has {size} along {total!r} (axis {axis}), which is {expected}")
     return sizes
 
 
@@ -118,7 +121,10 @@ def _check(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
         raise DataError(f"input {spec.name!r} is {array.dtype.name}; the model needs {spec.dtype}: convert it")
     if array.ndim != len(spec.shape):
         raise DataError(f"input {spec.name!r} has shape {array.shape}; the model needs {_shape(spec)}")
+    sums = dict(spec.sums)
     for axis, (size, dim) in enumerate(zip(array.shape, spec.shape, strict=True)):
+        if axis in sums:
+            continue
         expected = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
         if size != expected:
             why = f"{dim!r} is {expected} elsewhere" if isinstance(dim, str) else f"the model needs {_shape(spec)}"

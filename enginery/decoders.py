@@ -14,6 +14,16 @@ from enginery.streams import read_description
 
 
 @dataclass(frozen=True)
+class CacheBound:
+    """How long an answer can be. whole: the most tokens of it and its prompt.  takes: what the cache takes.  remedy:
+    how it would take more."""
+
+    whole: int
+    takes: str
+    remedy: str
+
+
+@dataclass(frozen=True)
 class Decoder:
     """A decoder as it is described beside its engine. inputs, outputs: of the engine.  ends: as in `Streams`.
 
@@ -35,10 +45,19 @@ class Decoder:
         return next(spec for spec in self.inputs if spec.name == self.sampling.ids)
 
     @property
-    def bound(self) -> tuple[str, int] | None:
-        """The dim of a cache that begins empty, and the most tokens that it lets an answer with its prompt have."""
-        growing = [(most + 2, dim) for dim, (least, most) in self.ends.items() if least == 0]
-        return min(growing)[::-1] if growing else None
+    def bound(self) -> "CacheBound | None":
+        """The bound of the cache that is full first: of those that begin empty, and of those of a fixed size."""
+        found = [
+            CacheBound(most + 2, f"{dim}={most} at most", f"build with a larger dims.{dim}.max")
+            for dim, (least, most) in self.ends.items()
+            if least == 0
+        ]
+        shapes = {spec.name: spec.shape for spec in self.inputs}
+        for state in (state for state in self.states if state.places):
+            size = shapes[state.input][state.places.axis] if state.places else 0
+            remedy = "export the model with a larger cache"
+            found.append(CacheBound(int(size) + 1, f"{size} places in {state.input!r}", remedy))
+        return min(found, key=lambda bound: bound.whole, default=None)
 
 
 def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logits") -> Decoder:

@@ -161,13 +161,12 @@ class Generator:
             if prompt.most is None:
                 raise DataError(f"prompt {index}: nothing bounds its answer; give `most`, the number of its tokens")
             return prompt.most
-        dim, whole = bound
-        room = whole - len(tokens)
+        room = bound.whole - len(tokens)
         if room < 1 or (prompt.most or 0) > room:
             wanted = f" and asks for {prompt.most}" if prompt.most else ""
             raise DataError(
-                f"prompt {index} has {len(tokens)} tokens{wanted}; the engine's cache takes {dim}={whole - 2} at most, "
-                f"which is {whole} tokens in all: ask for fewer, or build with a larger dims.{dim}.max"
+                f"prompt {index} has {len(tokens)} tokens{wanted}; the engine's cache takes {bound.takes}, which is "
+                f"{bound.whole} tokens in all: ask for fewer, or {bound.remedy}"
             )
         return room if prompt.most is None else prompt.most
 

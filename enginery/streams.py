@@ -9,7 +9,7 @@ from enginery.arrays import Array, dtype_of
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.parsing import field, many, mapping, mapping_of, pair, parse_json
-from enginery.core.state import State, without_states
+from enginery.core.state import Places, State, without_states
 from enginery.core.types import Tensors, TensorSpec
 
 # Of a description.
@@ -49,6 +49,8 @@ class Streams:
             for axis, dim in enumerate(spec.shape)
             if isinstance(dim, str) and dim in self._ends and dim not in given
         ]
+        shapes = {spec.name: spec.shape for spec in inputs}
+        self._places = [(state, state.places, shapes[state.input]) for state in states if state.places]
         self._held: dict[str, Array] = {}
 
     @classmethod
@@ -71,7 +73,13 @@ class Streams:
 
     def complete(self, inputs: Tensors) -> dict[str, Array]:
         """The inputs of the next step with the states. Raises DataError for another number of rows than there are
-        streams, and for a state that has outgrown its bound."""
+        streams, for a state that has outgrown its bound, and for a step that would write outside of one's places."""
+        whole = self._whole(inputs)
+        for state, places, shape in self._places:
+            self._check_places(whole, state.input, places, shape)
+        return whole
+
+    def _whole(self, inputs: Tensors) -> dict[str, Array]:
         if not self._held:
             return {**inputs, **self._first(inputs)}
         self._check_rows(inputs)
@@ -93,6 +101,23 @@ class Streams:
             raise DataError(
                 f"input {name!r} has {rows} rows, and there are {streams} streams; give a row for each, or keep(rows) "
                 "those that go on"
+            )
+
+    def _check_places(self, whole: Tensors, state: str, places: Places, shape: Sequence[int | str]) -> None:
+        """Raise DataError for a step that writes outside of a state of a fixed size."""
+        at, size = whole[places.at], int(shape[places.axis])
+        if not np.size(at):
+            return
+        counts = (
+            np.shape(whole[spec.name])[spec.shape.index(places.count)]
+            for spec in self.inputs
+            if places.count in spec.shape
+        )
+        low, high = int(np.min(at)), int(np.max(at)) + next(counts, 1) - 1
+        if low < 0 or high >= size:
+            raise DataError(
+                f"state {state!r} has places 0 to {size - 1}, and {places.at!r} has this step write {low} to {high}: "
+                "reset() begins anew; or give shorter sequences, or export the model with a larger cache"
             )
 
     def take(self, answer: Tensors) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Dim, ShapeProfile, Tensors, TensorSpec
+from enginery.core.types import BuildRequest, Dim, ShapeProfile, Tensors, TensorSpec, list_sums
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +43,13 @@ def refusal(request: BuildRequest, title: str) -> str | None:
     for spec in (*request.inputs, *request.outputs):
         if 0 in spec.shape:
             return f"{spec.name!r} has shape {spec.shape} and so no elements, which {title} does not take; leave it out"
+    return None
+
+
+def sum_refusal(request: BuildRequest, title: str) -> str | None:
+    """Why a compiler that gives each open size a symbol of its own cannot take one that is a sum of others."""
+    for spec, _, total in list_sums(request.inputs):
+        return f"input {spec.name!r} is as long as {total}, and {title} takes open sizes apart; use onnxruntime"
     return None
 
 

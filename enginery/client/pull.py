@@ -253,7 +253,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     request = as_built(make_request(engine))
     if states := (*states_of(manifest.spec), *sampling_states(engine.sampling)):
         found |= {
-            "state": [vars(state) for state in states],
+            "state": [encode(state) for state in states],
             "ends": state_ends(request.inputs, states, request.profiles),
         }
     if engine.sampling or engine.quantized_states:

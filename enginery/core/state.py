@@ -1,25 +1,63 @@
 """State between calls: inputs of a model that take what its outputs gave in the call before. Standard library only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from enginery.core import parsing
-from enginery.core.types import BuildRequest, ShapeProfile, TensorSpec
+from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE
+from enginery.core.types import PLUS, BuildRequest, ShapeProfile, TensorSpec, list_sums
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a step writes into a state of a fixed size. axis: of its places.  at: the input, a caller's or a state,
+    whose values are the places that are written; or, with a dim of a step's inputs (`count`), the first of so many."""
+
+    axis: int
+    at: str
+    count: str = field(default="", metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True)
 class State:
-    """An input that takes what an output gave in the call before. initial: each of its elements in the first call."""
+    """An input that takes what an output gave in the call before. initial: each of its elements in the first call.
+
+    places: of a state of a fixed size that steps fill place by place.
+    """
 
     input: str
     output: str
     initial: float = 0.0
+    places: Places | None = field(default=None, metadata=OMIT_NONE)
 
 
 def without_states(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[TensorSpec, ...]:
     """The inputs that a caller gives in each step, in order."""
     held = {state.input for state in states}
     return tuple(spec for spec in inputs if spec.name not in held)
+
+
+def step_inputs(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[TensorSpec, ...]:
+    """What a step adds to the inputs that a caller gives: of one that covers what states hold too, as an attention mask
+    over `past + tokens`, the rest of the sum."""
+    given = without_states(inputs, states)
+    axes = grown_axes(given)
+    return tuple(
+        replace(spec, shape=tuple(axes.get((spec.name, axis), size) for axis, size in enumerate(spec.shape)))
+        for spec in given
+    )
+
+
+def grown_axes(given: Sequence[TensorSpec]) -> dict[tuple[str, int], int | str]:
+    """(input, axis) of each axis that grows with the states: its size is a sum with a dim that is no axis of any input
+    that a caller gives. And what is left of the sum without such dims."""
+    own = {size for item in given for size in item.shape}
+    found: dict[tuple[str, int], int | str] = {}
+    for spec, axis, total in list_sums(given):
+        left = [term for term in total.split(PLUS) if term.isdecimal() or term in own]
+        if len(left) < len(total.split(PLUS)):
+            found[spec.name, axis] = sum(map(int, left)) if all(map(str.isdecimal, left)) else PLUS.join(left)
+    return found
 
 
 def state_ends(
@@ -57,6 +95,13 @@ def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:
         where = f"spec.state.{name}"
         item = parsing.mapping(value, where)
         output = parsing.field(item, "output", parsing.text, where)
-        return State(name, output, float(parsing.field(item, "initial", parsing.number, where)))
+        initial = float(parsing.field(item, "initial", parsing.number, where))
+        places = parsing.mapping(item["places"], where) if "places" in item else None
+        return State(name, output, initial, None if places is None else _places_of(places, f"{where}.places"))
 
     return tuple(read(name, value) for name, value in found.items())
+
+
+def _places_of(item: Mapping[str, object], where: str) -> Places:
+    axis, at = parsing.field(item, "axis", parsing.count, where), parsing.field(item, "at", parsing.text, where)
+    return Places(axis, at, parsing.field(item, "count", parsing.text, where) if "count" in item else "")

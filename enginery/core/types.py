@@ -3,7 +3,7 @@
 Every value is frozen and small. Bytes (models, engines, reports) are named by digest and live in an artifact store.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -83,9 +83,24 @@ class Dim:
         return tuple(sorted({size for bucket in self.buckets() for size in bucket}))
 
 
+# Between the terms of a sum of dims.
+PLUS = " + "
+
+
+def size_of(dim: str, sizes: Mapping[str, int]) -> int:
+    """The size of a dim, or of a sum of dims and numbers. Raises KeyError for a dim without a size."""
+    return sum(int(term) if term.isdecimal() else sizes[term] for term in dim.split(PLUS))
+
+
+def rename_dims(dim: str, names: Mapping[str, str]) -> str:
+    """A dim, or a sum of dims, under other names; those without one as they are."""
+    return PLUS.join(names.get(term, term) for term in dim.split(PLUS))
+
+
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output: `shape` holds sizes and names of `Dim`s; `dtype` is numpy's name, or 'bfloat16'."""
+    """One input or output: `shape` holds sizes, names of `Dim`s, and of inputs sums of these ('past + tokens'); `dtype`
+    is numpy's name, or 'bfloat16'."""
 
     name: str
     dtype: str
@@ -93,7 +108,17 @@ class TensorSpec:
 
     def at(self, sizes: Mapping[str, int]) -> Shape:
         """The concrete shape for the given sizes of the named dims. Raises KeyError for a dim without a size."""
-        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
+        return tuple(dim if isinstance(dim, int) else size_of(dim, sizes) for dim in self.shape)
+
+    @property
+    def sums(self) -> tuple[tuple[int, str], ...]:
+        """(axis, sum) of each axis whose size follows from others."""
+        return tuple((axis, dim) for axis, dim in enumerate(self.shape) if isinstance(dim, str) and PLUS in dim)
+
+
+def list_sums(specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, int, str]]:
+    """(tensor, axis, sum) of each axis whose size follows from others."""
+    return ((spec, axis, total) for spec in specs for axis, total in spec.sums)
 
 
 @dataclass(frozen=True)

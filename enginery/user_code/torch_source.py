@@ -228,7 +228,9 @@ def capture(
     example = {spec.name: torch.from_numpy(np.zeros(spec.at(sizes), spec.dtype)) for spec in inputs}
     dynamic = {dim.name: _symbol(dim) for dim in dims if not dim.static}
     shapes = {
-        spec.name: {axis: dynamic[name] for axis, name in enumerate(spec.shape) if name in dynamic} for spec in inputs
+        spec.name: {axis: dynamic[name] for axis, name in enumerate(spec.shape) if name in dynamic}
+        | {axis: torch.export.Dim.AUTO for axis, _ in spec.sums}
+        for spec in inputs
     }
     try:
         with warnings.catch_warnings(action="ignore"):

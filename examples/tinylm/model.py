@@ -1,4 +1,4 @@
-"""A small decoder over bytes, one byte a call: what it has seen lies in caches, which the next call takes back."""
+"""A small decoder over bytes, one or more a call: what it has seen lies in caches, which the next call takes back."""
 
 import math
 
@@ -7,7 +7,8 @@ from torch import nn
 
 VOCABULARY = 256  # the bytes
 LAYERS = 3  # each with a cache, which the spec names
-CONTEXT = 128  # places that a cache may hold at most, with the byte that is read
+CONTEXT = 128  # bytes that it is trained on at once
+PLACES = 192  # that a byte may have: behind 127 in the caches, one of 64 that are read
 
 Turn = tuple[torch.Tensor, torch.Tensor]
 
@@ -26,17 +27,17 @@ class Block(nn.Module):
         )
 
     def forward(
-        self, hidden: torch.Tensor, turn: Turn, past: torch.Tensor, bias: torch.Tensor | None = None
+        self, hidden: torch.Tensor, turn: Turn, past: torch.Tensor, later: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`hidden` is (batch, sequence, width); `past` and what comes back (batch, heads, places, 2 width / heads):
-        keys and values side by side; `bias` is added to the attention scores."""
+        keys and values side by side; `later` (sequence, places) is true of what a byte does not see."""
         query, key, value = (
             self.split(part) for part in self.query_key_value(self.attention_norm(hidden)).chunk(3, -1)
         )
         cache = torch.cat([past, torch.cat([rotate(key, turn), value], -1)], 2)
         keys, values = cache.chunk(2, -1)
         scores = rotate(query, turn) @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])
-        scores = scores if bias is None else scores + bias
+        scores = scores.masked_fill(later, -1e4)
         hidden = hidden + self.project((scores.softmax(-1) @ values).transpose(1, 2).flatten(2))
         return hidden + self.feed_forward(hidden), cache
 
@@ -62,27 +63,29 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(width)
         half = width // heads // 2
-        angles = torch.outer(torch.arange(CONTEXT), 1000.0 ** -(torch.arange(half) / half))
+        angles = torch.outer(torch.arange(PLACES), 1000.0 ** -(torch.arange(half) / half))
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
 
     def forward(
         self, ids: torch.Tensor, past0: torch.Tensor, past1: torch.Tensor, past2: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """One step. ids: int64 (batch, 1).  past: a cache for each block.  Logits (batch, 256), and the caches."""
+        """One step. ids: int64 (batch, tokens).  past: a cache for each block.  Logits (batch, tokens, 256), and the
+        caches."""
         logits, caches = self.read(ids, (past0, past1, past2))
-        return logits[:, -1], *caches
+        return logits, *caches
 
     def read(
-        self, ids: torch.Tensor, past: tuple[torch.Tensor, ...] | None = None, bias: torch.Tensor | None = None
+        self, ids: torch.Tensor, past: tuple[torch.Tensor, ...] | None = None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Logits (batch, sequence, 256) after each of several bytes (batch, sequence), and the caches."""
         past = past or (self.norm.weight.new_zeros(len(ids), *self.empty),) * len(self.blocks)
-        begin, caches = past[0].shape[2], []
-        turn = self.cosines[begin : begin + ids.shape[1]], self.sines[begin : begin + ids.shape[1]]
+        begin, end, caches = past[0].shape[2], past[0].shape[2] + ids.shape[1], []
+        turn = self.cosines[begin:end], self.sines[begin:end]
+        later = torch.arange(end) > torch.arange(begin, end)[:, None]
         hidden = self.bytes(ids)
         for block, cache in zip(self.blocks, past, strict=True):
-            hidden, cache = block(hidden, turn, cache, bias)
+            hidden, cache = block(hidden, turn, cache, later)
             caches.append(cache)
         return nn.functional.linear(self.norm(hidden), self.bytes.weight), caches
 

@@ -21,6 +21,8 @@ HERE = Path(__file__).parent
 SEED, STEPS, BATCH, LEARNING_RATE = 20, 1000, 10, 3e-3
 # Sequences of a file, and the steps of each.
 SIZES = {"calibration": (4, 64), "golden": (4, 64), "held_out": (48, CONTEXT)}
+# Bytes that the first step of each of the first sequences reads; later steps, and other sequences, read one by one.
+PROMPTS = (37, 37, 20, 5)
 
 
 def splits() -> tuple[np.ndarray, np.ndarray]:
@@ -65,17 +67,19 @@ def train(text: torch.Tensor) -> nn.Module:
 
 def nats_per_byte(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy of each byte of rows (batch, length) but the first, given those before it."""
-    length = rows.shape[1] - 1
-    hidden = torch.full((length, length), -torch.inf).triu(1)
-    logits, _ = model.read(rows[:, :-1], bias=hidden)
+    logits, _ = model.read(rows[:, :-1])
     return nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), rows[:, 1:].reshape(-1))
 
 
 def cut(text: np.ndarray, count: int, steps: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Sequences as the spec's data files hold them: a byte, the one after it, and the sequence, of each step."""
+    """Sequences as the spec's data files hold them: of each byte the one after it, its sequence, and the step that it
+    is read in."""
     starts = rng.choice(len(text) // (steps + 1), count, replace=False) * (steps + 1)
     rows = text[starts[:, None] + np.arange(steps + 1)].astype(np.int64)
-    return {"ids": rows[:, :-1].reshape(-1, 1), "next": rows[:, 1:].reshape(-1), "text": np.arange(count).repeat(steps)}
+    prompts = np.array([*PROMPTS, *[1] * count])[:count, None]
+    step = np.maximum(np.arange(steps) - prompts + 1, 0)
+    found = {"ids": rows[:, :-1].reshape(-1, 1), "next": rows[:, 1:].reshape(-1)}
+    return {**found, "text": np.arange(count).repeat(steps), "step": step.reshape(-1)}
 
 
 def main() -> None:
@@ -86,8 +90,8 @@ def main() -> None:
     rng = np.random.default_rng(SEED)
     for (name, size), part in zip(SIZES.items(), np.array_split(held_out, len(SIZES)), strict=True):
         arrays = cut(part, *size, rng)
-        if name == "calibration":
-            del arrays["next"]
+        for other in {"calibration": ["next"], "held_out": ["step"]}.get(name, []):
+            del arrays[other]
         np.savez_compressed(HERE / f"{name}.npz", **arrays)
     rows = torch.from_numpy(np.lib.stride_tricks.sliding_window_view(held_out, CONTEXT + 1)[::CONTEXT].astype(np.int64))
     with torch.no_grad():

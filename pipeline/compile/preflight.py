@@ -15,7 +15,7 @@ from pathlib import Path
 from builders.backends import discovery
 from builders.onnx_graphs.shard_names import graph_bytes, list_weight_files
 from enginery.core.errors import EngineryError, ModelError
-from enginery.core.state import without_states
+from enginery.core.state import step_inputs
 from enginery.core.text import format_bytes
 from enginery.core.types import Precision, TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
@@ -66,7 +66,7 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         yield from _wrong_weights(spec.file(spec.source.weights))
     # Where the model says otherwise than the spec, the spec is wrong; data is not held to what it says there.
     wrong = {name for name, _ in wrong_inputs(header, spec.tensors())} if header else set()
-    sound = tuple(item for item in without_states(spec.tensors(), spec.states()) if item.name not in wrong)
+    sound = tuple(item for item in step_inputs(spec.tensors(), spec.states()) if item.name not in wrong)
     others = (wrong | {item.name for item in header.inputs} if header else wrong) - {item.name for item in sound}
     others -= spec.state.keys()  # data that has them is told so
     if spec.calibration and ("calibration", "data") not in unread:
@@ -75,11 +75,11 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         if function:
             yield from _wrong_function(place, spec, path, function)
         else:
-            extra = [name for name in (spec.calibration.labels, spec.calibration.sequence) if name]
+            extra = [name for name in (spec.calibration.labels, *spec.calibration.orders) if name]
             yield from _wrong_samples(place, spec, path, sound, extra, others)
     if spec.golden and ("golden", "data") not in unread:
         path = spec.file(spec.golden.data)
-        extra = [name for name in (spec.golden.labels, spec.golden.sequence) if name]
+        extra = [name for name in (spec.golden.labels, *spec.golden.orders) if name]
         yield from _wrong_samples(("golden", "data"), spec, path, sound, extra, others)
 
 

@@ -1,12 +1,12 @@
 """What a look at a model finds, and the spec that follows from it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from enginery.core.errors import DataError
 from enginery.core.state import State
-from enginery.core.types import TensorSpec
+from enginery.core.types import PLUS, TensorSpec
 
 # How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
 LARGEST_BATCH = 8
@@ -94,15 +94,16 @@ def name_axes(inputs: tuple[TensorSpec, ...], unknown: str = "?") -> tuple[Tenso
 
     An axis that the model leaves without a name (`unknown`) gets one of its own, what such an axis is usually called:
     `batch` for axis 0, `height` and `width` of [n, c, h, w], `length` of a sequence; with the input's name before it
-    where that name is taken.
+    where that name is taken. A sum of other dims of the model stays one.
     """
     taken: dict[str, str] = {}
     named = []
     first = {spec.shape[0] for spec in inputs if spec.shape}
+    every = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
     for spec in inputs:
         shape: list[int | str] = []
         for axis, dim in enumerate(spec.shape):
-            if isinstance(dim, int):
+            if isinstance(dim, int) or _terms(dim, every):
                 shape.append(dim)
             elif dim != unknown and dim in taken:
                 shape.append(taken[dim])
@@ -114,7 +115,21 @@ def name_axes(inputs: tuple[TensorSpec, ...], unknown: str = "?") -> tuple[Tenso
                 taken[dim if dim != unknown else f"{spec.name}\0{axis}"] = name
                 shape.append(name)
         named.append(replace(spec, shape=tuple(shape)))
-    return tuple(named)
+
+    def rename(dim: int | str) -> int | str:
+        terms = () if isinstance(dim, int) else _terms(dim, every)
+        return PLUS.join(taken.get(term, term) for term in terms) if terms else dim
+
+    return tuple(replace(spec, shape=tuple(map(rename, spec.shape))) for spec in named)
+
+
+def _terms(dim: str, every: Collection[str]) -> list[str]:
+    """The terms of a dim that exporters name as a sum of other dims, 'past_length + length' or 'past_length + 1', or as
+    the total of two, 'total_length'; else none."""
+    whole = re.fullmatch(r"total_(\w+)", dim)
+    terms = [f"past_{whole[1]}", whole[1]] if whole else re.split(r"\s*\+\s*", dim)
+    known = [term for term in terms if term in every and term != dim]
+    return terms if known and all(term in known or re.fullmatch("[1-9][0-9]{,8}", term) for term in terms) else []
 
 
 def _identifier(text: str) -> str | None:

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import onnx
 from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
 from enginery.core.errors import ModelError
-from enginery.core.types import Dim, Tensors, TensorSpec
+from enginery.core.types import PLUS, Dim, Tensors, TensorSpec, rename_dims
 from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
 from validation.golden.golden_set import edge_sizes
 
@@ -47,7 +48,8 @@ def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
     open_model: gives what runs it, or raises ModelError. Where the graph does not load, or runs at no size that is
     tried, sizes are guessed and the reason says so.
     """
-    names = list(dict.fromkeys(dim for spec in found.inputs for dim in spec.shape if isinstance(dim, str)))
+    shapes = (spec.shape for spec in found.inputs)
+    names = list(dict.fromkeys(dim for dim in chain(*shapes) if isinstance(dim, str) and PLUS not in dim))
     if not names:
         return found
     try:
@@ -60,7 +62,7 @@ def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
         return _guess_all(found, names, reason)
     equal = probe.find_equal(names, sizes)
     inputs = tuple(
-        replace(spec, shape=tuple(equal.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape))
+        replace(spec, shape=tuple(rename_dims(dim, equal) if isinstance(dim, str) else dim for dim in spec.shape))
         for spec in found.inputs
     )
     probe.take_inputs(inputs)

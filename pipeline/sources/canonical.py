@@ -20,7 +20,7 @@ from onnx_ir.passes import common
 from builders.onnx_graphs.bodies import walk_graphs
 from builders.onnx_graphs.weights import check_lengths, is_external, without_weights
 from enginery.core.errors import ModelError
-from enginery.core.types import TensorSpec
+from enginery.core.types import PLUS, TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
 from pipeline.sources.functions import inline_functions
 from pipeline.sources.onnx_model import OLDEST_IR_VERSION
@@ -207,8 +207,12 @@ def _rename(dim: int | ir.SymbolicDim, names: Mapping[str, int | str]) -> int | 
         return dim if isinstance(dim, int) else None
     if dim.value in names:
         return names[dim.value]
-    text = re.sub(r"[A-Za-z_]\w*", lambda word: str(names.get(word[0], word[0])), dim.value)
+    text = re.sub(r"[A-Za-z_]\w*", lambda word: _term(names.get(word[0], word[0])), dim.value)
     return int(text) if text.isdigit() else text
+
+
+def _term(name: int | str) -> str:
+    return f"({name})" if isinstance(name, str) and PLUS in name else str(name)
 
 
 def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:

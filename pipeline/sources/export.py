@@ -23,6 +23,7 @@ from enginery.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.reports.free_running import FreeRunning
 from enginery.core.reports.proof import Check, Spread
+from enginery.core.state import step_inputs
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
 from enginery.user_code.weights import weights_beside
@@ -36,6 +37,7 @@ from pipeline.sources.steps import StateModel, check_states
 from pipeline.sources.user_process import start_user_process
 from validation.comparison.free_running import free_running_checks, step_spreads
 from validation.comparison.sessions import expected_checks
+from validation.data.joined import Steps
 from validation.data.samples import Samples
 from validation.data.sequences import number_steps
 from validation.golden.answers import RecordedSession
@@ -91,14 +93,15 @@ def export(
     limits: Mapping[str, float | None] | None = None,
     known: Path | None = None,
     order: Array | None = None,
+    steps: Steps | None = None,
 ) -> ExportResult:
     """Write `model.onnx` and `golden.safetensors` into `workdir`, and compare the model with its source.
 
     samples: golden inputs; None takes seeded random ones.  labels: their true answers, for the golden set.
     limits: of a spec, in place of documented ones.  known: the canonical model, if this source was exported before and
     only the golden set is new.  order: of a model with state, for each sample which sequence it is a step of; None
-    where all are of one. A failed check is a value, not an error. Raises ModelError for a source that cannot be
-    exported, and DataError for samples that cannot be read.
+    where all are of one.  steps: which samples are one step; None where each is. A failed check is a value, not an
+    error. Raises ModelError for a source that cannot be exported, and DataError for samples that cannot be read.
     """
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
     along = Along()
@@ -108,7 +111,9 @@ def export(
         with write_model(request, model_file, workdir, known) as source:
             try:
                 if request.states:
-                    groups, sequences, labels = _with_states(request, source, model_file, samples, order, labels)
+                    groups, sequences, labels = _with_states(
+                        request, source, model_file, samples, (order, steps), labels
+                    )
                 golden = freeze(groups, request.inputs, request.dims, source.run, labels)
             except ModelError as error:
                 if samples:
@@ -154,22 +159,25 @@ def _with_states(
     source: _Source,
     model: Path,
     samples: Samples | None,
-    order: Array | None,
+    order: tuple[Array | None, Steps | None],
     labels: Array | None,
 ) -> tuple[list[dict[str, Array]], GoldenSequences, Array | None]:
-    """The golden inputs of a model with state, in groups, with the labels in their order. Raises ModelError for states
-    that its outputs cannot give."""
+    """The golden inputs of a model with state, in groups, with the labels in their order. order: `order` and `steps` of
+    `export`. Raises ModelError for states that its outputs cannot give."""
     check_states(request.states, *specs_of(load_outline(model)))
-    stateful = StateModel(source.run, request.inputs, request.dims, request.states)
+    stateful = StateModel(source.run, request.inputs, request.dims, request.states, order[1])
     if samples is None:
-        groups = stateful.complete_random([*random_groups(request.inputs, request.dims)])
-        return groups, stateful.sequences(None, order, groups), labels
-    groups, places = stateful.complete(samples, order)
-    sequences = stateful.sequences(samples, order, ())
+        drawn = [*random_groups(step_inputs(request.inputs, request.states), request.dims)]
+        groups = stateful.complete_random(drawn)
+        return groups, stateful.sequences(None, None, drawn[: len(groups)]), labels
+    groups, places = stateful.complete(samples, order[0])
+    sequences = stateful.sequences(samples, order[0], ())
+    firsts = order[1].firsts if order[1] else np.arange(samples.count)
     flat = [at for group in places for at in group]
-    if labels is not None and len(labels) % len(flat) == 0:
-        labels = labels.reshape(len(flat), -1, *labels.shape[1:])[flat].reshape(labels.shape)
-    numbers = number_steps(len(flat), order).tolist()
+    if labels is not None:
+        parts = np.split(labels, firsts[1:])
+        labels = np.concatenate([parts[at] for at in flat])
+    numbers = number_steps(samples.count, order[0])[firsts].tolist()
     return groups, replace(sequences, places=tuple(tuple(numbers[at] for at in group) for group in places)), labels
 
 

@@ -1,6 +1,6 @@
 """What a golden set of a model with state is made of: steps with the states that the model itself hands on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -9,10 +9,11 @@ import numpy as np
 from enginery.arrays import Array
 from enginery.core.errors import DataError, ModelError
 from enginery.core.reports.free_running import SIDE_BY_SIDE
-from enginery.core.state import State, without_states
+from enginery.core.state import State, step_inputs
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.streams import Streams
 from pipeline.sources.onnx_header import format_shape
+from validation.data.joined import BEGINS, Steps
 from validation.data.samples import Samples
 from validation.data.sequences import SequenceSamples, roll_out, split, stack
 from validation.golden.free_running import Roller
@@ -25,12 +26,14 @@ MOST_SEQUENCES, MOST_STEPS = 4, 256
 
 @dataclass(frozen=True)
 class StateModel:
-    """A model with state. run: the original model.  inputs: all of them.  dims: of the inputs."""
+    """A model with state. run: the original model.  inputs: all of them.  dims: of the inputs.  steps: which samples
+    are one step; None where each is."""
 
     run: Callable[[Tensors], Tensors]
     inputs: tuple[TensorSpec, ...]
     dims: tuple[Dim, ...]
     states: tuple[State, ...]
+    steps: Steps | None = None
 
     @property
     def ends(self) -> dict[str, tuple[int, int]]:
@@ -45,26 +48,30 @@ class StateModel:
     def complete(self, samples: Samples, order: Array | None) -> tuple[list[dict[str, Array]], list[list[int]]]:
         """The steps of stored samples with their states, in groups for runs, and the places of these steps (`stack`).
         order: as in `SequenceSamples`."""
-        steps = SequenceSamples(samples, self.streams, order).runs()
+        steps = SequenceSamples(samples, self.streams, order, self.steps).runs()
         return stack((inputs for _, inputs in steps), self.inputs, self.dims)
 
     def complete_random(self, groups: Sequence[Tensors]) -> list[dict[str, Array]]:
-        """Groups of random inputs as the steps of one sequence, with the states that follow from them."""
-        steps = without_states(self.inputs, self.states)
+        """Groups of random inputs as the steps of one sequence, with the states that follow from them: as many as the
+        bound of a cache takes, if two do."""
+        steps = step_inputs(self.inputs, self.states)
         numbered = ((at, {spec.name: group[spec.name] for spec in steps}) for at, group in enumerate(groups, 1))
-        return [inputs for _, inputs in roll_out(numbered, self.streams)]
+        found: list[dict[str, Array]] = []
+        try:
+            found.extend(inputs for _, inputs in roll_out(numbered, self.streams))
+        except DataError:
+            if len(found) < 2:
+                raise
+        return found
 
     def sequences(self, samples: Samples | None, order: Array | None, groups: Sequence[Tensors]) -> GoldenSequences:
         """The sequences that the model is run through with its own states; of random inputs (`groups`) one."""
-        steps = [spec.name for spec in without_states(self.inputs, self.states)]
+        steps = [spec.name for spec in step_inputs(self.inputs, self.states)]
         if samples is None:
-            found = [[{name: group[name] for name in steps} for group in groups]]
+            found: list[list[Tensors]] = [[{name: group[name] for name in steps} for group in groups]]
         else:
-            found = [
-                [inputs for _, inputs in sequence][:MOST_STEPS]
-                for sequence in islice(split(samples, order), MOST_SEQUENCES)
-            ]
-        if samples and max(map(len, found)) == 1:
+            found = [self._read(sequence) for sequence in islice(split(samples, order), MOST_SEQUENCES)]
+        if samples and max(map(_count_steps, found)) == 1:
             raise DataError(
                 f"{samples.name}: the sequences have one step each, so that no state is handed on; store sequences of "
                 "several steps, and in the array that golden.sequence names one number for all steps of a sequence"
@@ -72,13 +79,26 @@ class StateModel:
         cases = [self._case(f"sequence {index}", sequence) for index, sequence in enumerate(found)]
         if samples and (streams := self._side_by_side(found)):
             cases.append(self._case(SIDE_BY_SIDE, streams))
-        return GoldenSequences(self.states, self.ends, GoldenSet(tuple(cases)))
+        return GoldenSequences(self.states, self.ends, GoldenSet(tuple(cases)), dim=self._dim)
+
+    @property
+    def _dim(self) -> str:
+        return self.steps.dim if self.steps else ""
+
+    def _read(self, sequence: Iterator[tuple[int, dict[str, Array]]]) -> list[Tensors]:
+        """The samples of a sequence's first steps; where a step can have several, with whether one begins there."""
+        if self.steps is None:
+            return [inputs for _, inputs in islice(sequence, MOST_STEPS)]
+        samples = [{**inputs, BEGINS: self.steps.begins[end - 1]} for end, inputs in sequence]
+        later = [at for at, inputs in enumerate(samples) if inputs[BEGINS]][MOST_STEPS:]
+        return list(samples[: later[0] if later else None])
 
     def _side_by_side(self, sequences: Sequence[Sequence[Tensors]]) -> list[Tensors]:
         """Steps of several streams as one batch, up to the end of the shortest: engines that hand a state to another
-        row of the batch are found by nothing else. Of a single sequence its halves; empty where no dim, which a state
+        row of the batch are found by nothing else. A step ends where one of any stream does. Of a single sequence its
+        halves; empty where no dim, which a state
         has too, is an axis of each input of a step, or where it holds no two of them."""
-        given = without_states(self.inputs, self.states)
+        given = step_inputs(self.inputs, self.states)
         held = {axis for spec in self.inputs if spec not in given for axis in spec.shape}
         shared = [dim for dim in self.dims if dim.name in held and all(s.shape.count(dim.name) == 1 for s in given)]
         if not shared:
@@ -92,13 +112,18 @@ class StateModel:
             return []
         return [
             {each: np.concatenate([step[each] for step in steps], along) for each, along in axes.items()}
+            | ({BEGINS: np.asarray(np.any([step[BEGINS] for step in steps]))} if self.steps else {})
             for steps in zip(*streams, strict=False)
         ]
 
     def _case(self, name: str, sequence: Sequence[Tensors]) -> Case:
         inputs = {each: np.stack([step[each] for step in sequence]) for each in sequence[0]}
-        roller = Roller(self.inputs, self.states, self.ends, tuple(inputs))
+        roller = Roller(self.inputs, self.states, self.ends, tuple(inputs), self._dim)
         return Case(name, "golden", inputs, roller.roll(self.run, inputs))
+
+
+def _count_steps(samples: Sequence[Tensors]) -> int:
+    return sum(bool(sample.get(BEGINS, True)) for sample in samples)
 
 
 def check_states(states: Sequence[State], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:

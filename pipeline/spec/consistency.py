@@ -1,11 +1,11 @@
 """What the sections of a spec demand of each other: each mistake with the key that it is about."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from enginery.core.hardware import targets
 from enginery.core.sampling import SEEN_NEXT, TAKEN_INPUTS
-from enginery.core.types import CALIBRATED, QUANTIZED
+from enginery.core.types import CALIBRATED, PLUS, QUANTIZED, TensorSpec
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import FILL_IN
 from pipeline.spec.value_types import Loc
@@ -56,12 +56,24 @@ def _wrong_dims(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             place = ("inputs", name, "shape", axis)
             if dim == FILL_IN:
                 yield place, f"{FILL_IN} stands where the model does not say it; write dtype and shape, axis by axis"
-            elif isinstance(dim, str):
+            elif isinstance(dim, str) and PLUS not in dim:
                 used.setdefault(dim, place)
+    yield from _wrong_sums(spec, used)
     for dim in sorted(set(used) - set(spec.dims)):
         yield used[dim], f"inputs name dim {dim!r}, which dims does not define; add dims.{dim}.max"
     for dim in sorted(set(spec.dims) - set(used)):
         yield ("dims", dim), f"dims.{dim} is used by no input; remove it or name it in a shape"
+
+
+def _wrong_sums(spec: SpecSections, axes: Collection[str]) -> Iterator[tuple[Loc, str]]:
+    """Sums of dims that no input has as an axis, and sums in states: (key, message)."""
+    for name, item in spec.inputs.items():
+        for axis, total in TensorSpec(name, item.dtype, item.shape).sums:
+            place: Loc = ("inputs", name, "shape", axis)
+            if name in spec.state:
+                yield place, f"state {name!r} has {total!r}; sizes of states are numbers and dims of their own"
+            for dim in (term for term in total.split(PLUS) if not term.isdecimal() and term not in axes):
+                yield place, f"{total!r} has dim {dim!r}, which is no axis of any input; name one that is"
 
 
 def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -77,6 +89,7 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         if name in spec.inputs and not _holds(dtype := spec.inputs[name].dtype, item.initial):
             text = f"state {name!r} is {dtype}, which does not hold {item.initial:g}; give a value that it holds, as 0"
             yield ("state", name, "initial"), text
+    yield from _wrong_places(spec)
     if spec.state and not spec.inputs.keys() - spec.state.keys():
         yield ("state",), "every input is a state, so that no step is given anything; leave one input out of state"
     steps = {dim for name, item in spec.inputs.items() if name not in spec.state for dim in item.shape}
@@ -98,6 +111,22 @@ def _wrong_int8_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             yield place, f"{where} changes nothing: no precision is quantized ({', '.join(QUANTIZED)}); remove it"
         elif spec.calibration is None:
             yield place, f"{where} is int8, whose scale comes from real sequences; add calibration.data"
+
+
+def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
+    """Places along an axis that has no fixed size, or at an input of no integers: (key, message)."""
+    given = {dim for name, item in spec.inputs.items() if name not in spec.state for dim in item.shape}
+    for name, item in spec.state.items():
+        if name not in spec.inputs or (places := item.places) is None:
+            continue
+        shape, at, place = spec.inputs[name].shape, spec.inputs.get(places.at), ("state", name, "places")
+        if places.axis >= len(shape) or isinstance(shape[places.axis], str):
+            text = f"state {name!r} {list(shape)} has no fixed size on axis {places.axis}; name the axis of its places"
+            yield (*place, "axis"), text
+        if at is None or not at.dtype.startswith(("int", "uint")):
+            yield (*place, "at"), f"places.at {places.at!r} is no input of integers; name the one that says where"
+        if places.count and places.count not in given:
+            yield (*place, "count"), f"places.count {places.count!r} is no dim that a caller gives; name one"
 
 
 def _wrong_cache(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -127,10 +156,25 @@ def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     for section, part in (("golden", spec.golden), ("calibration", spec.calibration)):
         if part and part.sequence and not spec.state:
             yield (section, "sequence"), f"{section}.sequence is for models with state; add state, or remove it"
+        if part and part.joined:
+            yield from _wrong_steps(spec, (section, "steps"), part.joined[0])
     if spec.state and spec.calibration and spec.calibration.parts > 1:
         yield ("calibration", "parts"), "steps follow each other, so that samples of a model with state are one part"
     if spec.state and spec.calibration and spec.calibration.labels:
         yield ("calibration", "labels"), "a floor of accuracy is not measured over steps; remove labels"
+
+
+def _wrong_steps(spec: SpecSections, place: Loc, dim: str) -> Iterator[tuple[Loc, str]]:
+    """A dim that samples of a step cannot be joined along: (key, message)."""
+    where = ".".join(map(str, place))
+    held = any(dim in item.shape for name, item in spec.inputs.items() if name in spec.state)
+    given = any(dim in item.shape for name, item in spec.inputs.items() if name not in spec.state)
+    if not spec.state:
+        yield place, f"{where} is for models with state; add state, or remove it"
+    elif not given:
+        yield place, f"{where} joins samples along {dim!r}, which no input has that a caller gives; name one of theirs"
+    elif held:
+        yield place, f"{where} joins samples along {dim!r}, which states have too; name a dim of a step alone"
 
 
 def _wrong_sampling(spec: SpecSections) -> Iterator[tuple[Loc, str]]:

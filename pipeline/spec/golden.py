@@ -1,23 +1,19 @@
 """The section `golden` of a spec: real inputs, right answers, task metrics."""
 
-from typing import ClassVar, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from pipeline.spec.metrics import Metric, Metrics
-from pipeline.spec.value_types import File, GraphName, Loc, Mistakes, SpecPart
+from pipeline.spec.sequences import SequenceArrays
+from pipeline.spec.value_types import File, GraphName, Loc, Mistakes
 
 
-class Golden(SpecPart):
+class Golden(SequenceArrays):
     """Real inputs with which every engine is proven. Expected outputs come from the source model itself."""
-
-    omitted: ClassVar[frozenset[str]] = frozenset({"sequence"})
 
     data: File = Field(description="an .npz, .npy or .safetensors, or a folder of .npy files")
     labels: GraphName | None = Field(None, description="name of the array of right answers in the data file")
-    sequence: GraphName | None = Field(
-        None, description="of a model with state: name of the array that says which sequence each step is of"
-    )
     metric: Metrics | None = Field(None, description="a task metric or a list of them (docs/guides/task-metrics.md)")
     frozen: str | None = Field(
         None,

@@ -1,17 +1,16 @@
 """How other precisions are made: the samples, the rules, the search."""
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from enginery.core.names import inside
+from pipeline.spec.sequences import SequenceArrays
 from pipeline.spec.value_types import GraphName, Loc, Mistakes, SpecPart
 
 
-class Calibration(SpecPart):
+class Calibration(SequenceArrays):
     """Real samples from which int8 and fp8 ranges are measured, and how a range is chosen from what they show."""
-
-    omitted: ClassVar[frozenset[str]] = frozenset({"sequence"})
 
     data: str = Field(
         description=".npz or safetensors with one array per input, .npy or a folder of them, or 'file.py:function': a "
@@ -28,10 +27,6 @@ class Calibration(SpecPart):
 
     labels: GraphName | None = Field(
         None, description="name of the array of class indices in stored data, for a floor of accuracy"
-    )
-    sequence: GraphName | None = Field(
-        None,
-        description="of a model with state: name of the array that says which sequence each step is of",
     )
 
     @field_validator("data")
@@ -54,6 +49,8 @@ class Calibration(SpecPart):
         if self.sequence and self.function:
             text = "the samples of a generator are the steps of one sequence; remove sequence, or store the samples"
             found.append((("sequence",), text))
+        if self.steps and self.function:
+            found.append((("steps",), "a generator gives whole steps, of any size; remove steps"))
         if self.labels and self.function:
             found.append((("labels",), "a generator gives no labels; remove labels, or store the samples"))
         if found:

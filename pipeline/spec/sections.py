@@ -177,7 +177,10 @@ class SpecSections(SpecFile):
 
     def states(self) -> tuple[State, ...]:
         """The inputs that outputs of the call before give, in the spec's order."""
-        return tuple(State(name, item.output, item.initial) for name, item in self.state.items())
+        return tuple(
+            State(name, item.output, item.initial, item.places.to_places() if item.places else None)
+            for name, item in self.state.items()
+        )
 
     def int8_states(self) -> tuple[State, ...]:
         """The states that engines of quantized precisions take and give as int8."""

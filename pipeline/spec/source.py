@@ -6,9 +6,10 @@ from typing import ClassVar, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from enginery.core.names import inside
+from enginery.core.state import Places
 from enginery.core.text import join_first
 from enginery.core.types import Dim, Scalar
-from pipeline.spec.value_types import Axis, File, GraphName, Least, Mistakes, Size, SpecPart
+from pipeline.spec.value_types import Axis, DimName, File, GraphName, Least, Mistakes, Size, SpecPart
 
 InputDtype = Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 INPUT_DTYPES: tuple[str, ...] = get_args(InputDtype)
@@ -103,6 +104,20 @@ class Input(SpecPart):
     shape: tuple[Axis, ...] = Field(description="sizes, and names of dims for the dynamic axes")
 
 
+class PlacesSection(SpecPart):
+    """Where a step writes into a cache of a fixed size, so that one that would write behind its end is refused."""
+
+    axis: int = Field(ge=0, description="axis of the state that is filled place by place")
+    at: GraphName = Field(description="input of integers: the places that the step writes, or the first of `count`")
+    count: DimName | None = Field(None, description="dim of a step's inputs: so many places are written from `at` on")
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"count"})
+
+    def to_places(self) -> Places:
+        """The value."""
+        return Places(self.axis, self.at, self.count or "")
+
+
 class StateInput(SpecPart):
     """Where an input comes from that a caller does not give: the call before."""
 
@@ -113,6 +128,9 @@ class StateInput(SpecPart):
         description="int8: engines of quantized precisions take and give it as int8, a quarter of its memory, with a "
         "calibrated scale",
     )
+    places: PlacesSection | None = Field(None, description="of a cache of a fixed size: where steps write into it")
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"places", "dtype"})
 
 
 class DimRange(SpecPart):

@@ -17,6 +17,7 @@ from pydantic import (
 from enginery.core.errors import EngineryError, UnknownNameError
 from enginery.core.hardware import targets
 from enginery.core.names import check_channel, check_model, check_version, inside
+from enginery.core.types import PLUS
 
 LARGEST_SIZE = 1 << 31
 _LONGEST_SHOWN = 80
@@ -81,10 +82,25 @@ def _check_dim_name(text: str) -> None:
 
 
 def _check_axis(value: object) -> object:
+    if isinstance(value, str) and "+" in value:
+        return _check_sum(value)
     good = value.isidentifier() if isinstance(value, str) else type(value) is int and 1 <= value < LARGEST_SIZE
     if not good:
-        raise ValueError("must be a size from 1 up, or the name of a dim (letters, digits, '_')")
+        raise ValueError("must be a size from 1 up, the name of a dim (letters, digits, '_'), or a sum of these")
     return value
+
+
+def _check_sum(text: str) -> str:
+    """A sum of dims and sizes with one space around each '+'."""
+    terms = [term.strip() for term in text.split("+")]
+    sizes = [term for term in terms if term.isascii() and term.isdecimal()]
+    if not all(term.isidentifier() or term in sizes for term in terms) or any(
+        not 1 <= int(term) < LARGEST_SIZE for term in sizes
+    ):
+        raise ValueError("must be a sum of dims and of sizes from 1 up, such as 'past + tokens' or 'past + 1'")
+    if len(sizes) == len(terms):
+        raise ValueError("is a sum of sizes alone; write the number")
+    return PLUS.join(terms)
 
 
 def _as_name(value: object) -> object:

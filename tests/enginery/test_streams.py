@@ -1,12 +1,13 @@
 """Streams: what one call's outputs give, the next call's inputs take; for a batch of streams, each by itself."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from enginery.core.errors import DataError
-from enginery.core.state import State, state_ends, states_of
+from enginery.core.state import Places, State, state_ends, states_of
 from enginery.core.types import ShapeProfile, TensorSpec
 from enginery.streams import Streams
 
@@ -107,6 +108,29 @@ def test_a_state_that_grows_begins_empty_and_ends_at_its_bound():
         streams.run({"x": np.ones((1, 1), np.float32)})
 
 
+FIXED, AT = TensorSpec("cache", "float32", ("batch", 4, 1)), TensorSpec("at", "int64", ("tokens",))
+
+
+@pytest.mark.parametrize(
+    ("count", "at", "told"),
+    [
+        ("", [2, 3], None),
+        ("", [3, 4], "places 0 to 3, and 'at' has this step write 3 to 4"),
+        ("", [-1], "has this step write -1 to -1"),
+        ("tokens", [2, 2], None),
+        ("tokens", [3, 3], "has this step write 3 to 4"),
+        ("", [], None),
+    ],
+)
+def test_a_step_writes_within_the_places_of_a_state_of_a_fixed_size(count, at, told):
+    calls = []
+    states = [State("cache", "out", 0.0, Places(1, "at", count))]
+    streams = Streams(lambda given: calls.append(1) or {"out": given["cache"]}, [FIXED, AT], states)
+    with pytest.raises(DataError, match=told) if told else nullcontext():
+        streams.run({"at": np.array(at, np.int64)})
+    assert bool(calls) == (told is None), "refused before it runs"
+
+
 def test_streams_are_made_from_the_description_of_a_pulled_engine(tmp_path):
     described = {
         "inputs": [vars(spec) for spec in CACHE],
@@ -136,3 +160,5 @@ def test_the_states_of_a_version_are_in_its_spec():
     assert states_of({}) == ()
     spec = {"state": {"h": {"output": "hn", "initial": 1}}}
     assert states_of(spec) == (State("h", "hn", 1.0),)
+    spec["state"]["h"]["places"] = {"axis": 1, "at": "at"}
+    assert states_of(spec) == (State("h", "hn", 1.0, Places(1, "at")),)

@@ -17,7 +17,7 @@ from enginery.arrays import Array
 from enginery.core.digest import digest_of_path
 from enginery.core.errors import DataError
 from enginery.core.text import suggest
-from enginery.core.types import Dim, Tensors, TensorSpec
+from enginery.core.types import PLUS, Dim, Tensors, TensorSpec, list_sums, size_of
 from validation.data.stored import Stored, find_arrays
 
 # Of how many files of a folder the headers are read where samples are only looked at.
@@ -196,12 +196,22 @@ class Samples:
                     yield f"{here}, outside {dim.words}; {remedy}"
                 if seen.setdefault(declared, length) != length:
                     yield f"{here} and {seen[declared]} elsewhere; make equal"
+        yield from self._wrong_sums(seen)
+
+    def _wrong_sums(self, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Axes that are not as long as the sum that they have in the spec, where its terms are known."""
+        for spec, axis, total in list_sums(self.inputs):
+            length = self.arrays[spec.name].shape[axis + 1 if self.complete else axis]
+            known = all(term.isdecimal() or term in sizes for term in total.split(PLUS))
+            if known and (size := size_of(total, sizes)) != length:
+                yield f"{self.arrays[spec.name]} has {length} along {total!r}, which is {size}; make it so long"
 
     def _axes(self, spec: TensorSpec) -> Iterator[tuple[int, int, int | str]]:
-        """(axis, length, declared size) of the axes of one sample: all but axis 0."""
+        """(axis, length, declared size) of the axes of one sample: all but axis 0, and sums of dims."""
         declared = spec.shape if self.complete else spec.shape[1:]
         for axis, (length, dim) in enumerate(zip(self.arrays[spec.name].shape[1:], declared, strict=True), start=1):
-            yield axis, length, dim
+            if isinstance(dim, int) or PLUS not in dim:
+                yield axis, length, dim
 
     def _dim(self, name: str) -> Dim:
         found = next((dim for dim in self.dims if dim.name == name), None)
@@ -255,15 +265,17 @@ def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, in
     Dims that `sizes` lacks keep their length. Raises DataError where an axis to be filled is empty.
     """
     found = {}
+    whole = {**sizes_of(tensors, specs), **sizes} if any(list_sums(specs)) else sizes
     for spec in specs:
-        tensor = tensors[spec.name]
+        tensor, sums = tensors[spec.name], dict(spec.sums)
         for axis, dim in enumerate(spec.shape):
             length = tensor.shape[axis]
-            if isinstance(dim, str) and sizes.get(dim, length) != length:
+            wanted = size_of(sums[axis], whole) if axis in sums else sizes.get(str(dim), length)
+            if wanted != length:
                 if length == 0:
-                    missing = f"there is nothing to fill {sizes[dim]} from"
+                    missing = f"there is nothing to fill {wanted} from"
                     raise DataError(f"tensor {spec.name!r} is empty along {dim!r}; {missing}")
-                tensor = np.take(tensor, np.arange(sizes[dim]) % length, axis)
+                tensor = np.take(tensor, np.arange(wanted) % length, axis)
         found[spec.name] = tensor
     return found
 
@@ -281,11 +293,15 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
         if len(shape) != len(spec.shape):
             raise DataError(f"tensor {spec.name!r} has shape {shape}; {spec.shape} has another rank")
         for length, dim in zip(shape, spec.shape, strict=True):
-            expected = sizes.setdefault(dim, length) if isinstance(dim, str) else dim
+            total = isinstance(dim, str) and PLUS in dim
+            expected = length if total else sizes.setdefault(dim, length) if isinstance(dim, str) else dim
             if length != expected:
                 raise DataError(
                     f"tensor {spec.name!r} has shape {shape}: {dim} is {length} here and {expected} elsewhere"
                 )
+    for spec, axis, name in list_sums(specs):
+        if (length := tensors[spec.name].shape[axis]) != (size := size_of(name, sizes)):
+            raise DataError(f"tensor {spec.name!r} has {length} along {name!r} (axis {axis}), which is {size}")
     return sizes
 
 

@@ -12,45 +12,51 @@ from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.streams import Streams
+from validation.data.joined import GrownInputs, JoinedSteps, Run, Steps, single_samples
 from validation.data.overlap import merge_digests, window_digests
 from validation.data.samples import Samples, SampleSource
 
-Run = tuple[int, dict[str, Array]]
 # Of a group of steps, where the batch's opt is 1.
 MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
 class SequenceSamples:
-    """Steps as complete inputs. streams: over the model that gives the states; one pass at a time.
+    """Samples as steps with complete inputs. streams: over the model that gives the states; one pass at a time.
 
-    order: for each step which sequence it is of; None where all are of one.
+    order: for each sample which sequence it is of; None where all are of one.  steps: which samples are one step; None
+    where each is. Runs are counted in steps.
     """
 
-    steps: SampleSource
+    samples: SampleSource
     streams: Streams
     order: Array | None = None
+    steps: Steps | None = None
 
     @property
     def name(self) -> str:
         """See `SampleSource`."""
-        return self.steps.name
+        return self.samples.name
 
     @property
     def digest(self) -> str:
         """See `SampleSource`."""
-        return self.steps.digest
+        return self.samples.digest
 
     @property
     def digests(self) -> bytes:
-        """The digests of all steps, each once, sorted and joined."""
+        """The digests of all samples, each once, sorted and joined."""
         return merge_digests(
-            [window_digests((inputs for _, inputs in steps) for steps in split(self.steps, self.order))]
+            [window_digests((inputs for _, inputs in steps) for steps in split(self.samples, self.order))]
         )
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
         """See `SampleSource`: steps from the first one on are run, those from `start` on are given."""
-        for sequence in split(self.steps, self.order, stop):
+        samples, order = self.samples, self.order
+        if self.steps:
+            samples = JoinedSteps(samples, self.steps)
+            order = None if order is None else order[self.steps.firsts]
+        for sequence in split(samples, order, stop):
             yield from ((end, inputs) for end, inputs in roll_out(sequence, self.streams) if end > start)
 
 
@@ -80,21 +86,14 @@ def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> 
     order: as in `SequenceSamples`.  stop: the steps before it alone. Raises DataError for a run of several samples, as
     they are not one step.
     """
-    runs, ahead = steps.runs(0, stop), list[Run]()
+    runs, ahead = single_samples(steps, 0, stop), list[Run]()
 
     def read(first: Run) -> Iterator[Run]:
-        before = first[0]
         yield first
         for end, inputs in runs:
-            if end != before + 1:
-                raise DataError(
-                    f"{steps.name}: a step has {end - before} samples, since the model takes no fewer at once; store "
-                    "one complete input per entry of a new axis 0, in every array"
-                )
             if order is not None and order[end - 1] != order[end - 2]:
                 ahead.append((end, inputs))
                 return
-            before = end
             yield end, inputs
 
     ahead.extend([first] if (first := next(runs, None)) else [])
@@ -105,12 +104,12 @@ def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> 
 def roll_out(steps: Iterable[Run], streams: Streams) -> Iterator[Run]:
     """The steps of one sequence, each with the states that those before it left. The last is not run."""
     streams.reset()
-    held: dict[str, Array] = {}
+    held, grown = dict[str, Array](), GrownInputs(streams.inputs)
     for end, inputs in steps:
         if held:
             streams.run(held)
-        held = inputs
-        yield end, streams.complete(inputs)
+        held = grown.take(inputs)
+        yield end, streams.complete(held)
 
 
 def stack(

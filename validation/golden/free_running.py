@@ -5,16 +5,18 @@ of many steps shows. As one call takes a whole sequence, such runs are compared 
 honest rounding are measured in the same way: with states that the rounded graph has handed on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.errors import DataError
-from enginery.core.state import State, without_states
+from enginery.core.state import State, step_inputs, without_states
 from enginery.core.types import Session, Tensors, TensorSpec
 from enginery.streams import Streams
+from validation.data.joined import BEGINS, GrownInputs, join
 from validation.golden.golden_set import GoldenSequences
 
 # The axis of steps, before all others.
@@ -26,36 +28,53 @@ class Roller:
     """Runs a model through a sequence from its beginning.
 
     inputs: of the model.  ends: as in `Streams`.  steps: names of the inputs that each step gives; the others are the
-    same in all of them.
+    same in all of them.  dim: as in `GoldenSequences`.
     """
 
     inputs: tuple[TensorSpec, ...]
     states: tuple[State, ...]
     ends: Mapping[str, tuple[int, int]]
     steps: tuple[str, ...]
+    dim: str = ""
 
     def roll(self, run: Callable[[Tensors], Tensors], inputs: Tensors) -> dict[str, Array]:
-        """The outputs of all steps, each stacked along a new axis 0, as the steps of `inputs` are; of one that is a
-        state, beside others that are none, what the last step left, since it holds all steps or what became of them.
-        run: the model.
+        """The outputs of all steps, each stacked along a new axis 0, as the steps of `inputs` are; where steps have
+        several samples, an output that grows with them is cut into places. Of one that is a state, beside others that
+        are none, what the last step left, since it holds all steps or what became of them. run: the model.
 
         Raises DataError for inputs without a step, and what the model raises.
         """
-        count = min((len(inputs[name]) for name in self.steps), default=0)
-        if not count:
-            raise DataError("a sequence without steps; give at least one")
         same = {name: array for name, array in inputs.items() if name not in self.steps}
         streams = Streams(run, self.inputs, self.states, self.ends)
         found: dict[str, list[Array]] = {}
-        for at in range(count):
-            answer = streams.run({**same, **{name: inputs[name][at] for name in self.steps}})
+        steps, grown = list(self._steps(inputs)), GrownInputs(streams.inputs)
+        for step in steps:
+            answer = streams.run({**same, **grown.take(step)})
             left = {state.output for state in self.states} if len(answer) > len(self.states) else set()
             for name, array in answer.items():
                 kept = found.setdefault(name, [])
                 if name in left:
                     kept.clear()
                 kept.append(array)
-        return {name: stack_steps(arrays) for name, arrays in found.items()}
+        sizes = [self._size(step) for step in steps]
+        return {name: stack_steps(cut_places(arrays, sizes)) for name, arrays in found.items()}
+
+    def _steps(self, inputs: Tensors) -> Iterator[dict[str, Array]]:
+        """What each step gives. Raises DataError where there is none."""
+        names = [name for name in self.steps if name != BEGINS]
+        count = min((len(inputs[name]) for name in names), default=0)
+        if not count:
+            raise DataError("a sequence without steps; give at least one")
+        firsts = np.flatnonzero(inputs[BEGINS][:count]) if BEGINS in inputs else np.arange(count)
+        given = [spec for spec in step_inputs(self.inputs, self.states) if spec.name in names]
+        for begin, end in pairwise([*firsts.tolist(), count]):
+            yield join([{name: inputs[name][at] for name in names} for at in range(begin, end)], self.dim, given)
+
+    def _size(self, step: Tensors) -> int:
+        """The size of a step along `dim`; 0 without one."""
+        axes = ((spec.name, spec.shape.index(self.dim)) for spec in self.inputs if self.dim in spec.shape)
+        name, axis = next(axes, ("", 0))
+        return step[name].shape[axis] if name else 0
 
 
 class FreeRunningSession(Session):
@@ -68,7 +87,7 @@ class FreeRunningSession(Session):
         self._session, self.outputs = session, [_stacked(spec) for spec in session.outputs]
         given = without_states(session.inputs, states)
         self.inputs: Sequence[TensorSpec] = [_stacked(spec) if spec.name in steps else spec for spec in given]
-        self.roller = Roller(tuple(session.inputs), states, sequences.ends, steps)
+        self.roller = Roller(tuple(session.inputs), states, sequences.ends, steps, sequences.dim)
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs of all steps. Raises as `Roller.roll`."""
@@ -78,6 +97,19 @@ class FreeRunningSession(Session):
         """One step; a graph that emulates float16 gives such states in float32, and takes them in float16."""
         narrowed = {name: inputs[name].astype(np.float16, copy=False) for name in self._halves & inputs.keys()}
         return self._session.run({**inputs, **narrowed})
+
+
+def cut_places(answers: Sequence[Array], sizes: Sequence[int]) -> list[Array]:
+    """What each step gave along its first axis that is as long as the step in all of them, one place after the other;
+    the answers themselves where there is none, or all steps have one size. sizes: of the steps."""
+    arrays = [np.asarray(answer) for answer in answers]
+    if len(arrays) != len(sizes) or len(set(sizes)) == 1:
+        return arrays
+    axes = range(min(array.ndim for array in arrays))
+    along = [axis for axis in axes if all(each.shape[axis] == size for each, size in zip(arrays, sizes, strict=True))]
+    if not along:
+        return arrays
+    return [np.take(array, [at], along[0]) for array, size in zip(arrays, sizes, strict=True) for at in range(size)]
 
 
 def stack_steps(answers: Sequence[Array]) -> Array:

@@ -15,12 +15,13 @@ from typing import Literal, overload
 import numpy as np
 
 from enginery.arrays import Array
-from enginery.core.codec import OMIT_NONE, decode, encode
+from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import DataError, IntegrityError, ModelError
 from enginery.core.state import State
 from enginery.core.types import Dim, Tensors, TensorSpec, Untyped, sizes_product
 from validation.data.batches import enough_samples
+from validation.data.joined import BEGINS
 from validation.data.samples import Samples, resize
 from validation.limits.noise_floor import Noise
 
@@ -59,6 +60,7 @@ class _SequencesHeader:
     cases: tuple[_CaseName, ...]
     noise: Noise | None = field(default=None, metadata=OMIT_NONE)
     places: tuple[tuple[int, ...], ...] = ()
+    dim: str = field(default="", metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class GoldenSet:
         sequences = None
         if found := read.sequences:
             inner = GoldenSet(_StoredCases(path, found.cases, names, _SEQUENCES), noise=found.noise)
-            sequences = GoldenSequences(found.states, found.ends, inner, found.places)
+            sequences = GoldenSequences(found.states, found.ends, inner, found.places, found.dim)
         return cls(_StoredCases(path, read.cases, names), labels, path, read.noise, sequences)
 
 
@@ -140,18 +142,26 @@ class GoldenSequences:
     """Sequences of steps that a model with state is run through, handing its states on. ends: as in `Streams`.
 
     golden: a case is a sequence: inputs of its steps, without states, along a new axis 0 (`FreeRunningSession`).
-    places: for each golden case of single steps, in order, the places of its steps in their sequences.
+    places: for each golden case of single steps, in order, the places of its steps in their sequences.  dim: what
+    several samples of a step are joined along; '' where each is a step. Then cases have the samples, and where steps
+    begin among them (`joined.BEGINS`).
     """
 
     states: tuple[State, ...]
     ends: Mapping[str, tuple[int, int]]
     golden: GoldenSet
     places: tuple[tuple[int, ...], ...] = ()
+    dim: str = ""
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """The steps of each sequence."""
-        return tuple(len(next(iter(case.inputs.values()))) for case in self.golden.cases)
+        return tuple(_count_steps(case.inputs) for case in self.golden.cases)
+
+
+def _count_steps(inputs: Tensors) -> int:
+    begins = inputs.get(BEGINS)
+    return len(next(iter(inputs.values()))) if begins is None else int(begins.sum())
 
 
 def freeze(
@@ -271,7 +281,8 @@ def _encode(golden: GoldenSet) -> bytes:
     sequences = None
     if inner := golden.sequences:
         tensors |= {_SEQUENCES + name: array for name, array in _tensors(inner.golden).items()}
-        sequences = _SequencesHeader(inner.states, inner.ends, _names(inner.golden), inner.golden.noise, inner.places)
+        named = _names(inner.golden), inner.golden.noise, inner.places, inner.dim
+        sequences = _SequencesHeader(inner.states, inner.ends, *named)
     header = encode(_GoldenHeader(_FORMAT, _names(golden), golden.noise, sequences))
     return save(tensors, {"golden": canonical_json(header).decode()})
 

@@ -88,6 +88,7 @@ class Tvm:
             or shape_profiles.refusal(request, _TITLE)
             or cpu_kinds.refusal(request, _TITLE)
             or _empty_refusal(request)
+            or shape_profiles.sum_refusal(request, _TITLE)
             or self._tuning_refusal(request)
             or (None if self.versions() else f"TVM is not installed; {self.install}")
             or _tool_refusal(request.target)

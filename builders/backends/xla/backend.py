@@ -122,4 +122,4 @@ class Xla:
         for dim, (least, _) in sizes.items():
             if least < 1:
                 return f"dims.{dim}.min is {least}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
-        return None
+        return shape_profiles.sum_refusal(request, "XLA")

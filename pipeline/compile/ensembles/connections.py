@@ -6,7 +6,7 @@ from dataclasses import replace
 from enginery.core.ensemble import list_inputs, split_source
 from enginery.core.errors import ModelError
 from enginery.core.text import suggest
-from enginery.core.types import Dim, TensorSpec
+from enginery.core.types import PLUS, Dim, TensorSpec, rename_dims
 from pipeline.sources.onnx_header import HeaderTensor, format_shape, read_header
 from pipeline.spec.ensemble import LoadedEnsemble
 from pipeline.spec.model import ModelSpec
@@ -107,9 +107,10 @@ def whole_inputs(loaded: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[
         taken = next(spec for spec in loaded.tensors(graph) if spec.name == name)
         own = {dim.name: dim for dim in loaded.named_dims(graph)}
         used = {dim: shared.get(dim) or replace(own[dim], name=f"{graph}.{dim}") for dim in own}
-        shape = tuple(used[dim].name if isinstance(dim, str) else dim for dim in taken.shape)
+        names = {dim: used[dim].name for dim in used}
+        shape = tuple(rename_dims(dim, names) if isinstance(dim, str) else dim for dim in taken.shape)
         specs.append(TensorSpec(source, taken.dtype, shape))
-        dims |= {used[dim].name: used[dim] for dim in taken.shape if isinstance(dim, str)}
+        dims |= {used[dim].name: used[dim] for size in taken.shape for dim in str(size).split(PLUS) if dim in used}
     return tuple(specs), tuple(dims.values())
 
 

@@ -11,7 +11,7 @@ from builders.execution.jobs import Executor, Job, Needs, WorkerContext
 from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
 from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError
-from enginery.core.state import State, without_states
+from enginery.core.state import State, step_inputs
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import source_files
 from pipeline.compile.run_context import RunContext
@@ -35,7 +35,7 @@ class CalibrationSamples:
 
     digest: of the data when the step was keyed.  labels: name of an array of class indices that no input takes.
     shapes: of the model's inputs.  states: which of them samples do not have.  sequence: name of an array that says
-    which sequence each sample is a step of; None where all are of one.
+    which sequence each sample is a step of; None where all are of one.  steps: as in `read_steps`.
     """
 
     root: Path
@@ -45,6 +45,7 @@ class CalibrationSamples:
     shapes: ModelShapes
     states: tuple[State, ...] = field(default=(), metadata=OMIT_DEFAULT)
     sequence: str | None = field(default=None, metadata=OMIT_NONE)
+    steps: tuple[str, str] | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ def open_samples(samples: CalibrationSamples) -> "AbstractContextManager[SampleS
     """The samples, to be read as a stream. Raises DataError for data that does not suit the model's inputs."""
     from pipeline.quantization.statistics.observe import open_source
 
-    shapes = without_states(samples.shapes.inputs, samples.states), samples.shapes.dims
-    extra = [name for name in (samples.labels, samples.sequence) if name]
+    shapes = step_inputs(samples.shapes.inputs, samples.states), samples.shapes.dims
+    extra = [name for name in (samples.labels, samples.sequence, samples.steps and samples.steps[1]) if name]
     return open_source(samples.root, samples.data, samples.digest, *shapes, extra)
 
 
@@ -134,16 +135,18 @@ def complete_samples(stored: "SampleSource", samples: CalibrationSamples, model:
     hands on. Raises DataError for an array of sequences that is not there."""
     from builders.reference import ReferenceSession, threads_for
     from enginery.streams import Streams
+    from validation.data.joined import read_steps
     from validation.data.samples import Samples
     from validation.data.sequences import SequenceSamples, read_order
 
     if not samples.states:
         return stored
     order = read_order(stored, samples.sequence) if isinstance(stored, Samples) else None
+    steps = read_steps(stored, samples.steps, order, samples.shapes.dims) if isinstance(stored, Samples) else None
     ends = {dim.name: (dim.min, dim.max) for dim in samples.shapes.dims}
     session = ReferenceSession(model, threads=threads_for(model, steps=True))
     streams = Streams(session.run, samples.shapes.inputs, samples.states, ends)
-    return SequenceSamples(stored, streams, order)
+    return SequenceSamples(stored, streams, order, steps)
 
 
 def _store(place: Store, seen: "Observations", inputs: bytes) -> Observed:
@@ -226,8 +229,9 @@ def calibration_method(spec: "ModelSpec") -> CalibrationMethod | None:
 def calibration_samples(spec: "ModelSpec") -> CalibrationSamples:
     """The samples that the spec names, with the digest that they have now."""
     wanted = spec.calibration
-    data, labels, sequence = (wanted.data, wanted.labels, wanted.sequence) if wanted else ("", None, None)
-    of = calibration_digest(spec), labels, model_shapes(spec), spec.states(), sequence
+    data, labels = (wanted.data, wanted.labels) if wanted else ("", None)
+    arrays = (wanted.sequence, wanted.joined) if wanted else ()
+    of = calibration_digest(spec), labels, model_shapes(spec), spec.states(), *arrays
     return CalibrationSamples(spec.root_of(data), data, *of)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from builders.execution.jobs import WorkerContext
 from enginery.core.errors import DataError
-from enginery.core.state import without_states
+from enginery.core.state import step_inputs
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph, this_machine
 from pipeline.sources.request import ExportRequest
@@ -53,6 +53,7 @@ class ExportModel:
 
     known: digest of the exported model when only the golden set is new.  data: the file or folder of the golden inputs,
     labels, sequence: its arrays of right answers and of which sequence each sample is of; None where there are none.
+    steps: as in `read_steps`.
     """
 
     source: ExportRequest
@@ -62,22 +63,25 @@ class ExportModel:
     metrics: tuple[TaskMetric, ...]
     limits: Mapping[str, float]
     sequence: str | None = None
+    steps: tuple[str, str] | None = None
 
     def run(self, context: WorkerContext) -> ExportOutcome:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
         from builders.reference import ReferenceSession, threads_for
         from pipeline.sources.export import export as export_source
+        from validation.data.joined import read_steps
         from validation.data.overlap import golden_digests, window_digests
         from validation.data.sequences import read_order, split
         from validation.golden.golden_set import GoldenSet
 
         place, workdir, labels = open_store(context.store), context.workdir, self.labels
-        extra = [name for name in (labels, self.sequence) if name]
+        extra = [name for name in (labels, self.sequence, self.steps and self.steps[1]) if name]
         samples = _open_golden_samples(self.data, self.source, extra) if self.data else None
         column = samples.column(labels) if samples and labels else None
         order = read_order(samples, self.sequence) if samples else None
+        steps = read_steps(samples, self.steps, order, self.source.dims) if samples else None
         known = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
-        exported = export_source(self.source, samples, column, workdir, self.limits, known, order)
+        exported = export_source(self.source, samples, column, workdir, self.limits, known, order, steps)
         frozen = GoldenSet.load(exported.golden)
         drifts = exported.spreads, exported.free_running
         proof = Proof(exported.checks, (), *drifts)
@@ -106,7 +110,7 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]
     from validation.data.samples import Samples
 
     try:
-        return Samples.open(data, without_states(wanted.inputs, wanted.states), wanted.dims, extra)
+        return Samples.open(data, step_inputs(wanted.inputs, wanted.states), wanted.dims, extra)
     except DataError:
         if wanted.kind == "onnx":
             own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root, wanted.most_embedded_bytes))

@@ -209,5 +209,6 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
         metrics_of(spec),
         limits_of(spec, "fp32", "export"),
         golden.sequence if golden else None,
+        golden.joined if golden else None,
     )
     return Job("export", request, context.store.uri, step_limits(spec, "export"))

@@ -1,7 +1,9 @@
 """Profiles from buckets."""
 
-from builders.backends.shape_profiles import profiles
-from enginery.core.types import Dim, TensorSpec
+from dataclasses import replace
+
+from builders.backends.shape_profiles import profiles, sum_refusal
+from enginery.core.types import BuildRequest, Dim, Target, TensorSpec
 
 
 def test_profiles_combine_the_buckets_of_all_dims() -> None:
@@ -11,3 +13,15 @@ def test_profiles_combine_the_buckets_of_all_dims() -> None:
     assert [profile.inputs[0][1:] for profile in found] == [((1, 1), (2, 32), (4, 32)), ((1, 33), (2, 64), (4, 64))]
     assert all(profile.inputs[1] == ("scale", (1,), (1,), (1,)) for profile in found)
     assert list(profiles(inputs[1:], ())) == []
+
+
+def test_a_sum_follows_in_every_profile_and_is_refused_where_sizes_are_symbols_of_their_own() -> None:
+    inputs = (TensorSpec("ids", "int64", ("tokens",)), TensorSpec("mask", "int64", ("past + tokens",)))
+    dims = (Dim("tokens", 1, 2, 4), Dim("past", 1, 8, 16))
+    (profile,) = profiles(inputs, dims)
+    assert profile.inputs[1] == ("mask", (2,), (10,), (20,))
+    request = BuildRequest("", "fp32", Target("cpu"), "xla", inputs, (), (profile,))
+    assert sum_refusal(request, "XLA") == (
+        "input 'mask' is as long as past + tokens, and XLA takes open sizes apart; use onnxruntime"
+    )
+    assert sum_refusal(replace(request, inputs=inputs[:1]), "XLA") is None

@@ -180,6 +180,18 @@ def test_names_of_axes_are_names_of_dims_and_equal_where_the_models_were(shapes:
     assert len({*unknown, *of.values()}) == len(unknown) + len(of), "no two dims of the model became one"
 
 
+def test_a_sum_of_other_dims_stays_one() -> None:
+    ids, past = TensorSpec("ids", "int64", ("b", "seq len")), TensorSpec("past", "float32", ("b", "past_seq len"))
+    masks = [
+        TensorSpec("mask", "int64", ("b", text)) for text in ("past_seq len + seq len", "past_seq len+1", "seq len + x")
+    ]
+    named = [spec.shape[1] for spec in name_axes((*masks, ids, past))]
+    assert named == ["past_seq_len + seq_len", "past_seq_len + 1", "seq_len_x", "seq_len", "past_seq_len"]
+    total = tuple(TensorSpec(name, "int64", (name,)) for name in ("total_length", "past_length", "length"))
+    assert [spec.shape for spec in name_axes(total)] == [("past_length + length",), ("past_length",), ("length",)]
+    assert name_axes(total[:2])[0].shape == ("total_length",)
+
+
 def test_an_n_that_is_no_axis_0_is_no_batch() -> None:
     audio = TensorSpec("audio", "float32", ("b", "n"))
     assert name_axes((audio,))[0].shape == ("b", "length")

@@ -9,9 +9,12 @@ from enginery.core.errors import DataError
 from enginery.core.state import State
 from enginery.core.types import Dim, TensorSpec
 from pipeline.sources.steps import StateModel
+from validation.data.joined import BEGINS
+from validation.data.joined import Steps as Joined
 
 X, H = TensorSpec("x", "float32", (1, "rows", 2)), TensorSpec("h", "float32", ("rows", 2))
 COUNT = TensorSpec("count", "int64", ())
+PRESENT = State("past", "present")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,52 @@ def test_sequences_are_run_alone_and_side_by_side_as_streams_of_a_batch():
     np.testing.assert_array_equal(cases(2, 4, None)["sequences side by side"].inputs["x"][:, 0, :, 0], [[0, 2], [1, 3]])
 
 
+TOKENS = TensorSpec("x", "float32", ("rows", "tokens"))
+
+
+def prompted(begins, order, count=8):
+    """Cases of running sums over steps of several samples: each row's, from place to place."""
+
+    class Samples(Steps):
+        def runs(self, start=0, stop=None):
+            for at in range(self.count):
+                yield at + 1, {"x": np.full((1, 1), at, np.float32)}
+
+    def total(given):
+        summed = given["h"][:, None] + np.cumsum(given["x"], 1)
+        return {"y": summed, "hn": summed[:, -1]}
+
+    held = TensorSpec("h", "float32", ("rows",))
+    joined = Joined(np.array(begins, bool), "tokens", (TOKENS,))
+    sums = StateModel(
+        total, (TOKENS, held), (Dim("rows", 1, 1, 4), Dim("tokens", 1, 1, 4)), (State("h", "hn"),), joined
+    )
+    return sums.sequences(Samples(count), np.array(order), ())
+
+
+def test_outputs_of_unequal_steps_are_laid_out_place_by_place():
+    found = prompted([1, 0, 0, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1, 1, 1])
+    cases = {case.name: case for case in found.golden.cases}
+    assert found.lengths == (3, 2, 2), "steps; side by side up to the shortest sequence's end"
+    sums = np.array([0, 1, 3, 6, 10])
+    np.testing.assert_array_equal(cases["sequence 0"].expected["y"][:, 0, 0], sums)
+    together = cases["sequences side by side"]
+    np.testing.assert_array_equal(together.inputs[BEGINS], [1, 0, 1], "a step ends where one of any stream does")
+    np.testing.assert_array_equal(together.expected["y"][:, :, 0], [[0, 5], [1, 11], [3, 18]])
+    np.testing.assert_array_equal(cases["sequence 0"].expected["hn"], [[10]])
+
+
+def test_a_prompt_alone_hands_no_state_on():
+    with pytest.raises(DataError, match="one step each"):
+        prompted([1, 0, 0, 0, 1, 0, 0, 0], [0] * 4 + [1] * 4)
+
+
+def test_sequences_are_cut_behind_a_whole_step(monkeypatch):
+    monkeypatch.setattr("pipeline.sources.steps.MOST_STEPS", 2)
+    found = prompted([1, 0, 0, 1, 0, 1, 1, 1], [0] * 8)
+    assert len(found.golden.cases[0].inputs["x"]) == 5
+
+
 def test_a_batch_that_holds_no_two_streams_has_none_side_by_side():
     assert [*cases(1, 4, None)] == ["sequence 0"]
 
@@ -59,3 +108,18 @@ def test_a_batch_that_holds_no_two_streams_has_none_side_by_side():
 def test_sequences_of_one_step_are_refused():
     with pytest.raises(DataError, match="one step each, so that no state is handed on"):
         cases(4, 3, np.arange(3))
+
+
+@pytest.mark.parametrize(("most", "taken"), [(9, 4), (2, 2), (1, None)])
+def test_random_steps_end_at_a_caches_bound_if_two_fit(most, taken):
+    given, past = TensorSpec("x", "float32", ("rows", "tokens")), TensorSpec("past", "float32", ("rows", "past"))
+    dims = Dim("rows", 1, 1, 1), Dim("tokens", 1, 2, 2), Dim("past", 0, 0, most)
+    grow = StateModel(
+        lambda step: {"present": np.concatenate([step["past"], step["x"]], 1)}, (given, past), dims, (PRESENT,)
+    )
+    groups = [{"x": np.ones((1, 2), np.float32)}] * 4
+    if taken is None:
+        with pytest.raises(DataError, match="has come to past=2"):
+            grow.complete_random(groups)
+    else:
+        assert [step["past"].shape[1] for step in grow.complete_random(groups)] == [0, 2, 4, 6][:taken]

@@ -3,6 +3,7 @@
 import itertools
 import tracemalloc
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginery.arrays import check_inputs
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
 from validation.data.samples import Samples, resize, sizes_of
@@ -292,6 +294,37 @@ def test_resize_and_sizes_refuse_what_cannot_be(tmp_path):
         sizes_of({"x": np.ones((1, 2, 2)), "y": np.ones((1, 3))}, [SPEC, TensorSpec("y", "float32", ("batch", "seq"))])
     with pytest.raises(DataError, match="'x' is missing"):
         sizes_of({}, [SPEC])
+
+
+IDS, PAST = TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("past", "float32", ("batch", "past"))
+MASK = TensorSpec("mask", "int64", ("batch", "past + tokens"))
+
+
+def test_a_sum_follows_from_the_sizes_of_its_dims(tmp_path):
+    tensors = {"ids": np.ones((1, 2), int), "past": np.ones((1, 3), np.float32), "mask": np.ones((1, 5), int)}
+    specs = [MASK, IDS, PAST]
+    assert sizes_of(tensors, specs) == {"batch": 1, "tokens": 2, "past": 3}
+    assert resize(tensors, specs, {"past": 7, "batch": 2})["mask"].shape == (2, 9)
+    assert check_inputs(specs, tensors) == sizes_of(tensors, specs)
+    tensors["mask"] = np.ones((1, 4), int)
+    for check in (lambda: sizes_of(tensors, specs), lambda: check_inputs(specs, tensors)):
+        with pytest.raises(DataError, match=r"'mask' has 4 along 'past \+ tokens' \(axis 1\), which is 5"):
+            check()
+
+
+def test_stored_arrays_are_as_long_as_a_sum_of_their_dims(tmp_path):
+    specs = [
+        IDS,
+        TensorSpec("kept", "int64", ("batch", "kept")),
+        TensorSpec("mask", "int64", ("batch", "kept + tokens")),
+    ]
+    dims = [Dim("batch", 1, 1, 4), Dim("tokens", 1, 1, 4), Dim("kept", 1, 1, 4)]
+    for length, told in ((5, None), (6, "has 6 along 'kept \\+ tokens', which is 5")):
+        np.savez(
+            tmp_path / "data.npz", ids=np.ones((3, 2), int), kept=np.ones((3, 3), int), mask=np.ones((3, length), int)
+        )
+        with pytest.raises(DataError, match=told) if told else nullcontext():
+            assert len(list(Samples.open(tmp_path / "data.npz", specs, dims).batches())) == 3
 
 
 def test_labels_are_numbers(tmp_path):

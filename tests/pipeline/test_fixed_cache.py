@@ -1,0 +1,99 @@
+"""A decoder whose cache has a fixed size, from its spec to answers; and steps that would write behind its end."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+
+import enginery
+from enginery.core.errors import DataError, SpecError
+from pipeline.spec.model import load_spec
+from tests.fixed_cache import FIXED, PLACES, WIDTH, make_fixed, write_fixed
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("fixed")
+    return folder / "registry", enginery.build(write_fixed(folder / "project"), registry=folder / "registry")
+
+
+def test_it_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
+    assert {item.precision: item.status for item in built[1].engines} == {"fp32": "proven", "int8": "proven"}
+
+
+def answer(prompt: list[int], count: int) -> list[int]:
+    """What the module goes on with, the likeliest token each time."""
+    module, state, tokens, found = make_fixed(), (torch.zeros(1, PLACES, WIDTH), torch.zeros(1, dtype=int)), prompt, []
+    with torch.no_grad():
+        for _ in range(count):
+            logits, *state = module(torch.tensor([tokens]), *state)
+            tokens = [int(logits[0, -1].argmax())]
+            found += tokens
+    return found
+
+
+def test_a_generator_answers_prompts_of_several_lengths_as_the_module_does(built, tmp_path) -> None:
+    pulled = enginery.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
+    prompts = [[3, 1, 4, 1, 5], [9, 2]]
+    given = [enginery.Prompt(tokens, most=6) for tokens in prompts]
+    generator = enginery.Generator.opened(pulled)
+    assert generator.generate(given) == [answer(tokens, 6) for tokens in prompts]
+    assert len(generator.generate([enginery.Prompt([3, 1])])[0]) == PLACES - 1, "until the cache is full"
+    with pytest.raises(DataError, match=r"takes 16 places in 'cache', which is 17 tokens in all"):
+        generator.generate([enginery.Prompt([3, 1], most=PLACES)])
+
+
+def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(built, tmp_path) -> None:
+    pulled = enginery.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
+    session = ort.InferenceSession(str(pulled.path))
+    names, calls = [output.name for output in session.get_outputs()], list[int]()
+
+    def run(inputs):
+        calls.append(1)
+        return dict(zip(names, session.run(names, inputs), strict=True))
+
+    streams = enginery.Streams.described(run, pulled.description)
+    others = {spec.name: spec for spec in streams.inputs if spec.name != "ids"}
+    fill = {"float32": np.float32, "int64": np.int64, "bool": bool}
+    sampler = {
+        name: np.ones([2 if isinstance(size, str) else size for size in spec.shape], fill[spec.dtype])
+        for name, spec in others.items()
+    }
+    for _ in range(3):
+        streams.run({"ids": np.ones((2, 5), int), **sampler})
+    with pytest.raises(DataError, match=r"'cache' has places 0 to 15, and 'length' has this step write 15 to 16"):
+        streams.run({"ids": np.ones((2, 2), int), **sampler})
+    assert len(calls) == 3
+    streams.reset([0])
+    streams.keep([0])
+    first = {name: array[:1] for name, array in sampler.items()}
+    found = streams.run({"ids": np.array([[7]]), **first})
+    assert found["length_out"].tolist() == [1]
+
+
+def test_golden_sequences_that_are_longer_than_the_cache_are_refused(tmp_path: Path) -> None:
+    path = write_fixed(tmp_path / "project", (6, 6, 5))
+    with pytest.raises(DataError, match=r"'length' has this step write 12 to 16"):
+        enginery.build(path, registry=tmp_path / "registry")
+
+
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [
+        ({"axis": 0, "at": "length"}, "has no fixed size on axis 0"),
+        ({"axis": 3, "at": "length"}, "has no fixed size on axis 3"),
+        ({"axis": 1, "at": "gone"}, "places.at 'gone' is no input of integers"),
+        ({"axis": 1, "at": "cache"}, "places.at 'cache' is no input of integers"),
+        ({"axis": 1, "at": "length", "count": "gone"}, "places.count 'gone' is no dim that a caller gives"),
+    ],
+)
+def test_places_that_cannot_be_are_told_with_their_key(places: dict[str, Any], told: str, tmp_path: Path) -> None:
+    spec = copy.deepcopy(FIXED)
+    spec["state"]["cache"]["places"] = places
+    with pytest.raises(SpecError) as raised:
+        load_spec(write_fixed(tmp_path / "project", spec=spec))
+    assert told in str(raised.value)

@@ -1,0 +1,116 @@
+"""A decoder with an attention mask over `past + tokens`, as HuggingFace exports it, from `init` to answers."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+import yaml
+
+import enginery
+from enginery.core.errors import DataError, SpecError
+from pipeline.cli import main
+from pipeline.spec.model import load_spec
+from tests.masked import CACHES, HEADS, VOCABULARY, WIDTH, export_masked, make_masked, write_masked_data
+
+MASK = ["batch_size", "past_sequence_length + sequence_length"]
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `init` writes for the file, with data and small bounds."""
+    folder = tmp_path_factory.mktemp("masked")
+    export_masked(folder / "model.onnx")
+    with pytest.raises(SystemExit, match="0"):
+        main(["init", str(folder / "model.onnx"), "--out", str(folder / "model.yaml")])
+    write_masked_data(folder / "golden.npz", 4, 0)
+    write_masked_data(folder / "calibration.npz", 8, 1)
+    spec = yaml.safe_load((folder / "model.yaml").read_text())
+    assert spec["inputs"]["attention_mask"]["shape"] == MASK
+    assert spec["state"]["past_key_values.1.key"] == {"output": "present.1.key", "initial": 0}
+    ends = {"batch_size": (1, 1, 4), "sequence_length": (1, 1, 8), "past_sequence_length": (0, 8, 40)}
+    spec["dims"] = {name: dict(zip(("min", "opt", "max"), sizes, strict=True)) for name, sizes in ends.items()}
+    data = {"sequence": "text", "steps": {"sequence_length": "step"}}
+    spec |= {"precisions": ["fp32", "int8"], "backends": {"onnxruntime": {}}, "validation": {"latency": "off"}}
+    spec |= {name: {"data": f"{name}.npz", **data} for name in ("golden", "calibration")}
+    return {"folder": folder, "spec": spec}
+
+
+def write(drafted: dict[str, Any], name: str, spec: dict[str, Any]) -> Path:
+    path = drafted["folder"] / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(spec, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope="module")
+def built(drafted: dict[str, Any]) -> tuple[Path, Any]:
+    registry = drafted["folder"] / "registry"
+    return registry, enginery.build(write(drafted, "built", drafted["spec"]), registry=registry)
+
+
+def test_it_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
+    assert {item.precision: item.status for item in built[1].engines} == {"fp32": "proven", "int8": "proven"}
+
+
+def test_a_pulled_engine_answers_a_padded_prompt_as_the_module_does(built, tmp_path) -> None:
+    pulled = enginery.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
+    session = ort.InferenceSession(str(pulled.path))
+    names = [output.name for output in session.get_outputs()]
+    streams = enginery.Streams.described(
+        lambda given: dict(zip(names, session.run(names, given), strict=True)), pulled.description
+    )
+    ids = np.random.default_rng(2).integers(VOCABULARY, size=(2, 6))
+    mask, places = np.ones((2, 6), np.int64), np.arange(6)[None].repeat(2, 0)
+    mask[1, :2] = 0  # the second row's prompt is shorter
+    found = []
+    for begin, end in ((0, 4), (4, 5), (5, 6)):
+        step = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end], "position_ids": places[:, begin:end]}
+        found.append(streams.run(step)["logits"])
+    empty = [torch.zeros(2, HEADS, 0, WIDTH // HEADS)] * len(CACHES)
+    with torch.no_grad():
+        wanted = make_masked()(*map(torch.tensor, (ids, mask, places)), *empty)[0].numpy()
+    seen = mask.astype(bool)
+    np.testing.assert_allclose(np.concatenate(found, 1)[seen], wanted[seen], atol=1e-5)
+
+
+def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any]) -> None:
+    data = dict(np.load(drafted["folder"] / "golden.npz"))
+    np.savez(drafted["folder"] / "long.npz", **data | {"attention_mask": np.ones((40, 2), np.int64)})
+    spec = drafted["spec"] | {"golden": drafted["spec"]["golden"] | {"data": "long.npz"}}
+    with pytest.raises(SpecError, match=r"attention_mask.* sequence_length = 2"):
+        enginery.build(write(drafted, "long", spec), registry=drafted["folder"] / "registry")
+
+
+@pytest.mark.parametrize(
+    ("total", "told"),
+    [
+        ("past_sequence_length - 1", "must be a size from 1 up, the name of a dim"),
+        ("2 * past_sequence_length + 1", "must be a sum of dims and of sizes from 1 up"),
+        ("past_sequence_length + 0", "must be a sum of dims and of sizes from 1 up"),
+        ("1 + 2", "is a sum of sizes alone; write the number"),
+        ("batch_size + gone", "'batch_size + gone' has dim 'gone', which is no axis of any input"),
+    ],
+)
+def test_a_sum_that_is_none_is_told_with_its_key(drafted: dict[str, Any], total: str, told: str) -> None:
+    spec = copy.deepcopy(drafted["spec"])
+    spec["inputs"]["attention_mask"]["shape"][1] = total
+    with pytest.raises(SpecError) as raised:
+        load_spec(write(drafted, "wrong", spec))
+    assert told in str(raised.value)
+
+
+def test_a_sum_in_a_state_is_refused(drafted: dict[str, Any]) -> None:
+    spec = copy.deepcopy(drafted["spec"])
+    spec["inputs"]["past_key_values.0.key"]["shape"][2] = "past_sequence_length + 1"
+    with pytest.raises(SpecError, match="sizes of states are numbers and dims of their own"):
+        load_spec(write(drafted, "wrong", spec))
+
+
+def test_a_wrong_sum_ends_at_the_export_with_a_sentence(drafted: dict[str, Any]) -> None:
+    spec = copy.deepcopy(drafted["spec"])
+    spec["inputs"]["attention_mask"]["shape"][1] = "past_sequence_length + 1"
+    with pytest.raises((DataError, SpecError), match=r"attention_mask"):
+        enginery.build(write(drafted, "wrong", spec), registry=drafted["folder"] / "registry")

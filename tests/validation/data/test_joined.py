@@ -1,0 +1,80 @@
+"""Steps of several samples, joined along a dim."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import DataError
+from enginery.core.state import State, step_inputs
+from enginery.core.types import Dim, TensorSpec
+from enginery.streams import Streams
+from validation.data.joined import GrownInputs, JoinedSteps, read_steps
+from validation.data.samples import Samples
+from validation.data.sequences import SequenceSamples, stack
+
+IDS, VOICE = TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("voice", "float32", ("batch", 1))
+PAST = TensorSpec("past", "int64", ("batch", "past"))
+DIMS = [Dim("batch", 1, 1, 4), Dim("tokens", 1, 1, 3), Dim("past", 0, 4, 9)]
+ORDER, CALLS = np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([0, 0, 0, 1, 1, 1, 2, 3])
+
+
+def samples(folder, calls=CALLS, voice=0.0):
+    arrays = {"ids": np.arange(8)[:, None], "voice": np.full((8, 1), voice, np.float32), "call": calls}
+    np.savez(folder / "golden.npz", **arrays)
+    return Samples.open(folder / "golden.npz", [IDS, VOICE], DIMS, ["call"])
+
+
+def test_samples_with_one_number_are_one_step_of_their_sequence(tmp_path):
+    found = samples(tmp_path)
+    steps = read_steps(found, ("tokens", "call"), ORDER, DIMS)
+    np.testing.assert_array_equal(steps.firsts, [0, 3, 4, 6, 7], "a new sequence is a new step")
+    joined = JoinedSteps(found, steps)
+    runs = [(end, inputs["ids"].tolist(), inputs["voice"].shape) for end, inputs in joined.runs()]
+    assert runs == [
+        (1, [[0, 1, 2]], (1, 1)),
+        (2, [[3]], (1, 1)),
+        (3, [[4, 5]], (1, 1)),
+        (4, [[6]], (1, 1)),
+        (5, [[7]], (1, 1)),
+    ]
+    assert [end for end, _ in joined.runs(1, 3)] == [2, 3], "counted in steps"
+    assert read_steps(found, None, ORDER, DIMS) is None
+
+
+def test_a_step_has_the_state_that_steps_of_any_size_left(tmp_path):
+    found = samples(tmp_path)
+    streams = Streams(
+        lambda given: {"present": np.concatenate([given["past"], given["ids"]], 1)},
+        [IDS, VOICE, PAST],
+        [State("past", "present")],
+    )
+    steps = SequenceSamples(found, streams, ORDER, read_steps(found, ("tokens", "call"), ORDER, DIMS))
+    runs = [inputs for _, inputs in steps.runs()]
+    assert [run["past"].tolist()[0] for run in runs] == [[], [0, 1, 2], [], [4, 5], [4, 5, 6]]
+    assert [1, 4] in stack(runs, [IDS, VOICE, PAST], DIMS)[1], "one token behind three, of two sequences"
+    assert len(steps.digests) == len(replace(steps, steps=None).digests), "samples are compared, whatever their steps"
+
+
+def test_what_each_step_adds_is_joined_to_the_steps_before():
+    given = [IDS, TensorSpec("mask", "int64", ("batch", "past + tokens"))]
+    added = step_inputs([*given, PAST], [State("past", "present")])
+    assert [spec.shape for spec in added] == [("batch", "tokens"), ("batch", "tokens")]
+    assert step_inputs([VOICE, replace(given[1], shape=("batch", "past + 1"))], ())[1].shape == ("batch", 1)
+    grown = GrownInputs(given)
+    parts = [{"ids": np.ones((1, size), int), "mask": np.full((1, size), size)} for size in (3, 1, 2)]
+    masks = [grown.take(part)["mask"].tolist()[0] for part in parts]
+    assert masks == [[3, 3, 3], [3, 3, 3, 1], [3, 3, 3, 1, 2, 2]]
+
+
+def test_a_step_that_the_dim_does_not_allow_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"step from sample 0, number 7 of 'call', has tokens=4, outside 1..3"):
+        read_steps(samples(tmp_path, np.full(8, 7)), ("tokens", "call"), ORDER, DIMS)
+    with pytest.raises(DataError, match="shape"):
+        read_steps(samples(tmp_path, np.zeros((8, 2))), ("tokens", "call"), ORDER, DIMS)
+
+
+def test_an_input_that_cannot_be_joined_is_the_same_in_all_samples_of_a_step(tmp_path):
+    found = samples(tmp_path, voice=np.arange(8)[:, None])
+    with pytest.raises(DataError, match="samples of one step differ in input 'voice'"):
+        list(JoinedSteps(found, read_steps(found, ("tokens", "call"), ORDER, DIMS)).runs())
