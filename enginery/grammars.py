@@ -4,7 +4,7 @@ llguidance reads them and computes, token by token, what may follow (docs/decisi
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -68,7 +68,7 @@ class Grammar:
         """A constraint of one answer for logits of this width. Raises DataError where the tokens do not fit these
         logits, and for a grammar that none of them can begin."""
         tokenizer, known = self._tokenizer, self._known
-        if known > vocabulary or (self.tokens is _BYTES and vocabulary != known):
+        if known > vocabulary or (self.tokens == _BYTES and vocabulary != known):
             what = f"{self.tokens} has" if isinstance(self.tokens, str | Path) else "the grammar has"
             raise DataError(
                 f"{what} {known} tokens and the logits are {vocabulary} wide; give the tokens of this model: its "
@@ -108,6 +108,16 @@ class Grammar:
     def _known(self) -> int:
         """Number of tokens."""
         return self._tokenizer.vocab_size if isinstance(self.tokens, str | Path) else len(self.tokens)
+
+
+def read_grammar(kind: str, text: str) -> Grammar:
+    """A grammar over bytes. kind: 'json_schema', 'regex' or 'lark'. Raises as the method of that name."""
+    readers: dict[str, Callable[[str], Grammar]] = {
+        "json_schema": Grammar.json_schema,
+        "regex": Grammar.regex,
+        "lark": Grammar.lark,
+    }
+    return readers[kind](text)
 
 
 class GrammarConstraint:

@@ -131,6 +131,11 @@ def _wrong_prompts(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         yield place, f"golden prompts give ids alone, and the model takes {', '.join(others)} too; remove the prompts"
     if places and (least or places[0]) != 1:
         yield place, f"golden prompts are read a token a call, and {sampling.ids!r} takes {places[0]!r}; let it take 1"
+    rows = spec.inputs[sampling.ids].shape[0]
+    fewest = spec.dims[rows].min if isinstance(rows, str) and rows in spec.dims else rows
+    if prompts.constraint and fewest != 1:
+        text = f"answers that keep a grammar are made one by one, and {sampling.ids!r} takes {fewest} rows"
+        yield (*place, "constraint"), f"{text}; let it take 1, or remove constraint"
     bounds = [most for name in spec.state for most in _tokens_held(spec, name)]
     for index, prompt in enumerate(prompts.tokens()):
         if not prompt:

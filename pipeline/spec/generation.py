@@ -1,11 +1,13 @@
 """Generation in a spec: the sampler that is put behind a model's graph."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from contextlib import suppress
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, JsonValue, model_validator
 
-from enginery.core.errors import SpecError
+from enginery.core.errors import DataError, SpecError, UnavailableError
 from enginery.core.types import Precision, Sampling, TensorSpec
 from pipeline.spec.value_types import GraphName, Size, SpecPart
 
@@ -17,8 +19,43 @@ KL_NATS: Mapping[Precision, float] = {
 LimitName = Literal["kl_nats", "top_1_agreement", "top_5_agreement", "same_tokens"]
 
 
+class AnswerGrammar(SpecPart):
+    """What the engine's own answers to golden prompts must keep, of a model over bytes: one of these."""
+
+    json_schema: dict[str, JsonValue] | None = Field(None, description="a JSON schema, without references to files")
+    regex: str | None = Field(None, description="a regular expression that a whole answer matches")
+    lark: str | None = Field(None, description="a grammar in llguidance's variant of Lark's syntax")
+
+    @property
+    def named(self) -> tuple[str, str]:
+        """(kind, text), as `enginery.grammars.read_grammar` takes it."""
+        (found,) = self._given()
+        return found
+
+    def _given(self) -> list[tuple[str, str]]:
+        schema = None if self.json_schema is None else json.dumps(self.json_schema)
+        texts = {"json_schema": schema, "regex": self.regex, "lark": self.lark}
+        return [(kind, text) for kind, text in texts.items() if text is not None]
+
+    @model_validator(mode="after")
+    def _one_that_is_valid(self) -> Self:
+        """Where llguidance is not installed, only the proof finds out what is wrong with a grammar."""
+        from enginery.grammars import read_grammar  # with numpy, which a spec without a grammar does not need
+
+        if len(self._given()) != 1:
+            raise ValueError("give one of json_schema, regex and lark")
+        with suppress(UnavailableError):
+            try:
+                read_grammar(*self.named).begin(256)
+            except DataError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+
 class GoldenPrompts(SpecPart):
     """Prompts that every engine answers when it is proven, beside the exported model."""
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"constraint"})
 
     given: tuple[str | tuple[Annotated[int, Field(strict=True, ge=0)], ...], ...] = Field(
         min_length=1, description="texts, of a model over bytes, or lists of token ids"
@@ -27,6 +64,13 @@ class GoldenPrompts(SpecPart):
     limits: dict[Precision, dict[LimitName, float]] = Field(
         {}, description="by precision; default: kl_nats alone, from 1e-6 (fp32) to 0.1 (int4)"
     )
+
+    constraint: AnswerGrammar | None = Field(None, description="what each engine's own answers must keep")
+
+    @property
+    def grammar(self) -> tuple[str, str] | None:
+        """(kind, text) of the constraint."""
+        return self.constraint.named if self.constraint else None
 
     def tokens(self) -> tuple[tuple[int, ...], ...]:
         """The token ids of each prompt."""
@@ -42,6 +86,8 @@ class GoldenPrompts(SpecPart):
         texts = [item for item in self.given if isinstance(item, str)]
         if texts and vocabulary != 256:
             return f"{texts[0]!r} is a text, and the vocabulary has {vocabulary} tokens, not 256 bytes; give token ids"
+        if self.constraint and vocabulary != 256:
+            return f"a constraint is over 256 bytes, and the vocabulary has {vocabulary} tokens; remove constraint"
         wrong = [token for prompt in self.tokens() for token in prompt if token >= vocabulary]
         return f"token {wrong[0]} is none of a vocabulary of {vocabulary}; give others" if wrong else None
 
@@ -77,5 +123,5 @@ class SamplingSection(SpecPart):
                  "axis of both must be the batch"]
             )  # fmt: skip
         if self.prompts and (misfit := self.prompts.find_misfit(vocabulary)):
-            raise SpecError([f"sampling.prompts.given: {misfit}"])
+            raise SpecError([f"sampling.prompts: {misfit}"])
         return Sampling(self.ids, self.logits, self.token, vocabulary, min(self.candidates, vocabulary))

@@ -93,6 +93,10 @@ def prompts(**changes: Any) -> dict[str, Any]:
         (prompts(given=[[-1]]), "-1: must be 0 or more"),
         (prompts(given=[[1], [2] * 13]), "13 tokens and an answer of 4 pass the cache, which takes 16 in all"),
         (prompts(limits={"int9": {}}), "int9"),
+        (prompts(constraint={}), "give one of json_schema, regex and lark"),
+        (prompts(constraint={"regex": "a", "lark": "b"}), "give one of json_schema, regex and lark"),
+        (prompts(constraint={"json_schema": {"type": "strin"}}), "Invalid type: strin"),
+        (prompts(constraint={"regex": "[^\\x00-\\U0010FFFF]"}), "no token of the vocabulary can begin"),
         (prompts(limits={"int8": {"kl": 1}}), "kl"),
     ],
 )
@@ -103,6 +107,16 @@ def test_golden_prompts_that_cannot_be_answered_are_mistakes(
         load_spec(write_decoder(tmp_path / "project", {**DECODER, **change}))
 
 
+def test_an_engine_is_held_to_the_grammar_of_the_spec(tmp_path: Path) -> None:
+    found = {}
+    for name, pattern in (("kept", "[a-c]{3}"), ("cut", "[a-c]{9}")):
+        spec = {**DECODER, **prompts(given=["A", "class"], constraint={"regex": pattern})}
+        path, registry = write_decoder(tmp_path / name, spec, 256), tmp_path / f"registry-{name}"
+        (found[name],) = enginery.build(path, registry=registry).engines
+    assert (found["kept"].status, found["cut"].status) == ("proven", "failed")
+    assert "keeps_grammar" in found["cut"].reason
+
+
 def test_an_engine_whose_answers_pass_a_limit_has_failed(tmp_path: Path) -> None:
     spec = {**DECODER, **prompts(limits={"int8-dynamic": {"kl_nats": 1e-9}}), "precisions": ["fp32", "int8-dynamic"]}
     outcome = enginery.build(write_decoder(tmp_path / "project", spec), registry=tmp_path / "registry")
@@ -111,11 +125,15 @@ def test_an_engine_whose_answers_pass_a_limit_has_failed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [(["A class"], "'A class' is a text, and the vocabulary has 12 tokens"), ([[12]], "token 12 is none of a")],
+    ("changes", "words"),
+    [
+        ({"given": ["A class"]}, "'A class' is a text, and the vocabulary has 12 tokens"),
+        ({"given": [[12]]}, "token 12 is none of a"),
+        ({"constraint": {"regex": "a"}}, "a constraint is over 256 bytes, and the vocabulary has 12 tokens"),
+    ],
 )
-def test_golden_prompts_of_another_vocabulary_are_told(given: list[Any], words: str) -> None:
-    section = SamplingSection.model_validate(prompts(given=given)["sampling"])
+def test_golden_prompts_of_another_vocabulary_are_told(changes: dict[str, Any], words: str) -> None:
+    section = SamplingSection.model_validate(prompts(**changes)["sampling"])
     outputs = [TensorSpec("logits", "float32", ("batch", 12))]
     with pytest.raises(SpecError, match=words):
         section.to_sampling([TensorSpec("ids", "int64", ("batch", 1))], outputs)

@@ -10,9 +10,14 @@ from functools import partial
 import numpy as np
 
 from enginery.arrays import Array, dtype_of
+from enginery.core.errors import DataError
 from enginery.core.reports.prompts import PromptDrift, PromptTerms
 from enginery.core.reports.proof import Check
-from enginery.core.types import Session
+from enginery.core.sampling import sampling_states
+from enginery.core.types import Sampling, Session
+from enginery.decoders import Decoder
+from enginery.generation import Generator, Prompt
+from enginery.grammars import Grammar, read_grammar
 from enginery.streams import Streams
 from validation.comparison.sessions import run
 from validation.golden.golden_set import GoldenSequences
@@ -38,6 +43,30 @@ def check_prompts(
         "same_tokens": float(min(terms.most if first is None else first for first in firsts)),
     }
     return [_judge(terms, name, value, drift.text) for name, value in values.items()], drift
+
+
+def check_grammar(engine: Session, sampling: Sampling, terms: PromptTerms, sequences: GoldenSequences) -> list[Check]:
+    """One check: the share of the engine's own greedy answers that keep the grammar of the terms, by its own sampler;
+    none without a grammar. engine: with its sampler. Raises UnavailableError without llguidance."""
+    if terms.grammar is None:
+        return []
+    grammar, states = read_grammar(*terms.grammar), (*sequences.states, *sampling_states(sampling))
+    decoder = Decoder(tuple(engine.inputs), states, sequences.ends, sampling, False, rows=1, places=1)
+    generator = Generator(partial(run, engine), decoder)
+    notes = [
+        _misses(generator, grammar, Prompt(tokens, most=terms.most, constraint=grammar)) for tokens in terms.prompts
+    ]
+    told = "; ".join(f"prompt {index}: {note}" for index, note in enumerate(notes) if note)
+    return [Check("engine", "keeps_grammar", terms.logits, CASE, notes.count("") / len(notes), 1.0, not told, told)]
+
+
+def _misses(generator: Generator, grammar: Grammar, prompt: Prompt) -> str:
+    """Why the answer to a prompt does not keep the grammar; '' where it does."""
+    try:
+        (answer,) = generator.generate([prompt])
+    except DataError as error:
+        return str(error)
+    return "" if grammar.is_kept_by(answer) else f"cut off after {len(answer)} tokens, before its answer is complete"
 
 
 def _judge(terms: PromptTerms, name: str, value: float, text: str) -> Check:

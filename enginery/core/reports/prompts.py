@@ -8,7 +8,9 @@ from statistics import median_low
 @dataclass(frozen=True)
 class PromptTerms:
     """Golden prompts of a spec. ids, logits: names.  prompts: tokens of each.  most: tokens of an answer.  rows: the
-    fewest that the model takes.  limits: by check: the greatest mean `kl_nats`, the least of the others."""
+    fewest that the model takes.  limits: by check: the greatest mean `kl_nats`, the least of the others.
+
+    grammar: (kind, text) of what answers must keep, as `enginery.grammars.read_grammar` takes it."""
 
     ids: str
     logits: str
@@ -16,6 +18,7 @@ class PromptTerms:
     most: int
     rows: int
     limits: Mapping[str, float]
+    grammar: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

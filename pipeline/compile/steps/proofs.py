@@ -148,13 +148,15 @@ def _answer_prompts(
     """The checks of an engine's answers to golden prompts, and what they were made of; none of a model without state,
     which a spec with prompts has."""
     from builders.reference import ReferenceSession, threads_for
-    from validation.comparison.prompts import check_prompts
+    from validation.comparison.prompts import check_grammar, check_prompts
 
     if golden.sequences is None:
         return [], ()
     path = fetch_graph(store, calls.model, workdir / "exported.onnx")
     with ReferenceSession(path, threads=threads_for(path, True)) as model:
         checks, drift = check_prompts(model, engine, calls.terms, golden.sequences)
+    if isinstance(engine, WithoutSampler):
+        checks += check_grammar(engine.whole, engine.sampling, calls.terms, golden.sequences)
     return checks, (drift,)
 
 
@@ -324,4 +326,7 @@ def prompts_of(spec: "ModelSpec", request: BuildRequest, model: str) -> PromptCa
     fixed = next((spec.shape[0] for spec in request.inputs if spec.name == sampling.ids), 1)
     least = min(rows, default=fixed if isinstance(fixed, int) else 1)
     limits = prompts.limits_of(request.precision)
-    return PromptCalls(model, PromptTerms(sampling.ids, sampling.logits, prompts.tokens(), prompts.most, least, limits))
+    return PromptCalls(
+        model,
+        PromptTerms(sampling.ids, sampling.logits, prompts.tokens(), prompts.most, least, limits, prompts.grammar),
+    )

@@ -1,5 +1,6 @@
 """Golden prompts: what a planted difference gives, position by position."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from builders.onnx_graphs.sampler import append_sampler
 from builders.reference import ReferenceSession
 from enginery.core.reports.prompts import PromptTerms
 from enginery.core.state import State
+from enginery.core.types import Sampling
 from tests.decoding import make_decoder
-from validation.comparison.prompts import check_prompts
+from validation.comparison.prompts import check_grammar, check_prompts
 from validation.golden.golden_set import GoldenSequences, GoldenSet
 from validation.metrics.likelihood import kl_divergence
 
@@ -76,3 +79,37 @@ def test_logits_that_are_no_numbers_fail(tmp_path):
     assert not checks["kl_nats"].passed
     assert not checks["top_1_agreement"].passed
     assert drift.firsts == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most", "share", "note"),
+    [
+        ("[a-c]{3}", 6, 1.0, ""),
+        ("[a-c]{7}", 6, 0.0, "prompt 0: cut off after 6 tokens"),
+        ("b?", 6, 1.0, ""),
+    ],
+)
+def test_the_engines_own_answers_are_held_to_a_grammar(tmp_path, pattern, most, share, note):
+    model, sampling = make_decoder(256), Sampling("ids", "logits", "next_token", 256, 256)
+    append_sampler(model, sampling)
+    onnx.save(model, tmp_path / "model.onnx")
+    terms = PromptTerms("ids", "logits", PROMPTS, most, 1, {}, ("regex", pattern))
+    with ReferenceSession(tmp_path / "model.onnx") as engine:
+        (check,) = check_grammar(engine, sampling, terms, SEQUENCES)
+        assert check_grammar(engine, sampling, replace(terms, grammar=None), SEQUENCES) == []
+    assert (check.name, check.value, check.passed) == ("keeps_grammar", share, share == 1.0)
+    assert check.note.startswith(note)
+
+
+def test_a_sampler_that_does_not_mind_what_is_allowed_leaves_the_grammar(tmp_path):
+    model, sampling = make_decoder(256), Sampling("ids", "logits", "next_token", 256, 256)
+    append_sampler(model, sampling)
+    for node in model.graph.node:
+        node.input[:] = ["all_of_them" if name == "allowed" else name for name in node.input]
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 256), bool), "all_of_them"))
+    onnx.save(model, tmp_path / "model.onnx")
+    terms = PromptTerms("ids", "logits", PROMPTS, 6, 1, {}, ("regex", "[a-c]{3}"))
+    with ReferenceSession(tmp_path / "model.onnx") as engine:
+        (check,) = check_grammar(engine, sampling, terms, SEQUENCES)
+    assert not check.passed
+    assert "does not keep the grammar" in check.note
