@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from enginery.core.sampling import SamplingSettings
     from enginery.ensembles import Ensemble
     from enginery.generation import Generator, Prompt
+    from enginery.grammars import Grammar
     from enginery.recording.recorder import ObservationLog, Recorder
     from enginery.streams import Streams
     from enginery.user_code.calling import load_function
@@ -35,6 +36,7 @@ __all__ = [
     "Command",
     "Ensemble",
     "Generator",
+    "Grammar",
     "Machine",
     "ObservationLog",
     "Policy",
@@ -56,6 +58,7 @@ _HOMES = {
     **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "pull"), _CLIENT),
     "Ensemble": "enginery.ensembles",
     "Generator": "enginery.generation",
+    "Grammar": "enginery.grammars",
     "ObservationLog": "enginery.recording.recorder",
     "Prompt": "enginery.generation",
     "Recorder": "enginery.recording.recorder",

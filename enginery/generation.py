@@ -37,10 +37,21 @@ class TokenConstraint(Protocol):
         ...
 
 
+class Constraint(Protocol):
+    """What answers must keep, such as `enginery.Grammar`."""
+
+    def begin(self, vocabulary: int) -> TokenConstraint:
+        """A constraint of one answer, for logits of this width. Raises DataError where it has no token to begin with,
+        or is of another vocabulary."""
+        ...
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What a generator answers. tokens: ids, at least one.  most: tokens of the answer; default: until the cache is
     full.  seed: of the numbers that tokens are drawn by.  stop: tokens that end the answer, as its last one.
+
+    constraint: what the answer must keep; one that `most` cuts off is not complete (`Grammar.is_kept_by`).
     """
 
     tokens: Sequence[int]
@@ -48,7 +59,7 @@ class Prompt:
     most: int | None = None
     seed: int = 0
     stop: Collection[int] = ()
-    constraint: TokenConstraint | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass
@@ -58,6 +69,7 @@ class _Answer:
     index: int
     prompt: Prompt
     most: int
+    constraint: TokenConstraint | None
     read: int = 0
     made: int = 0
     last: int = 0
@@ -84,8 +96,8 @@ class _Answer:
     def take(self, token: int) -> None:
         """Go on behind a token."""
         self.last, self.made = token, self.made + 1
-        if self.prompt.constraint:
-            self.prompt.constraint.take(token)
+        if self.constraint:
+            self.constraint.take(token)
 
     @property
     def ended(self) -> bool:
@@ -142,9 +154,13 @@ class Generator:
         different lengths: shorter ones are answered while the others are read. More prompts than the engine takes rows
         are answered one batch after the other.
         Raises DataError, before anything runs, for settings that draw nothing, a prompt without tokens, with unknown
-        ones, or that passes the cache's bound with its answer; then for an answer that no token can continue.
+        ones, or that passes the cache's bound with its answer, and for a constraint that no token can begin or that is
+        of another vocabulary; then for an answer that no token can continue.
         """
-        answers = [_Answer(index, prompt, self._check(index, prompt)) for index, prompt in enumerate(prompts)]
+        answers = [
+            _Answer(index, prompt, self._check(index, prompt), self._begin(index, prompt))
+            for index, prompt in enumerate(prompts)
+        ]
         rows = self.decoder.rows or max(len(answers), 1)
         for begin in range(0, len(answers), rows):
             yield from self._batch(answers[begin : begin + rows])
@@ -169,6 +185,13 @@ class Generator:
                 f"{bound.whole} tokens in all: ask for fewer, or {bound.remedy}"
             )
         return room if prompt.most is None else prompt.most
+
+    def _begin(self, index: int, prompt: Prompt) -> TokenConstraint | None:
+        """The constraint of an answer. Raises DataError for one that cannot be kept from the beginning."""
+        try:
+            return prompt.constraint.begin(self.decoder.sampling.vocabulary) if prompt.constraint else None
+        except DataError as error:
+            raise DataError(f"prompt {index}: {error}") from error
 
     def _batch(self, answers: list[_Answer]) -> Iterator[tuple[int, int]]:
         self._streams.reset()
@@ -202,7 +225,7 @@ class _Step:
         self._given = first_inputs(decoder.sampling, len(answers)) | settings
         nothing = self._given.pop(SEEN) > 0  # the streams hold it
         self._seen = nothing if seen is None else seen
-        self._limited = any(answer.prompt.constraint for answer in answers)
+        self._limited = any(answer.constraint for answer in answers)
         self._drawing = [row for row, answer in enumerate(answers) if answer.prompt.settings.temperature > 0]
 
     def keep(self, rows: Sequence[int], answers: Sequence[_Answer]) -> "_Step":
@@ -229,9 +252,9 @@ class _Step:
         """Write what may follow in each row; the rows whose answers are complete."""
         done = set[int]()
         for row, answer in enumerate(self._answers):
-            if answer.prompt.constraint is None or not answer.begins:
+            if answer.constraint is None or not answer.begins:
                 continue
-            allowed = answer.prompt.constraint.allowed()
+            allowed = answer.constraint.allowed()
             if allowed is None:
                 done.add(row)
             elif allowed.any():

@@ -7,6 +7,7 @@ from enginery.core.codec import encode_document
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.machine import describe_host
 from enginery.core.reports.free_running import FreeRunning
+from enginery.core.reports.prompts import PromptDrift
 from enginery.core.reports.proof import Report, Verdict, judge
 from enginery.core.text import now
 from enginery.core.types import BuildFailure
@@ -71,6 +72,7 @@ def make_report(
         versions=dict(request.toolchain),
         spreads=tuple(spread.round_numbers() for proof in proofs for spread in proof.spreads),
         free_running=tuple(found for proof in proofs for found in proof.free_running),
+        prompts=tuple(found for proof in proofs for found in proof.prompts),
     )
 
 
@@ -97,6 +99,7 @@ class EngineResult:
     seconds: float = 0.0
     attributed: tuple[Attributed, ...] = ()
     free_running: tuple[FreeRunning, ...] = ()
+    prompts: tuple[PromptDrift, ...] = ()
     failure: BuildFailure | None = None
 
     @property
@@ -122,6 +125,8 @@ class EngineResult:
         }
         if self.free_running:
             row["free_running"] = [encode_document(found) for found in self.free_running]
+        if self.prompts:
+            row["prompts"] = [encode_document(found) for found in self.prompts]
         if self.attributed:
             row["attribution"] = [vars(each) for each in self.attributed]
         if self.failure:

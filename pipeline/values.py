@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from enginery.core.codec import OMIT_DEFAULT
 from enginery.core.reports.free_running import FreeRunning
+from enginery.core.reports.prompts import PromptDrift
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.requirements import Requirement
 from enginery.core.text import pluralize
@@ -154,12 +155,16 @@ class LatestGolden:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name."""
+    """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name.
+
+    prompts: answers to golden prompts, of an engine.
+    """
 
     checks: tuple[Check, ...] = ()
     metrics: tuple[tuple[str, float], ...] = ()
     spreads: tuple[Spread, ...] = ()
     free_running: tuple[FreeRunning, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    prompts: tuple[PromptDrift, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def failed(self) -> tuple[Check, ...]:

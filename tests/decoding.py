@@ -57,18 +57,19 @@ decoder (int64[batch, places] ids, float[batch, length, 8] past) => (float[batch
 """  # noqa: E501 - a line of the grammar
 
 
-def make_decoder() -> onnx.ModelProto:
+def make_decoder(vocabulary: int = VOCABULARY) -> onnx.ModelProto:
     """The graph, with random weights."""
-    model, rng = onnx.parser.parse_model(_GRAPH), np.random.default_rng(0)
-    for name, shape in (("embedding", (VOCABULARY, WIDTH)), ("head", (WIDTH, VOCABULARY))):
+    text = _GRAPH.replace(f"[batch, {VOCABULARY}]", f"[batch, {vocabulary}]")
+    model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
+    for name, shape in (("embedding", (vocabulary, WIDTH)), ("head", (WIDTH, vocabulary))):
         model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))
     return model
 
 
-def write_decoder(folder: Path, spec: dict[str, Any] = DECODER) -> Path:
+def write_decoder(folder: Path, spec: dict[str, Any] = DECODER, vocabulary: int = VOCABULARY) -> Path:
     """The model, its golden set (3 sequences of 6 tokens) and the spec's file, in a new folder."""
     folder.mkdir(parents=True)
-    onnx.save(make_decoder(), folder / "model.onnx")
+    onnx.save(make_decoder(vocabulary), folder / "model.onnx")
     ids = np.random.default_rng(1).integers(VOCABULARY, size=(18, 1))
     np.savez(folder / "golden.npz", ids=ids, text=np.arange(18) // 6)
     path = folder / "model.yaml"

@@ -1,6 +1,7 @@
 """Writes text with a pulled engine, byte by byte: `python generate.py "The value of"`, after `enginery build`."""
 
 import argparse
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import enginery
@@ -24,9 +25,13 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--schema", type=Path, help="a file with the JSON schema that each answer keeps")
     asked = parser.parse_args()
+    grammar = enginery.Grammar.json_schema(asked.schema.read_text()) if asked.schema else None
     settings = enginery.SamplingSettings(asked.temperature, asked.top_k, asked.top_p, asked.repetition_penalty)
-    prompts = [enginery.Prompt(text.encode(), settings, asked.count, asked.seed) for text in asked.prompts]
+    prompts = [
+        enginery.Prompt(text.encode(), settings, asked.count, asked.seed, constraint=grammar) for text in asked.prompts
+    ]
     with TemporaryDirectory() as folder:
         answers = pull(asked.registry, asked.precision, folder).generate(prompts)
     for text, answer in zip(asked.prompts, answers, strict=True):

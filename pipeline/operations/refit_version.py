@@ -104,7 +104,7 @@ def _judge(wanted: WantedRefit, other: Manifest, context: RunContext) -> JudgedU
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted.donor, context.store)]
-    proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), other.golden, context)]
+    proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), (other.golden, other.onnx), context)]
     return JudgedUnit(built, make_report(built, other.golden, proofs, cannot_run), proofs[-1].metrics)
 
 

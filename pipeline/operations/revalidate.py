@@ -104,7 +104,7 @@ def _read_settled(manifest: Manifest, entry: EngineEntry, context: RunContext) -
 def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> Attested:
     """Run an engine on the golden set, time it where the spec asks for that, and attach both reports."""
     built = as_built(entry)
-    proof = try_to_prove(built, spec, manifest.golden, context, afresh=True)
+    proof = try_to_prove(built, spec, (manifest.golden, manifest.onnx), context, afresh=True)
     report = make_report(built, manifest.golden, [published_proof(entry, context.store), proof], None)
     attached, timed, latency = attest(context.store, manifest, report), None, spec.validation.latency
     if report.verdict == "proven" and latency is not None:

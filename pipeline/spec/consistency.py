@@ -177,6 +177,44 @@ def _wrong_steps(spec: SpecSections, place: Loc, dim: str) -> Iterator[tuple[Loc
         yield place, f"{where} joins samples along {dim!r}, which states have too; name a dim of a step alone"
 
 
+def _wrong_prompts(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
+    """Golden prompts that the model cannot be given token by token: (key, message)."""
+    if (sampling := spec.sampling) is None or (prompts := sampling.prompts) is None:
+        return
+    place: Loc = ("sampling", "prompts")
+    others = [name for name in spec.inputs if name != sampling.ids and name not in spec.state]
+    places = spec.inputs[sampling.ids].shape[1:]
+    least = spec.dims[places[0]].min if places and isinstance(places[0], str) and places[0] in spec.dims else None
+    if not spec.state:
+        yield place, "golden prompts are read token by token, which needs state; declare it, or remove the prompts"
+    if others:
+        yield place, f"golden prompts give ids alone, and the model takes {', '.join(others)} too; remove the prompts"
+    if places and (least or places[0]) != 1:
+        yield place, f"golden prompts are read a token a call, and {sampling.ids!r} takes {places[0]!r}; let it take 1"
+    rows = spec.inputs[sampling.ids].shape[0]
+    fewest = spec.dims[rows].min if isinstance(rows, str) and rows in spec.dims else rows
+    if prompts.constraint and fewest != 1:
+        text = f"answers that keep a grammar are made one by one, and {sampling.ids!r} takes {fewest} rows"
+        yield (*place, "constraint"), f"{text}; let it take 1, or remove constraint"
+    bounds = [most for name in spec.state for most in _tokens_held(spec, name)]
+    for index, prompt in enumerate(prompts.tokens()):
+        if not prompt:
+            yield (*place, "given", index), "a prompt has no token; give at least one"
+        elif bounds and len(prompt) + prompts.most > min(bounds):
+            text = (
+                f"{len(prompt)} tokens and an answer of {prompts.most} pass the cache, which takes {min(bounds)} in all"
+            )
+            yield (*place, "given", index), f"{text}; lower sampling.prompts.most, or raise the dim's max"
+
+
+def _tokens_held(spec: SpecSections, state: str) -> Iterator[int]:
+    """The most tokens that an answer with its prompt can have, for each dim of a state that begins at 0."""
+    for dim in spec.inputs[state].shape:
+        if isinstance(dim, str) and dim in spec.dims and spec.dims[dim].min == 0:
+            sizes = spec.dims[dim]
+            yield (sizes.max or max(sizes.buckets or (0,))) + 2
+
+
 def _wrong_sampling(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """A sampler of inputs or outputs that are not there, or with names that are taken: (key, message)."""
     if (sampling := spec.sampling) is None:
@@ -189,6 +227,7 @@ def _wrong_sampling(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         yield (*place, "logits"), f"sampling.logits {sampling.logits!r} is not one of the outputs {list(outputs)}"
     for name in (name for name in TAKEN_INPUTS if name in spec.inputs):
         yield ("inputs", name), f"input {name!r} has the name of one that the sampler adds; rename it in the model"
+    yield from _wrong_prompts(spec)
     for name in (name for name in (sampling.token, SEEN_NEXT) if name in outputs):
         yield (*place, "token"), f"{name!r} is an output of the model and of the sampler; give another sampling.token"
 

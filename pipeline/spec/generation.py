@@ -1,21 +1,107 @@
 """Generation in a spec: the sampler that is put behind a model's graph."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, JsonValue, model_validator
 
-from enginery.core.errors import SpecError
-from enginery.core.types import Sampling, TensorSpec
+from enginery.core.errors import DataError, SpecError, UnavailableError
+from enginery.core.types import Precision, Sampling, TensorSpec
 from pipeline.spec.value_types import GraphName, Size, SpecPart
+
+# Greatest mean KL divergence in nats. tinylm has 4e-13, 4e-7, 1e-4 and 5e-3 in fp32, fp16, int8 and int4; 0.1 is a
+# perplexity that is some 10 % worse on text of the model's own.
+KL_NATS: Mapping[Precision, float] = {
+    "fp32": 1e-6, "fp16": 1e-4, "bf16": 5e-3, "fp8": 0.05, "int8": 0.02, "int8-dynamic": 0.02, "int4": 0.1
+}  # fmt: skip
+LimitName = Literal["kl_nats", "top_1_agreement", "top_5_agreement", "same_tokens"]
+
+
+class AnswerGrammar(SpecPart):
+    """What the engine's own answers to golden prompts must keep, of a model over bytes: one of these."""
+
+    json_schema: dict[str, JsonValue] | None = Field(None, description="a JSON schema, without references to files")
+    regex: str | None = Field(None, description="a regular expression that a whole answer matches")
+    lark: str | None = Field(None, description="a grammar in llguidance's variant of Lark's syntax")
+
+    @property
+    def named(self) -> tuple[str, str]:
+        """(kind, text), as `enginery.grammars.read_grammar` takes it."""
+        (found,) = self._given()
+        return found
+
+    def _given(self) -> list[tuple[str, str]]:
+        schema = None if self.json_schema is None else json.dumps(self.json_schema)
+        texts = {"json_schema": schema, "regex": self.regex, "lark": self.lark}
+        return [(kind, text) for kind, text in texts.items() if text is not None]
+
+    @model_validator(mode="after")
+    def _one_that_is_valid(self) -> Self:
+        """Where llguidance is not installed, only the proof finds out what is wrong with a grammar."""
+        from enginery.grammars import read_grammar  # with numpy, which a spec without a grammar does not need
+
+        if len(self._given()) != 1:
+            raise ValueError("give one of json_schema, regex and lark")
+        with suppress(UnavailableError):
+            try:
+                read_grammar(*self.named).begin(256)
+            except DataError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+
+class GoldenPrompts(SpecPart):
+    """Prompts that every engine answers when it is proven, beside the exported model."""
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"constraint"})
+
+    given: tuple[str | tuple[Annotated[int, Field(strict=True, ge=0)], ...], ...] = Field(
+        min_length=1, description="texts, of a model over bytes, or lists of token ids"
+    )
+    most: Size = Field(32, description="tokens of each answer")
+    limits: dict[Precision, dict[LimitName, float]] = Field(
+        {}, description="by precision; default: kl_nats alone, from 1e-6 (fp32) to 0.1 (int4)"
+    )
+
+    constraint: AnswerGrammar | None = Field(None, description="what each engine's own answers must keep")
+
+    @property
+    def grammar(self) -> tuple[str, str] | None:
+        """(kind, text) of the constraint."""
+        return self.constraint.named if self.constraint else None
+
+    def tokens(self) -> tuple[tuple[int, ...], ...]:
+        """The token ids of each prompt."""
+        return tuple(tuple(item.encode()) if isinstance(item, str) else item for item in self.given)
+
+    def limits_of(self, precision: Precision) -> dict[str, float]:
+        """The limits of an engine."""
+        own = {str(name): value for name, value in self.limits.get(precision, {}).items()}
+        return {"kl_nats": KL_NATS[precision], **own}
+
+    def find_misfit(self, vocabulary: int) -> str | None:
+        """Why the prompts are none of such a vocabulary; None where they are."""
+        texts = [item for item in self.given if isinstance(item, str)]
+        if texts and vocabulary != 256:
+            return f"{texts[0]!r} is a text, and the vocabulary has {vocabulary} tokens, not 256 bytes; give token ids"
+        if self.constraint and vocabulary != 256:
+            return f"a constraint is over 256 bytes, and the vocabulary has {vocabulary} tokens; remove constraint"
+        wrong = [token for prompt in self.tokens() for token in prompt if token >= vocabulary]
+        return f"token {wrong[0]} is none of a vocabulary of {vocabulary}; give others" if wrong else None
 
 
 class SamplingSection(SpecPart):
     """A sampler in the graph: greedy or drawn tokens, with settings of each request (docs/guides/generation.md)."""
 
+    omitted: ClassVar[frozenset[str]] = frozenset({"prompts"})
+
     ids: GraphName = Field(description="the input of token ids, [batch, ..]")
     logits: GraphName = Field(description="the output [batch, vocabulary] or [batch, places, vocabulary]")
     token: GraphName = Field("next_token", description="name of the output [batch] that the sampler adds")
     candidates: Size = Field(1024, description="so many of the likeliest tokens can be drawn; bounds top_k too")
+    prompts: GoldenPrompts | None = Field(None, description="golden prompts, which each engine answers at its proof")
 
     def to_sampling(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Sampling:
         """As the plan takes it. Raises SpecError where the model has other inputs or outputs than a sampler needs."""
@@ -36,4 +122,6 @@ class SamplingSection(SpecPart):
                 [f"sampling: {self.ids!r} has {ids.shape[0]!r} rows and {self.logits!r} {logits.shape[0]!r}; the first "
                  "axis of both must be the batch"]
             )  # fmt: skip
+        if self.prompts and (misfit := self.prompts.find_misfit(vocabulary)):
+            raise SpecError([f"sampling.prompts: {misfit}"])
         return Sampling(self.ids, self.logits, self.token, vocabulary, min(self.candidates, vocabulary))

@@ -92,6 +92,11 @@ def test_streams_of_models_with_state_answer_as_each_stream_alone(name, tmp_path
 
 
 @pytest.mark.parametrize("name", INSTALLED)
+def test_a_sampler_behind_a_decoder_draws_what_the_reference_draws(name, tmp_path):
+    assert call("samplers:behave", tmp_path / "job", backend=name, target=target(name)) == []
+
+
+@pytest.mark.parametrize("name", INSTALLED)
 def test_two_builds_are_as_alike_as_the_backend_claims(name, tmp_path):
     digests, answers = [], []
     for turn in ("first", "second"):

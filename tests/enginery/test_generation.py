@@ -113,6 +113,10 @@ class OddOrEven:
     def __init__(self) -> None:
         self.taken: list[int] = []
 
+    def begin(self, vocabulary):
+        assert vocabulary == VOCABULARY
+        return type(self)()
+
     def allowed(self):
         wanted = (np.arange(VOCABULARY) + len(self.taken)) % 2 == 1
         return None if len(self.taken) == 3 else wanted
@@ -125,6 +129,7 @@ class OddOrEven:
 def test_a_constraint_decides_what_may_follow_and_when_an_answer_is_complete(folder, name):
     held = [replace(PROMPTS[at], constraint=OddOrEven()) for at in (0, 2)]
     first, free, last = make(folder, name).generate([held[0], PROMPTS[1], held[1]])
+    assert not held[0].constraint.taken  # a prompt can be answered again
     for answer in (first, last):
         assert [token % 2 for token in answer] == [1, 0, 1]
     assert free == alone(folder, PROMPTS[1])

@@ -13,9 +13,11 @@ from validation.attribution.formatting import AttributionView, view_attribution
 from validation.latency.view import LatencyView, view_latencies
 from validation.limits.budget import at_most, within
 from validation.reporting.distributions import (
+    AnswersRow,
     CourseRow,
     ErrorDistribution,
     WorstRow,
+    answers,
     courses,
     distributions,
     worst_cases,
@@ -114,6 +116,7 @@ class VersionPage:
     distributions: Sequence[ErrorDistribution]
     worst: Sequence[WorstRow]
     courses: Sequence[CourseRow]
+    answers: Sequence[AnswersRow]
     quantizations: Sequence[QuantizationSection]
     attributions: Sequence[AttributionView]
     latencies: Sequence[LatencyView]
@@ -156,6 +159,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         distributions=distributions(reports) if pictures else [],
         worst=worst_cases(reports),
         courses=courses(reports),
+        answers=answers(reports),
         quantizations=quantizations(version.quantization, dict.fromkeys(untouched)) if pictures else [],
         attributions=[view_attribution(item) for item in version.attributions],
         latencies=view_latencies(version.latencies, pictures),

@@ -14,6 +14,7 @@ from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode_document
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError
 from enginery.core.reports.free_running import FreeRunning
+from enginery.core.reports.prompts import PromptDrift
 from enginery.core.text import join_first, pluralize
 
 
@@ -118,7 +119,7 @@ class Report:
 
     created_at: ISO 8601, UTC.  host: the machine that the checks ran on.  versions: of compiler and runtime.
     spreads: the distribution of errors per stage and output, where that was measured.
-    free_running: of a model with state, the drift of its outputs along sequences.
+    free_running: of a model with state, the drift of its outputs along sequences.  prompts: answers to golden prompts.
     """
 
     unit: str
@@ -135,6 +136,7 @@ class Report:
     versions: Mapping[str, str]
     spreads: tuple[Spread, ...] = ()
     free_running: tuple[FreeRunning, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    prompts: tuple[PromptDrift, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def failed(self) -> tuple[Check, ...]:

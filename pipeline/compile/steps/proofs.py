@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from builders.as_built import WithoutSampler
 from builders.backends import discovery, shape_profiles
 from builders.execution.jobs import Job, WorkerContext
-from enginery.core.codec import encode
+from enginery.core.codec import OMIT_DEFAULT, encode
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginery.core.hardware.cuda import gpus
+from enginery.core.reports.prompts import PromptDrift, PromptTerms
 from enginery.core.reports.proof import Check
 from enginery.core.text import now
 from enginery.core.types import BuildRequest, Dim, Session
-from enginery.registry.store.base import open_store
+from enginery.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.blobs import (
@@ -68,11 +69,19 @@ class ContractTerms:
 
 
 @dataclass(frozen=True)
+class PromptCalls:
+    """Golden prompts, and the digest of the exported model whose answers count."""
+
+    model: str
+    terms: PromptTerms
+
+
+@dataclass(frozen=True)
 class CheckEngine:
     """Run an engine against the graph it was built from (the engine stage), with its contract and the task metrics.
 
     golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
-    answers: of the graph to the golden set (`blobs.open_reference`).
+    answers: of the graph to the golden set (`blobs.open_reference`).  prompts: None where the spec has none.
     """
 
     engine: EngineBlob
@@ -82,6 +91,7 @@ class CheckEngine:
     contract: ContractTerms | None = None
     calls: ExtraCalls | None = None
     answers: str | None = None
+    prompts: PromptCalls | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
@@ -126,8 +136,28 @@ class CheckEngine:
                 checks += tuple(sampler_checks(actual.whole, actual.sampling, frozen, seed_of(wanted)))
             if self.contract:
                 checks += _check_contract(self.contract, expected, actual, frozen, held)
+            told, prompts = _answer_prompts(self.prompts, actual, frozen, place, workdir) if self.prompts else ([], ())
             drifts = spreads.at("engine"), along.at("engine")
-            return proof_of(checks, actual, frozen, self.metrics, "engine", *drifts)
+            proof = proof_of((*checks, *told), actual, frozen, self.metrics, "engine", *drifts)
+            return replace(proof, prompts=prompts)
+
+
+def _answer_prompts(
+    calls: PromptCalls, engine: Session, golden: "GoldenSet", store: Store, workdir: Path
+) -> tuple[list[Check], tuple[PromptDrift, ...]]:
+    """The checks of an engine's answers to golden prompts, and what they were made of; none of a model without state,
+    which a spec with prompts has."""
+    from builders.reference import ReferenceSession, threads_for
+    from validation.comparison.prompts import check_grammar, check_prompts
+
+    if golden.sequences is None:
+        return [], ()
+    path = fetch_graph(store, calls.model, workdir / "exported.onnx")
+    with ReferenceSession(path, threads=threads_for(path, True)) as model:
+        checks, drift = check_prompts(model, engine, calls.terms, golden.sequences)
+    if isinstance(engine, WithoutSampler):
+        checks += check_grammar(engine.whole, engine.sampling, calls.terms, golden.sequences)
+    return checks, (drift,)
 
 
 def check_calls(
@@ -215,7 +245,8 @@ def validate(built: Built, spec: "ModelSpec", exported: Exported, context: RunCo
     proofs = [exported.proof, built.unit.graph.proof]
     own = request.model == exported.model.digest and request.precision == "fp32"
     answers = answers_here(exported) if own else None
-    proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, context, answers=answers)]
+    proven_by = exported.golden, exported.model.digest
+    proofs += [] if cannot_run else [try_to_prove(built, spec, proven_by, context, answers=answers)]
     judged = JudgedUnit(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
     context.progress.emit(VerdictReached(built.unit.name, judged.verdict, judged.reason))
     return judged
@@ -224,7 +255,7 @@ def validate(built: Built, spec: "ModelSpec", exported: Exported, context: RunCo
 def try_to_prove(
     built: Built,
     spec: "ModelSpec",
-    golden: str,
+    proven_by: tuple[str, str],
     context: RunContext,
     afresh: bool = False,
     answers: str | None = None,
@@ -232,18 +263,20 @@ def try_to_prove(
     """The proof of an engine: it is run against the graph it was built from; of one that cannot be opened or run, the
     one check `CRASHED`, which failed.
 
-    afresh: also when the same proof is on record.  answers: of that graph, as in `CheckEngine`; the proof is the same
+    proven_by: digests of the golden set and of the exported model.  afresh: also when the same proof is on record.
+     answers: of that graph, as in `CheckEngine`; the proof is the same
     without. Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when
     cancelled.
     """
     request = built.unit.request
     check = CheckEngine(
         built.blob,
-        golden,
+        proven_by[0],
         limits_of(spec, request.precision, "engine"),
         metrics_of(spec, request.precision),
         contract_of(spec),
         calls_of(spec),
+        prompts=prompts_of(spec, request, proven_by[1]),
     )
     key = {
         **encode(check),
@@ -281,3 +314,19 @@ def calls_of(spec: "ModelSpec") -> ExtraCalls | None:
     """The calls beside the golden set that the spec asks for; None when it asks for none."""
     calls, bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
     return ExtraCalls(calls.seconds, bitwise, model_shapes(spec)) if calls else None
+
+
+def prompts_of(spec: "ModelSpec", request: BuildRequest, model: str) -> PromptCalls | None:
+    """The golden prompts of the spec for an engine; None when it has none. model: digest of the exported one."""
+    sampling = spec.sampling
+    if sampling is None or sampling.prompts is None:
+        return None
+    prompts = sampling.prompts
+    rows = [low[0] for profile in request.profiles for name, low, _, _ in profile.inputs if name == sampling.ids]
+    fixed = next((spec.shape[0] for spec in request.inputs if spec.name == sampling.ids), 1)
+    least = min(rows, default=fixed if isinstance(fixed, int) else 1)
+    limits = prompts.limits_of(request.precision)
+    return PromptCalls(
+        model,
+        PromptTerms(sampling.ids, sampling.logits, prompts.tokens(), prompts.most, least, limits, prompts.grammar),
+    )
