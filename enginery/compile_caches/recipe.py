@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from enginery.core.digest import digest_of
+from enginery.core.types import Precision
 
 if TYPE_CHECKING:
     import torch
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+# What stands for the compiler in the name of a unit that is a cache, and its precision.
+BACKEND = "torch-compile"
+PRECISION: Precision = "fp32"
 
 
 @dataclass(frozen=True)

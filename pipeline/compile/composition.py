@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from pipeline.compile.caches.judged import JudgedCache
+from pipeline.compile.caches.plan import check_required_caches, plan_caches
 from pipeline.compile.missed import MissedGraphs, find_missed, search_missed
 from pipeline.compile.plan import (
     Selection,
@@ -33,7 +34,7 @@ from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.compile.suspects import find_suspects
 from pipeline.outcome import JudgedUnit, Outcome
-from pipeline.progress.events import Finished, Planned, RunConcluded
+from pipeline.progress.events import Finished, Planned, PlannedCaches, RunConcluded
 from pipeline.spec.consistency import matches_unit
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Attributed, BuildPlan, Built, Exported, Graph, GraphVariant, Observed, Unit
@@ -163,6 +164,7 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
 
     Raises what a step raises.
     """
+    check_required_caches(plan_caches(spec, selection, None, context))
     exported = export_served(spec, selection, context, run)
     plan, judged = judge_all(spec, exported, selection, context, run)
     # One by one: two engines at once would time each other.
@@ -180,9 +182,11 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
 def _make_caches(
     spec: ModelSpec, selection: Selection, exported: Exported, context: RunContext, run: StepRunner
 ) -> list[JudgedCache]:
-    from pipeline.compile.caches.step import make_caches  # imports numpy, which other runs on record do without
+    from pipeline.compile.caches.step import make_cache  # imports numpy, which other runs on record do without
 
-    return run.call(make_caches, spec, selection, exported, context)
+    units = plan_caches(spec, selection, exported, context)
+    context.progress.emit(PlannedCaches(units))
+    return run.map(make_cache, units, spec, exported, context)
 
 
 def judge_all(

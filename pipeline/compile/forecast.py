@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from enginery.registry.store.base import Store
+from pipeline.cache_unit import CacheUnit
+from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.causes import Causes
 from pipeline.compile.composition import InProcess, calibrate
 from pipeline.compile.missed import MissedGraphs, find_missed, search_follows, search_missed
@@ -178,23 +180,24 @@ class ForecastChange:
 class Forecast:
     """What a build of a model would do. changes: since the last build of its units, whether or not one is built.
 
-    missing: the steps that are not on record.
+    missing: the steps that are not on record.  caches: compile caches.
     """
 
     model: str
     units: tuple[UnitForecast, ...]
     changes: tuple[ForecastChange, ...]
     missing: tuple[str, ...] = ()
+    caches: tuple[CacheUnit, ...] = ()
 
     def to_json(self) -> Json:
         """What `enginery plan --json` prints."""
         changes = [vars(change) for change in self.changes]
-        units = [unit.to_json() for unit in self.units]
+        units = [*(unit.to_json() for unit in self.units), *(unit.to_json() for unit in self.caches)]
         return {"model": self.model, "missing": list(self.missing), "changes": changes, "units": units}
 
     def count(self, action: str) -> int:
         """How many units have this action."""
-        return sum(unit.action == action for unit in self.units)
+        return [*(unit.action for unit in self.units), *(unit.action for unit in self.caches)].count(action)
 
 
 def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext) -> Forecast:
@@ -205,7 +208,8 @@ def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: Run
         planned = {unit.name: unit for unit in plan.units}
     wanted = candidates(spec, selection)
     units = tuple(_foresee_unit(spec, item, planned.get(item.unit), known, causes, context) for item in wanted)
-    forecast = Forecast(spec.model, units, (), known.missing)
+    caches = plan_caches(spec, selection, known.exported, context)
+    forecast = Forecast(spec.model, units, (), known.missing, caches)
     return replace(forecast, changes=tuple(_changes(forecast, known, causes)))
 
 
@@ -252,13 +256,13 @@ def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[Foreca
 def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) -> str:
     units = (causes.before.get(unit.item.unit) for unit in forecast.units)
     onnx_before = {before.sources.onnx for before in units if before}
-    built = _count(forecast.count("build"), "built and proven") or "no engine changes by it"
+    built = _count(_builds(forecast), "built and proven") or "no engine changes by it"
     proven = _count(sum(unit.proven_again for unit in forecast.units), "proven again") or "no proof changes by it here"
     if stage == "export" and known.exported is None:
         return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
     if stage == "export" and known.exported and onnx_before == {known.exported.model.digest}:
         same = "the model is exported again, to the same ONNX model"
-        return f"{same}; {built}" if forecast.count("build") else f"{same}: no graph and no engine changes by it"
+        return f"{same}; {built}" if _builds(forecast) else f"{same}: no graph and no engine changes by it"
     if stage == "export":
         return f"the model is exported again, to another ONNX model, calibrated and quantized; {built}"
     if stage == "calibration":
@@ -266,6 +270,10 @@ def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) ->
         return f"the model is calibrated and quantized again; {changed}"
     again = "the golden set is made again; " if stage == "golden" else ""
     return again + ("what is proven again shows after the export" if known.exported is None else proven)
+
+
+def _builds(forecast: Forecast) -> int:
+    return sum(unit.action == "build" for unit in forecast.units)
 
 
 def _count(count: int, what: str) -> str:

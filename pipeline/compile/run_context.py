@@ -36,6 +36,7 @@ class RunContext:
 
     started_at: when the run began here (ISO 8601, UTC), for its provenance.
     copies: what records are read from instead of the store, which has them too.
+    elsewhere: whether `executor` runs jobs on other machines than this one.
     """
 
     store: Store
@@ -44,6 +45,7 @@ class RunContext:
     progress: Progress = field(default_factory=Progress)
     started_at: str = field(default_factory=now)
     copies: RecordSource | None = None
+    elsewhere: bool = False
 
     @cached_property
     def history(self) -> History:

@@ -12,6 +12,7 @@ from threading import Lock
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.text import pluralize
 from enginery.registry.record_copies import RecordCopies, StoreListing
+from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.forecast import on_record, open_records
 from pipeline.compile.plan import candidates, plan_builds
 from pipeline.intake.places import Found, spec_at
@@ -105,6 +106,7 @@ def _plan_ensemble(loaded: LoadedEnsemble, options: RunOptions) -> PlannedSpec:
     units = Counter(unit.action for unit in found.units)
     for graph in found.graphs.values():
         units.update(unit.action for unit in graph.units)
+        units.update(unit.action for unit in graph.caches)
     missing = dict.fromkeys(f"{name}: {step}" for name, graph in found.graphs.items() for step in graph.missing)
     return PlannedSpec(loaded.spec.address, loaded.model, dict(units), tuple(missing))
 
@@ -115,14 +117,15 @@ def plan_spec(spec: ModelSpec, options: RunOptions, listing: StoreListing) -> Pl
     The copies of the records that were read are renewed, where this user may write.
     """
     selection, copies = select(spec, options), RecordCopies(listing, spec.model)
-    context = replace(open_records(listing.store), copies=copies)
+    context = replace(open_records(listing.store), copies=copies, elsewhere=options.executor != "local")
     known, units = on_record(spec, selection, context), Counter[str]()
     if known.exported is not None:
         plan = plan_builds(spec, known.exported, known.graphs, selection, context)
         units.update(unit.action for unit in plan.units)
-    unknown = len(candidates(spec, selection)) - units.total()
+    units[_UNKNOWN] += len(candidates(spec, selection)) - units.total()
+    units.update(unit.action for unit in plan_caches(spec, selection, known.exported, context))
     _save(copies)
-    return PlannedSpec(spec.address, spec.model, {**units, **({_UNKNOWN: unknown} if unknown else {})}, known.missing)
+    return PlannedSpec(spec.address, spec.model, dict(+units), known.missing)
 
 
 def _save(copies: RecordCopies) -> None:

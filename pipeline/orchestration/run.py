@@ -116,7 +116,7 @@ def compile_from_records(address: Path | str | Found, options: RunOptions) -> Ou
         store = open_store(options.registry or _registry_of(spec), create=True)
         tracker = new_tracker(new_run(spec.model, spec.address, store))
         try:
-            context = RunContext(store, OnlyRecords(), OnlyRecords(), tracker)
+            context = RunContext(store, OnlyRecords(), OnlyRecords(), tracker, elsewhere=options.executor != "local")
             outcome = compile_model(spec, select(spec, options), context, InProcess())
         except NotOnRecord:
             return None
@@ -213,7 +213,7 @@ def open_context(
             traced = stack.enter_context(spans())
             progress = together(progress.of_run(model, run.id), tracker, *([traced] if traced else []))
             progress.emit(RunBegan(model, run.id))
-        yield RunContext(store, both.local, both.builder, progress)
+        yield RunContext(store, both.local, both.builder, progress, elsewhere=options.executor != "local")
 
 
 @contextmanager

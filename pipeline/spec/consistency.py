@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Collection, Iterator
 
+from enginery.compile_caches.recipe import BACKEND, PRECISION
 from enginery.core.hardware import targets
 from enginery.core.sampling import SEEN_NEXT, TAKEN_INPUTS
 from enginery.core.types import CALIBRATED, PLUS, QUANTIZED, TensorSpec
@@ -32,11 +33,11 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     if floor and floor.accuracy is not None and spec.calibration and not spec.calibration.labels:
         place = ("quantization", "floor", "accuracy")
         yield place, "quantization.floor.accuracy needs the right answers; name their array in calibration.labels"
-    combinations = list(itertools.product(spec.target_list(), spec.precision_list(), spec.backends))
+    built = list(itertools.product(spec.precision_list(), spec.backends))
+    built += [(PRECISION, BACKEND)] if spec.compile_cache else []
+    units = [f"{target.name} {precision} {name}" for target in spec.target_list() for precision, name in built]
     for index, pattern in enumerate(spec.build.required):
-        if not any(
-            matches_unit(pattern, f"{target.name} {precision} {name}") for target, precision, name in combinations
-        ):
+        if not any(matches_unit(pattern, unit) for unit in units):
             yield (
                 ("build", "required", index),
                 f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names",

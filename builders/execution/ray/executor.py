@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
@@ -43,7 +44,7 @@ class RayExecutor:
         self._address = address or os.environ.get("RAY_ADDRESS")
         self._jobs, self._wait_s, self._modules = jobs, wait_s, modules
         self._slots = threading.Semaphore(jobs) if jobs else None
-        self._connecting = threading.Lock()
+        self._connecting, self._closed = threading.Lock(), threading.Event()
         self._listener: TaskListener | None = None
         self._connected_here = self._cancelled = False  # plain flags: safe from a signal handler
 
@@ -87,15 +88,33 @@ class RayExecutor:
                 self._disconnect()
                 self._wait_for_head()
             if self._listener is None:
-                self._connected_here = cluster.connect(self._address, self._jobs)
+                self._connected_here = self._connect_in_thread()
                 self._listener = TaskListener(self._wait_s)
             return self._listener
+
+    def _connect_in_thread(self) -> bool:
+        """`cluster.connect`, in a thread that lives until this executor is closed: the processes of a Ray that is
+        started here end with the thread that started them, and the caller's may be one of a pool."""
+        connected: Future[bool] = Future()
+        self._closed = closed = threading.Event()
+
+        def hold() -> None:
+            try:
+                connected.set_result(cluster.connect(self._address, self._jobs))
+            except BaseException as error:
+                connected.set_exception(error)
+                return
+            closed.wait()
+
+        threading.Thread(target=hold, name="ray", daemon=True).start()
+        return connected.result()
 
     def _disconnect(self) -> None:
         if self._listener:
             self._listener.close()
         if self._connected_here:
             cluster.disconnect()
+        self._closed.set()
         self._listener, self._connected_here = None, False
 
     def _wait_for_head(self) -> None:

@@ -5,40 +5,32 @@ Both processes start as a server does: Python, torch, the model, torch.compile, 
 their CPU seconds, which another load on the machine changes less; seconds of the clock stand beside them.
 """
 
+import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginery.compile_caches.archive import SUFFIX, pack
+from enginery.compile_caches.recipe import PRECISION
 from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
 from enginery.core.reports.proof import Check
-from enginery.core.types import Precision, TensorSpec
-from enginery.registry.store.base import open_store
+from enginery.core.types import Target, TensorSpec
+from enginery.registry.store.base import Store, open_store
 from enginery.user_code.compiling import CompileModel
+from pipeline.compile.caches.judged import MadeCache
+from pipeline.compile.caches.maker import CPU_LABEL, describe_maker, explain_refusal, wanted_runtimes
 from pipeline.compile.steps.blobs import golden_set
 from pipeline.sources.compiled_session import CompiledSession
 
 if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
 
-PRECISION: Precision = "fp32"
 # Of the CPU seconds of a cold start.
 MOST_RATIO = 0.3
-
-
-@dataclass(frozen=True)
-class MadeCache:
-    """A cache in the store, with the checks of the process that started from it. digest, size_bytes: of its file.
-
-    notes: what both processes used.
-    """
-
-    digest: str
-    size_bytes: int
-    checks: tuple[Check, ...]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -46,36 +38,68 @@ class MakeCache:
     """Compile a model in a cold process, keep what it compiled, and start a second one from that.
 
     model: what both do, without the places of a cache.  outputs: names, in the order of the golden set.
-    limits: what the spec says of drift.
+    limits: what the spec says of drift.  runtimes: versions that the worker must have.
+    sources: files of the model by their name below its folder, and their digests, where that folder is on another
+    machine; else none.
     """
 
     model: CompileModel
+    target: Target
     golden: str
     outputs: tuple[TensorSpec, ...]
     limits: Mapping[str, float]
+    runtimes: Mapping[str, str]
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, context: WorkerContext) -> MadeCache:
-        """The cache. Raises ModelError for a model that torch.compile cannot compile."""
+        """The cache. Raises ModelError for a model that torch.compile cannot compile, EngineryError on a machine that
+        makes no cache for the target."""
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import budgets
 
         place, workdir = open_store(context.store), context.workdir
+        check_worker(self.target, self.runtimes)
+        enter_phase("fetching")
         frozen = golden_set(place, self.golden, workdir)
+        model = replace(self.model, root=fetch_sources(place, self.sources, workdir)) if self.sources else self.model
         folder, archive = workdir / "inductor", workdir / f"torch{SUFFIX}"
         folder.mkdir()
         enter_phase("cold start")
-        with CompiledSession(replace(self.model, folder=folder), self.outputs) as cold:
+        with CompiledSession(replace(model, folder=folder), self.outputs) as cold:
             _run_all(cold, frozen)
         pack(folder, replace(cold.recipe, probes=cold.answers[-1].probes), archive)
         digest = digest_of_file(archive)
         enter_phase("warm start")
-        with CompiledSession(replace(self.model, cache=archive, digest=digest), self.outputs) as warm:
+        with CompiledSession(replace(model, cache=archive, digest=digest), self.outputs) as warm:
             _run_all(warm, frozen)
             limits = budgets("engine", PRECISION, frozen.noise).override(self.limits)
             checks = tuple(expected_checks("engine", warm, frozen, limits))
         enter_phase("storing")
+        maker = describe_maker(self.target)
         checks += tuple(judge_start(cold, warm))
-        return MadeCache(place.put_file(archive), archive.stat().st_size, checks, (_describe(cold, warm),))
+        return MadeCache(place.put_file(archive), archive.stat().st_size, checks, (_describe(cold, warm),), maker)
+
+
+def check_worker(target: Target, runtimes: Mapping[str, str]) -> None:
+    """Raise EngineryError where this machine makes no cache for `target`, or has other versions than `runtimes`."""
+    if reason := explain_refusal(target):
+        raise EngineryError(f"{platform.node()}: {reason} (a node of a kind of CPU has the label {CPU_LABEL}=KIND)")
+    here = wanted_runtimes()
+    if here != runtimes:
+        raise EngineryError(
+            f"{platform.node()} has {here or 'no torch'}, and the plan was made for {dict(runtimes)}; install the same "
+            "versions on every node"
+        )
+
+
+def fetch_sources(place: Store, sources: Mapping[str, str], workdir: Path) -> Path:
+    """A folder with the model's files. sources: name below it -> digest."""
+    folder = workdir / "source"
+    for name, digest in sources.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place.fetch(digest, path)
+    return folder
 
 
 def _run_all(session: CompiledSession, golden: "GoldenSet") -> None:

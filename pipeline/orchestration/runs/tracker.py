@@ -1,11 +1,12 @@
 """The state of the run of this process, kept up to date by its events."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from builders.execution.jobs import Usage
+from enginery.compile_caches.recipe import BACKEND, PRECISION
 from enginery.core.errors import StepError
 from enginery.core.text import pluralize, precise_now
 from enginery.registry.build_history import Past
@@ -14,6 +15,7 @@ from pipeline.orchestration.runs.logs import KeptLog
 from pipeline.progress import events
 
 if TYPE_CHECKING:
+    from pipeline.cache_unit import CacheUnit
     from pipeline.values import BuildPlan
 
 
@@ -36,6 +38,8 @@ class Tracker(events.Progress):
         match event:
             case events.Planned(plan):
                 self._plan(plan)
+            case events.PlannedCaches(units):
+                self._plan_caches(units)
             case events.Finished(name, state, reason):
                 kept = state if state in get_args(ItemState) else "done"
                 self._note(name, state=kept, why=self._scrub(reason), phase="")
@@ -82,6 +86,14 @@ class Tracker(events.Progress):
                 why = unit.reason if refused else ""
                 self._items[unit.name] = RunItem(unit.name, "refused" if refused else "planned", *named, why=why)
                 self._graphs[unit.name] = request.model, unit.graph.shard_bytes
+            self._changes += 1
+
+    def _plan_caches(self, units: "Sequence[CacheUnit]") -> None:
+        with self._lock:
+            for unit in units:
+                state: ItemState = "refused" if unit.action == "refused" else "planned"
+                why = unit.reason if state == "refused" else ""
+                self._items[unit.name] = RunItem(unit.name, state, unit.target.name, PRECISION, BACKEND, why=why)
             self._changes += 1
 
     def _print(self, name: str, text: str) -> None:
@@ -178,7 +190,7 @@ class Tracker(events.Progress):
 
     def _learn(self, name: str, state: str) -> None:
         item = self._items[name]
-        if item.is_unit and item.seconds is not None and state != "cached":
+        if item.is_unit and name in self._graphs and item.seconds is not None and state != "cached":
             took = (item.seconds, item.peak_mib or 0.0)
             graph, shard_bytes = self._graphs[name]
             past = Past(self._run.model, item.target, item.precision, shard_bytes, *took, state, precise_now())

@@ -220,6 +220,29 @@ def test_a_ray_that_is_started_ahead_is_the_first_executors_and_leaves_this_proc
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "raised what ran beside\n", "")
 
 
+IN_THREADS = f"""
+import threading, time
+from builders.execution.ray import RayExecutor
+from tests.calls import call_job
+answers = []
+with RayExecutor(jobs=1) as executor:
+    for number in range(2):
+        add = call_job("unit", "{JOBS}:add", {{"a": 1, "b": number}})
+        thread = threading.Thread(target=lambda: answers.append(executor.run(add)))
+        thread.start()
+        thread.join()
+        time.sleep(2)  # the kernel ends what was started by a thread that is gone
+print(answers)
+"""
+
+
+def test_a_ray_that_is_started_outlives_the_thread_whose_job_was_the_first():
+    environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
+    command = [sys.executable, "-c", IN_THREADS]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[1, 2]\n", "")
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "no.such.host.invalid:1"])
 def test_an_address_out_of_reach_is_said_at_once(address):
     start = time.monotonic()

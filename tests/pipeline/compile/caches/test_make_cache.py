@@ -14,7 +14,7 @@ from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import TensorSpec
 from enginery.user_code.compiling import CompileModel, RanCompiled
 from pipeline.compile.caches.make_cache import MOST_RATIO, judge_start
-from pipeline.compile.caches.step import explain_refusal
+from pipeline.compile.caches.maker import explain_refusal
 from pipeline.sources.compiled_session import CompiledSession
 from pipeline.spec.model import load_spec
 
