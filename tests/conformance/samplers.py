@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from builders.as_built import build_engine
 from builders.backends import discovery
 from builders.backends.compatibility import open_sampler
-from builders.sampling import build_engine
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.sampling import as_built
 from enginery.core.types import ShapeProfile

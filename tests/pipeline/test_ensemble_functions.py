@@ -164,7 +164,11 @@ def test_what_cannot_be_between_graphs_is_told_with_its_key(path: str, value: An
         ),
         ("spots[0, 0] > 0.5", "spots[0, 0] > 2", "functions before the graph gave no row for any"),
         ("def crop(image, spots):", "def crop(image):", "function 'crops' failed"),
-        ("def crop(image, spots):", "def crop(image, spots):\n    import os; os._exit(3)", "reading.py: ended with exit status 3"),
+        (
+            "def crop(image, spots):",
+            "def crop(image, spots):\n    import os; os._exit(3)",
+            "reading.py: ended with exit status 3",
+        ),
     ],
 )
 def test_a_function_that_fails_stops_the_build_with_a_sentence(
