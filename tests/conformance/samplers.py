@@ -9,6 +9,7 @@ import onnx
 from builders.as_built import build_engine
 from builders.backends import discovery
 from builders.backends.compatibility import open_sampler
+from enginery.core.errors import ModelError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.sampling import as_built
 from enginery.core.types import ShapeProfile
@@ -30,7 +31,10 @@ def behave(backend: str, target: str, workdir: Path) -> list[str]:
     if reason := tool.refuses(as_built(request)):
         return [f"refused: {reason}"]
     onnx.save(make_decoder(), workdir / "model.onnx")
-    engine = build_engine(tool, request, workdir / "model.onnx", fresh(workdir / "engine"))
+    try:
+        engine = build_engine(tool, request, workdir / "model.onnx", fresh(workdir / "engine"))
+    except ModelError as error:  # an operator that the tool does not know
+        return [f"refused: {error}"]
     if tool.runs(hardware):
         return []
     with open_sampler(engine) as session:

@@ -89,4 +89,4 @@ def test_hardly_a_paragraph_is_trained_on_and_held_out() -> None:
 def test_the_example_is_small() -> None:
     files = [path for path in FOLDER.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 1_500_000
-    assert {path.suffix for path in files} <= {".py", ".md", ".yaml", ".npz", ".safetensors"}
+    assert {path.suffix for path in files} <= {".py", ".md", ".yaml", ".json", ".npz", ".safetensors"}
