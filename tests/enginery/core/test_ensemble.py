@@ -24,7 +24,7 @@ def test_functions_that_take_from_each_other_are_each_placed_once() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 9), max_size=3)), min_size=1, max_size=10))
 def test_whatever_is_given_is_given_before_it_is_taken(drawn: list[tuple[bool, list[int]]]) -> None:
-    """Nodes take from those drawn before them alone, whose names sort after theirs: an order exists, graphs in theirs."""
+    """Nodes take from those drawn before them alone, whose names sort after theirs: an order exists."""
     graphs: dict[str, dict[str, str]] = {}
     functions: dict[str, dict[str, str]] = {}
     for at, (is_graph, takes) in enumerate(drawn):
