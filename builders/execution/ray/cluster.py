@@ -64,7 +64,9 @@ def connect(address: str | None, jobs: int | None) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own deprecations are not our user's business
         try:
-            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **local)
+            # What it logs of tasks that end with a worker, at a cluster's end too, `RayTask` makes errors of where they
+            # matter.
+            ray.init(address=address or "local", log_to_driver=False, logging_level="CRITICAL", **local)
         except Exception as error:  # of a node that times out at its start, Ray raises a plain one
             where = f"the Ray cluster at {address}" if address else "a local Ray"
             raise UnavailableError(f"cannot reach {where}: {error}; check it, or use the local executor") from error

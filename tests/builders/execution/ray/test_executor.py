@@ -205,6 +205,9 @@ assert ray.is_initialized() and threads != [threading.main_thread()]
 assert (dict(os.environ), sys.path) == before
 with RayExecutor(jobs=1) as executor:
     assert executor.run(call_job("unit", "{JOBS}:add", {{"a": 1, "b": 2}})) == 3
+    lost = ray.remote(num_returns="streaming", max_retries=0)(lambda: (yield os._exit(1))).remote()
+    ray.wait([lost], fetch_local=False)  # nobody asks for its error: so it is where a worker ends after the last event
+    del lost
 assert not ray.is_initialized(), "the first executor has it, and ends it"
 ray.init = lambda **_: 1 / 0
 try:
