@@ -112,6 +112,12 @@ class Ensemble(Session):
         self._wanted = {source for graph in graphs.values() for source in graph.sources.values()}
         self._wanted |= {spec.name for spec in outputs}
 
+    @property
+    def graphs(self) -> Mapping[str, EnsembleGraph]:
+        """Its graphs and functions by name, in their order: for a server that runs one of them more often than another,
+        such as an encoder once and a decoder for each token."""
+        return self._graphs
+
     @classmethod
     def described(
         cls,

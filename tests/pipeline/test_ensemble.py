@@ -368,3 +368,12 @@ def test_a_plan_says_what_the_whole_lacks(tmp_path: Path) -> None:
     assert reasons == {
         f"graph 'decoder' has no engine: its spec has no x86-64-v3 {precision}" for precision in ("fp32", "int8")
     }
+
+
+def test_samples_may_fill_an_axis_of_their_own_where_inputs_keep_their_graphs_names(tmp_path: Path) -> None:
+    path = write_ensemble(tmp_path / "project")
+    for name in ("golden", "calibration"):
+        data = path.parent / f"{name}.npz"
+        np.savez(data, **{each: array[:, None] for each, array in arrays(data).items()})
+    found = foresee(path, tmp_path / "reg", no_export=False)
+    assert [found.graphs[name].count("build") for name in ("encoder", "decoder")] == [2, 2]

@@ -82,9 +82,10 @@ class ComputeSamples:
 
 def _behind_functions(sources: Mapping[str, str], before: Sequence[ChainedGraph]) -> bool:
     """Whether what these sources give was given by a function, or by a graph behind one."""
-    known = {graph.name: graph for graph in before}
-    givers = (known[found[0]] for source in sources.values() if (found := split_source(source, known)))
-    return any(giver.function or _behind_functions(giver.sources, before) for giver in givers)
+    known = {graph.name: at for at, graph in enumerate(before)}
+    givers = {known[found[0]] for source in sources.values() if (found := split_source(source, known))}
+    # What a graph names of itself is an input of the whole, so each takes from those before it alone.
+    return any(before[at].function or _behind_functions(before[at].sources, before[:at]) for at in givers)
 
 
 def write_samples(rows: "Iterator[Tensors]", complete: bool, workdir: Path) -> tuple[Path, int]:

@@ -1,0 +1,44 @@
+"""Writes a title token by token: the encoder once, the decoder for each token, the likeliest one that is allowed."""
+
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+# What the model was trained with (traceforge-toolkit 0.1.5, traceforge/title/inference.py).
+PREFIX = "summarize agent step: "
+BEGIN, END = 0, 1
+REPETITION_PENALTY = 1.3
+MOST_TOKENS = 24
+
+
+class TitleWriter:
+    """Titles by two graphs. encode, decode: run one on its inputs, by name, and give its only output."""
+
+    def __init__(self, encode, decode, tokenizer: Path) -> None:
+        self._encode, self._decode = encode, decode
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(128)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids that the encoder reads."""
+        return self._tokenizer.encode(PREFIX + text).ids
+
+    def tokens(self, text: str) -> list[int]:
+        """The ids of a title, its begin and end among them."""
+        ids = np.array([self.encode(text)], np.int64)
+        mask = np.ones_like(ids)
+        hidden = self._encode({"input_ids": ids, "attention_mask": mask})
+        found = [BEGIN]
+        while found[-1] != END and len(found) < MOST_TOKENS:
+            given = {"input_ids": np.array([found], np.int64), "encoder_hidden_states": hidden}
+            logits = self._decode({**given, "encoder_attention_mask": mask})[0, -1].astype(np.float32)
+            seen = logits[found]  # Keskar et al., 2019
+            logits[found] = np.where(seen < 0, seen * REPETITION_PENALTY, seen / REPETITION_PENALTY)
+            found.append(int(logits.argmax()))
+        return found
+
+    def write(self, text: str) -> str:
+        """A title of what an agent did."""
+        return self._tokenizer.decode(self.tokens(text))
