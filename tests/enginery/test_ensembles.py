@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from enginery.core.errors import DataError
-from enginery.core.types import TensorSpec
-from enginery.ensembles import Ensemble, EnsembleGraph
+from enginery.core.types import ShapeProfile, Tensors, TensorSpec
+from enginery.ensembles import Ensemble, EnsembleGraph, most_rows
 
 X, Y = TensorSpec("x", "float32", ("n",)), TensorSpec("second.y", "float32", ("n",))
 
@@ -54,3 +56,60 @@ def test_a_file_that_describes_no_ensemble_is_refused(tmp_path: Path) -> None:
     for name in ("engine.json", "gone.json"):
         with pytest.raises(DataError, match="describes no ensemble"):
             Ensemble.described(lambda _: dict, tmp_path / name)
+
+
+def taking(most: int | None, calls: list[int], output: TensorSpec = Y) -> EnsembleGraph:
+    """A graph that doubles its rows, and notes how many each call had."""
+
+    def run(given: Tensors) -> Tensors:
+        calls.append(len(given["x"]))
+        return {output.name: given["x"] * 2}
+
+    return EnsembleGraph(run, [X], {"x": "x"}, [output], most)
+
+
+@drawn(rows=st.integers(1, 40), most=st.integers(1, 12))
+def test_more_rows_than_a_call_takes_are_run_in_several(rows: int, most: int) -> None:
+    calls: list[int] = []
+    answer = taking(most, calls).answer({"x": np.arange(rows)})["second.y"]
+    assert answer.tolist() == [2 * row for row in range(rows)]
+    assert len(calls) == -(-rows // most) and sum(calls) == rows and max(calls) <= most
+
+
+def test_of_no_rows_a_graph_is_not_run() -> None:
+    calls: list[int] = []
+    output = TensorSpec("y", "float16", ("n", "m", 3))
+    answer = taking(4, calls, output).answer({"x": np.zeros((0, 2))})["y"]
+    assert (calls, answer.shape, answer.dtype) == ([], (0, 0, 3), np.float16)
+
+
+def test_a_graph_whose_rows_are_not_bounded_is_run_once() -> None:
+    calls: list[int] = []
+    assert len(taking(None, calls).answer({"x": np.arange(50)})["second.y"]) == 50
+    assert calls == [50]
+
+
+def test_an_output_without_a_row_for_each_is_told_where_rows_are_divided() -> None:
+    graph = EnsembleGraph(lambda given: {"sum": given["x"].sum(keepdims=True)}, [X], {"x": "x"}, [Y], 2)
+    with pytest.raises(DataError, match=r"5 rows are more than the 2 .* output 'sum' has no row for each; build it"):
+        graph.answer({"x": np.arange(5)})
+
+
+def test_the_most_rows_are_those_of_the_greatest_profile() -> None:
+    profiles = [ShapeProfile((("x", (1,), (2,), (high,)),)) for high in (4, 16)]
+    assert most_rows([X], [Y], profiles) == 16
+    assert most_rows([X], [Y]) == 32
+    for inputs, outputs in (
+        ([X, TensorSpec("z", "float32", ("m",))], [Y]),
+        ([TensorSpec("x", "float32", (4,))], [Y]),
+        ([X], [TensorSpec("y", "float32", ())]),
+        ([X], [TensorSpec("y", "float32", (1,))]),
+        ([X], []),
+    ):
+        assert most_rows(inputs, outputs, profiles) is None
+
+
+def test_graphs_can_be_run_one_by_one() -> None:
+    graphs = ensemble().graphs
+    assert list(graphs) == ["first", "second"]
+    assert graphs["first"].run({"x": np.ones(1)})["h"].tolist() == [2]

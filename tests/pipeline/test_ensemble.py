@@ -88,6 +88,19 @@ def test_each_graph_is_a_version_and_the_whole_pins_them(built: tuple[Path, Outc
     assert {graph.channel for graph in outcome.graphs.values()} == {None}
 
 
+def test_show_has_the_size_of_what_is_pulled(built: tuple[Path, Outcome], store: Store) -> None:
+    whole = {entry.unit: entry.size_bytes for entry in show_version(store, parse_reference("pair@1")).engines}
+    for precision in ("fp32", "int8"):
+        parts = [
+            entry.size_bytes or 0
+            for model in ("pair-encoder", "pair-decoder")
+            for entry in load(store, model, "1").engines
+            if entry.unit == f"cpu {'fp32' if model == 'pair-decoder' else precision} onnxruntime"
+        ]
+        assert (len(parts), whole[f"cpu {precision} ensemble"]) == (2, sum(parts))
+    assert whole["x86-64-v3 fp32 ensemble"] is None
+
+
 def test_a_target_that_a_graph_lacks_is_not_offered(built: tuple[Path, Outcome]) -> None:
     statuses = {engine.unit: (engine.status, engine.reason) for engine in built[1].engines}
     assert [statuses[f"cpu {each} ensemble"][0] for each in ("fp32", "int8")] == ["proven", "proven"]

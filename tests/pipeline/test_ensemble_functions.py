@@ -199,3 +199,8 @@ def test_a_manifest_of_strange_functions_is_refused(built: tuple[Path, Outcome])
     for changed in wrong:
         with pytest.raises(IntegrityError, match=r"reader@1: .*; build it again"):
             functions_of(replace(manifest, **changed))
+
+
+def test_show_names_the_functions(built: tuple[Path, Outcome]) -> None:
+    shown = CliRunner().invoke(cli, ["show", f"{built[1].model}@1", "--registry", str(built[0] / "registry")])
+    assert "function lines: " in shown.output, shown.output

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from enginery.core.codec import encode
 from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.names import Reference, version_order
+from enginery.registry.ensembles import pinned_engines
 from enginery.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginery.registry.evidence.canaries import CanaryVerdict, canaries
 from enginery.registry.evidence.latencies import latencies
@@ -62,7 +63,7 @@ class ListedVersion:
 class VersionStatus:
     """A version with everything that was added since it was published.
 
-    engines: with their current status.  channels: that point to it.  latencies: reports by the engine's digest.
+    engines: with their current status; of an ensemble with the size of all engines that each stands for.  channels: that point to it.  latencies: reports by the engine's digest.
     page: URI of its HTML report; None without one.
     """
 
@@ -129,13 +130,21 @@ def show_version(store: Store, reference: Reference) -> VersionStatus:
     pointing = _read_pointers(store, manifest.model, channel_names(store, manifest.model))
     return VersionStatus(
         manifest,
-        judge_entries(store, manifest),
+        tuple(_with_size(store, manifest, entry) for entry in judge_entries(store, manifest)),
         tuple(name for name, version in pointing.items() if version == manifest.version),
         latencies(store, manifest),
         tuple(canaries(store, manifest)),
         # The page is long, so its folder is listed in place of reading it.
         store.locator(key) if key.rpartition("/")[2] in store.children(f"{key.rpartition('/')[0]}/") else None,
     )
+
+
+def _with_size(store: Store, manifest: Manifest, entry: JudgedEntry) -> JudgedEntry:
+    """An engine; one of an ensemble with the size of what it stands for in place of its document's."""
+    if not manifest.graphs or not entry.usable:
+        return entry
+    parts = pinned_engines(store, manifest, entry)
+    return replace(entry, size_bytes=sum(pinned.size_of(engine) or 0 for _, pinned, engine in parts))
 
 
 def _listed_version(store: Store, model: str, version: str, pointing: dict[str, str]) -> ListedVersion:

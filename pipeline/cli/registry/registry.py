@@ -13,6 +13,7 @@ from enginery.core.origin import user
 from enginery.core.parsing import parse_json, read
 from enginery.core.reports.latency import LatencyReport
 from enginery.core.text import format_bytes, format_metrics, pluralize
+from enginery.registry.ensembles import functions_of
 from enginery.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of, quantization_records
 from enginery.registry.store.base import open_store
 from enginery.registry.trust import require
@@ -71,6 +72,8 @@ def show(
         echo(f"report   {facts.page}")
     for pinned in manifest.graphs:
         echo(f"graph    {pinned.name}: {pinned.reference}")
+    for item in functions_of(manifest):
+        echo(f"function {item.name}: {item.file}:{item.function}")
     for graph, metrics in sorted(manifest.metrics.items()):
         echo(f"metric   {graph}: " + format_metrics(metrics))
     print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
