@@ -29,6 +29,7 @@ from enginery.registry.verification import verify
 from enginery.registry.versions.channels import policy_refusal, promote, rollback
 from enginery.registry.versions.lookup import load, locate
 from enginery.registry.versions.publish import publish
+from enginery.registry.versions.views import show_version
 from pipeline.canary.engines import choose
 from pipeline.cli.published import local_context
 from pipeline.compile.ensembles.forecast import EnsembleForecast

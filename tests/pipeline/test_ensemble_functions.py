@@ -24,6 +24,7 @@ from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress
 from pipeline.spec.ensemble import load_ensemble
+from tests.pipeline.cli.registry.commands import run
 from tests.pipeline.test_ensemble import change, opens
 from tests.reading import CODE, HEIGHT, READER, SIDE, WIDTH, draw, write_reader
 
@@ -202,5 +203,5 @@ def test_a_manifest_of_strange_functions_is_refused(built: tuple[Path, Outcome])
 
 
 def test_show_names_the_functions(built: tuple[Path, Outcome]) -> None:
-    shown = CliRunner().invoke(cli, ["show", f"{built[1].model}@1", "--registry", str(built[0] / "registry")])
-    assert "function lines: " in shown.output, shown.output
+    shown = run("show", f"{built[1].model}@1", "--registry", built[0] / "registry")
+    assert "function crops: reading.py:crop" in shown.output, shown.output
