@@ -58,8 +58,9 @@ def main() -> None:
         read[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
         written[row, : len(title)] = title
     arrays = {"encoder.input_ids": read, "attention_mask": mask, "decoder.input_ids": written}
+    following = np.pad(written[:, 1:], ((0, 0), (0, 1)))
     # A sample has an axis of one row before its places.
-    np.savez(HERE / "golden.npz", **{name: array[:, None] for name, array in arrays.items()})
+    np.savez(HERE / "golden.npz", next=following, **{name: array[:, None] for name, array in arrays.items()})
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
     path = folder / f"golden{Path(spec.golden.data).suffix}"
     store.fetch(digest, path)
     outputs = next(entry.outputs for entry in manifest.engines)
-    return BuiltEnsemble(loaded, versions, chain, WholeData(path, digest, *whole_inputs(loaded)), outputs)
+    golden = WholeData(path, digest, *whole_inputs(loaded), spec.golden.labels or "")
+    return BuiltEnsemble(loaded, versions, chain, golden, outputs)
 
 
 def _graph(name: str, pinned: Manifest, loaded: LoadedEnsemble) -> ChainedGraph:

@@ -20,6 +20,7 @@ from enginery.core.types import Dim, Precision, TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.spec.document import is_ensemble, load_document
 from pipeline.spec.ensemble_function import EnsembleFunction
+from pipeline.spec.golden import MeasuredData
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.sections import Publication, SpecFile
@@ -46,6 +47,12 @@ class EnsembleData(SpecPart):
     data: File = Field(description="an .npz or .safetensors with an array for each input of the whole")
 
 
+class EnsembleGolden(EnsembleData, MeasuredData):
+    """Real inputs of the whole, right answers, and task metrics of its outputs."""
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"labels", "metric"})
+
+
 class EnsembleSpec(SpecFile):
     """Several graphs as one model: their specs in the order of the data flow, their connections, data of the whole."""
 
@@ -65,7 +72,7 @@ class EnsembleSpec(SpecFile):
     outputs: tuple[str, ...] | None = Field(
         None, min_length=1, description="as GRAPH.OUTPUT; default: every output that no connection takes"
     )
-    golden: EnsembleData = Field(description="real inputs with which the whole and each of its graphs is proven")
+    golden: EnsembleGolden = Field(description="real inputs with which the whole and each of its graphs is proven")
     calibration: EnsembleData | None = Field(
         None, description="real inputs of the whole, for ranges; without them each graph has the data of its own spec"
     )
@@ -94,6 +101,7 @@ class EnsembleSpec(SpecFile):
                 yield ("outputs", index), f"{name!r} is no GRAPH.OUTPUT; {suggest(name.partition('.')[0], order)}"
             elif name in (self.outputs or ())[:index]:
                 yield ("outputs", index), f"{name!r} is named twice; keep one"
+        yield from self._wrong_metrics(order)
         named = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
         for name in order:
             if name not in named:
@@ -103,6 +111,22 @@ class EnsembleSpec(SpecFile):
                 yield self._loc(name), f"{text}; name one of its outputs in outputs, or remove it"
         for name in self.functions.keys() & self.graphs.keys():
             yield ("functions", name), f"{name!r} is a graph too; give the function another name"
+
+    def _wrong_metrics(self, order: list[str]) -> Iterator[tuple[Loc, str]]:
+        for at, name in self.golden.outputs():
+            graph, dot, _ = name.partition(".")
+            if not dot or graph not in order:
+                yield ("golden", *at), f"{name!r} is no GRAPH.OUTPUT; {suggest(graph, order)}"
+            elif self.outputs and name not in self.outputs:
+                yield ("golden", *at), f"{name!r} is no output of the whole; {suggest(name, self.outputs)}"
+            elif not self.outputs and name in self.connections.values():
+                text = f"{name!r} goes to a connection, and is no output of the whole"
+                yield ("golden", *at), f"{text}; name it in outputs too, with the others"
+
+    def named_outputs(self) -> Iterator[tuple[Loc, str]]:
+        """(key, GRAPH.OUTPUT) of each output that the spec names: as the whole's, or in a task metric."""
+        yield from ((("outputs", index), name) for index, name in enumerate(self.outputs or ()))
+        yield from ((("golden", *at), name) for at, name in self.golden.outputs())
 
     def _kind(self, name: str) -> str:
         return f"{'graph' if name in self.graphs else 'function'} {name!r}"
@@ -251,9 +275,9 @@ def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
             yield ("connections", key), f"{graph!r} has no input {name!r}; {suggest(name, known)}"
         if giver := split_source(source, (*graphs, *spec.functions)):
             yield from _unknown_output(("connections", key), *giver, loaded)
-    for index, source in enumerate(spec.outputs or ()):
+    for loc, source in spec.named_outputs():
         graph, _, name = source.partition(".")
-        yield from _unknown_output(("outputs", index), graph, name, loaded)
+        yield from _unknown_output(loc, graph, name, loaded)
     for name, item in spec.functions.items():
         yield from _wrong_function(name, item, loaded.folder)
     precisions = {precision for own in graphs.values() for precision in own.precision_list()}
@@ -275,7 +299,8 @@ def _unsuitable_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
         if own.state:
             yield loc, f"{own.model} has state between calls, which an ensemble does not carry; build it alone"
         if own.golden and own.golden.labels:
-            yield loc, f"golden.labels of {own.model} do not come with the golden data of the whole; remove them"
+            text = f"golden.labels of {own.model} do not come with the golden data of the whole"
+            yield loc, f"{text}; give labels to the whole"
         if spec.calibration and own.calibration and own.calibration.labels:
             text = f"calibration.labels of {own.model} do not come with the calibration data of the whole"
             yield loc, f"{text}; remove them"

@@ -6,20 +6,14 @@ from pydantic import Field, model_validator
 
 from pipeline.spec.metrics import Metric, Metrics
 from pipeline.spec.sequences import SequenceArrays
-from pipeline.spec.value_types import File, GraphName, Loc, Mistakes
+from pipeline.spec.value_types import File, GraphName, Loc, Mistakes, SpecPart
 
 
-class Golden(SequenceArrays):
-    """Real inputs with which every engine is proven. Expected outputs come from the source model itself."""
+class MeasuredData(SpecPart):
+    """What real inputs are for: right answers, and the task metrics that are measured over them."""
 
-    data: File = Field(description="an .npz, .npy or .safetensors, or a folder of .npy files")
     labels: GraphName | None = Field(None, description="name of the array of right answers in the data file")
     metric: Metrics | None = Field(None, description="a task metric or a list of them (docs/guides/task-metrics.md)")
-    frozen: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="digest of the golden set: a build that would make another one fails; `enginery golden accept`",
-    )
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -49,3 +43,14 @@ class Golden(SequenceArrays):
         if found:
             raise Mistakes(found)
         return self
+
+
+class Golden(MeasuredData, SequenceArrays):
+    """Real inputs with which every engine is proven. Expected outputs come from the source model itself."""
+
+    data: File = Field(description="an .npz, .npy or .safetensors, or a folder of .npy files")
+    frozen: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="digest of the golden set: a build that would make another one fails; `enginery golden accept`",
+    )

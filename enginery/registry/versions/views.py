@@ -63,8 +63,9 @@ class ListedVersion:
 class VersionStatus:
     """A version with everything that was added since it was published.
 
-    engines: with their current status; of an ensemble with the size of all engines that each stands for.  channels: that point to it.  latencies: reports by the engine's digest.
-    page: URI of its HTML report; None without one.
+    engines: with their current status; of an ensemble with the size of all engines that each stands for.
+    channels: that point to it.  latencies: reports by the engine's digest.  page: URI of its HTML report; None without
+    one.
     """
 
     manifest: Manifest

@@ -23,7 +23,7 @@ from enginery.registry.verification import verify as verify_store
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import Channel, locate
 from enginery.registry.versions.policies import CanaryPass
-from enginery.registry.versions.views import show_version
+from enginery.registry.versions.views import VersionStatus, show_version
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -65,6 +65,19 @@ def show(
     if as_json:
         emit_json(facts.to_json())
         return
+    _print_heading(facts)
+    print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
+    if caches := facts.manifest.caches:
+        echo("\ncompile caches")
+        print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), caches)
+    if facts.canaries:
+        echo("\ncanaries")
+        print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)
+    _print_latencies(facts.latencies)
+
+
+def _print_heading(facts: VersionStatus) -> None:
+    """What a version is, above its engines."""
     manifest, channels = facts.manifest, ", ".join(facts.channels) or "none"
     echo(f"{manifest.model}@{manifest.version}  published {manifest.created_at}  channels: {channels}")
     echo(f"manifest {manifest.digest}")
@@ -76,14 +89,6 @@ def show(
         echo(f"function {item.name}: {item.file}:{item.function}")
     for graph, metrics in sorted(manifest.metrics.items()):
         echo(f"metric   {graph}: " + format_metrics(metrics))
-    print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
-    if manifest.caches:
-        echo("\ncompile caches")
-        print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), manifest.caches)
-    if facts.canaries:
-        echo("\ncanaries")
-        print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)
-    _print_latencies(facts.latencies)
 
 
 @click.command()

@@ -112,10 +112,10 @@ class Assembly:
     def _data(self) -> tuple[WholeData, WholeData | None]:
         spec, shapes = self.loaded.spec, whole_inputs(self.loaded)
 
-        def of(name: str) -> WholeData:
-            return WholeData(spec.file(name), digest_of_path(spec.file(name)), *shapes)
+        def of(name: str, labels: str = "") -> WholeData:
+            return WholeData(spec.file(name), digest_of_path(spec.file(name)), *shapes, labels)
 
-        return of(spec.golden.data), of(spec.calibration.data) if spec.calibration else None
+        return of(spec.golden.data, spec.golden.labels or ""), of(spec.calibration.data) if spec.calibration else None
 
     def _samples(self, name: str, spec: ModelSpec, section: str, whole: WholeData) -> Path:
         sources = self.loaded.wiring()[name]

@@ -62,11 +62,11 @@ def _wrong_connections(
 
 
 def _wrong_outputs(loaded: LoadedEnsemble, outputs: Mapping[str, Sequence[Tensor] | None]) -> Iterator[tuple[Loc, str]]:
-    for index, source in enumerate(loaded.spec.outputs or ()):
+    for loc, source in loaded.spec.named_outputs():
         graph, _, name = source.partition(".")
         names = [item.name for item in outputs[graph] or ()]
         if names and name not in names:
-            yield ("outputs", index), f"{graph!r} has no output {name!r}; {suggest(name, names)}"
+            yield loc, f"{graph!r} has no output {name!r}; {suggest(name, names)}"
 
 
 def _wrong_dims(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enginery.core.ensemble import ENSEMBLE
 from enginery.core.types import PRECISIONS, Precision, Target, TensorSpec
 from pipeline.compile.ensembles.chain import ChainedGraph
-from pipeline.compile.ensembles.proof import ProveEnsemble, limits_of, prove
+from pipeline.compile.ensembles.proof import ProveEnsemble, limits_of, metrics_of, prove
 from pipeline.compile.ensembles.samples import WholeData
 from pipeline.compile.forecast import Forecast, UnitForecast
 from pipeline.compile.run_context import NotOnRecord, RunContext
@@ -117,8 +117,8 @@ class ForecastEnsemble:
         for name, found in known.items():
             if found.unit is not None:
                 blobs[name] = build(found.unit, self.loaded.graphs[name], self.records).blob
-        limits = limits_of(self.loaded.spec, precision)
-        request = ProveEnsemble(self.golden, self.chain, blobs, self.outputs, precision, limits)
+        asked = limits_of(self.loaded.spec, precision), metrics_of(self.loaded.spec, precision)
+        request = ProveEnsemble(self.golden, self.chain, blobs, self.outputs, precision, *asked)
         unit = f"{target.name} {precision} {ENSEMBLE}"
         try:
             prove(request, unit, self.records)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
-from enginery.core.codec import encode
+from enginery.core.codec import OMIT_DEFAULT, encode
 from enginery.core.errors import DataError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.cuda import gpus
@@ -18,10 +18,11 @@ from pipeline.compile.closure.code import backend_root
 from pipeline.compile.ensembles.chain import ChainedGraph, open_chain, tensors_of
 from pipeline.compile.ensembles.samples import LIMITS, WholeData
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import open_session
+from pipeline.compile.steps.blobs import open_session, proof_of
 from pipeline.compile.steps.keys import code_key
 from pipeline.compile.steps.proofs import prove_or_crash
 from pipeline.values import EngineBlob, Proof
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from enginery.ensembles import Ensemble
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 ALONE = " alone"
 # That of what functions make of the engines' own answers.
 FREE = "free running"
+# Fills up labels of samples with fewer rows.
+_FILLER = -1
 _NOTE = "functions on the engines' own answers; whether these are right only a task metric can tell"
 
 
@@ -41,7 +44,8 @@ class ProveEnsemble:
     alone among the graphs: which is to blame, measured and not judged. Behind a function, which may cut other boxes out
     of a picture for the smallest drift, graphs are compared on what it gives in fp32.
 
-    engines: by graph.  outputs: of the whole.  limits: what the spec says.
+    engines: by graph.  outputs: of the whole.  limits: what the spec says.  metrics: of outputs of the whole, which
+    functions are run for on each side's own answers.
     """
 
     whole: WholeData
@@ -50,6 +54,7 @@ class ProveEnsemble:
     outputs: tuple[TensorSpec, ...]
     precision: Precision
     limits: Mapping[str, float]
+    metrics: tuple[TaskMetric, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
@@ -76,7 +81,11 @@ class ProveEnsemble:
             if self._functions:
                 with self._open(context, opened, freely=True) as chain:
                     checks += tuple(_free_running(chain, golden, self._given))
-        return Proof(checks, spreads=spreads.at("engine"))
+            if not self.metrics:
+                return Proof(checks, spreads=spreads.at("engine"))
+            answers = self._answer(context)
+            with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, opened) as chain:
+                return proof_of(checks, chain, answers, self.metrics, "engine", spreads.at("engine"))
 
     @property
     def _functions(self) -> list[ChainedGraph]:
@@ -124,6 +133,21 @@ class ProveEnsemble:
             raise DataError("no sample of golden.data gives each graph a row: functions between them gave none")
         return GoldenSet(tuple(cases))
 
+    def _answer(self, context: WorkerContext) -> "GoldenSet":
+        """The data of the whole with its labels, and what graphs and functions make of it in fp32."""
+        from validation.golden.golden_set import Case, GoldenSet
+
+        place, samples, cases = open_store(context.store), self.whole.open(), list[Case]()
+        labels = samples.column(self.whole.labels) if self.whole.labels else None
+        if labels is not None and self._functions and samples.complete and labels.ndim > 1:
+            # Functions give a sample any number of rows, and axis 1 of the labels has as many as the greatest needs.
+            rows = labels.reshape(-1, *labels.shape[2:])
+            labels = rows[(rows != _FILLER).reshape(len(rows), -1).any(1)]
+        with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir) as chain:
+            for given in samples.batches():
+                cases.append(Case(f"golden {len(cases)}", "golden", given, chain.run(given)))
+        return GoldenSet(tuple(cases), labels)
+
 
 def _free_running(chain: "Ensemble", golden: "GoldenSet", given: Sequence[TensorSpec]) -> Iterator[Check]:
     """Which share of the samples functions give as many rows for as in fp32: measured, not judged."""
@@ -156,6 +180,12 @@ def limits_of(spec: "EnsembleSpec", precision: Precision) -> dict[str, float]:
     """The limits that the spec of an ensemble gives for a precision, as `ProveEnsemble` takes them."""
     limits = spec.limits.get(precision)
     return limits.model_dump(exclude_unset=True) if limits else {}
+
+
+def metrics_of(spec: "EnsembleSpec", precision: Precision) -> tuple[TaskMetric, ...]:
+    """The task metrics that the spec of an ensemble asks for, as `ProveEnsemble` takes them."""
+    golden = spec.golden
+    return tuple(item.to_terms(precision, golden.labels is not None) for item in golden.metrics)
 
 
 def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool = False) -> Proof:

@@ -16,7 +16,7 @@ from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.versions.publish import find_published, publish, published_without
 from pipeline.compile.ensembles.chain import ChainedGraph
-from pipeline.compile.ensembles.proof import ProveEnsemble, blame, limits_of, prove
+from pipeline.compile.ensembles.proof import ProveEnsemble, blame, limits_of, metrics_of, prove
 from pipeline.compile.ensembles.samples import WholeData
 from pipeline.compile.ensembles.units import EnsembleUnit
 from pipeline.compile.publication.draft import TOOLS
@@ -56,11 +56,12 @@ class BuiltEnsemble:
 @dataclass(frozen=True)
 class JudgedEnsemble:
     """A unit of an ensemble with its entry. report: None where it has no engine.  size_bytes: of the engines of its
-    graphs together."""
+    graphs together.  metrics: task metrics of the whole, by name."""
 
     entry: EngineEntry
     report: Report | None = None
     size_bytes: int | None = None
+    metrics: tuple[tuple[str, float], ...] = ()
 
 
 def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: RunContext) -> JudgedEnsemble:
@@ -80,7 +81,7 @@ def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: R
     if report.verdict == "failed":
         judged = replace(judged, digest=None, size_bytes=None, suffix=None, report=None)
     size = sum(built.versions[name].size_of(engine) or 0 for name, engine in unit.engines.items())
-    return JudgedEnsemble(judged, report, size)
+    return JudgedEnsemble(judged, report, size, proof.metrics)
 
 
 def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | None) -> Report:
@@ -107,12 +108,13 @@ def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | N
 
 def request_proof(unit: EnsembleUnit, built: BuiltEnsemble) -> ProveEnsemble:
     """The proof of a unit."""
-    limits = limits_of(built.loaded.spec, unit.precision)
+    spec = built.loaded.spec
     blobs = {
         name: EngineBlob(request_of(engine), str(engine.digest), str(engine.suffix))
         for name, engine in unit.engines.items()
     }
-    return ProveEnsemble(built.golden, built.chain, blobs, built.outputs, unit.precision, limits)
+    asked = limits_of(spec, unit.precision), metrics_of(spec, unit.precision)
+    return ProveEnsemble(built.golden, built.chain, blobs, built.outputs, unit.precision, *asked)
 
 
 def publish_ensemble(
@@ -179,6 +181,7 @@ def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[JudgedEnsemble]) 
         toolchain=versions(*TOOLS),
         host=describe_host(),
         graphs=built.pins(),
+        metrics={item.entry.unit: dict(item.metrics) for item in judged if item.metrics},
     )
 
 
@@ -201,4 +204,5 @@ def _result(item: JudgedEnsemble) -> EngineResult:
         reason=entry.reason,
         checks=entry.checks,
         notes=entry.notes,
+        metrics=dict(item.metrics),
     )

@@ -4,12 +4,12 @@ import shutil
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
-from enginery.core.codec import encode
+from enginery.core.codec import OMIT_DEFAULT, encode
 from enginery.core.ensemble import split_source
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
@@ -29,23 +29,26 @@ LIMITS = ProcessLimits(3600, HOST_MEMORY_MIB, "give fewer samples", "run it on a
 
 @dataclass(frozen=True)
 class WholeData:
-    """Data of the whole. path: its file.  digest: of that.  inputs, dims: of the whole."""
+    """Data of the whole. path: its file.  digest: of that.  inputs, dims: of the whole.  labels: name of the array of
+    right answers; '' without one."""
 
     path: Path
     digest: str
     inputs: tuple[TensorSpec, ...]
     dims: tuple[Dim, ...]
+    labels: str = field(default="", metadata=OMIT_DEFAULT)
 
     @property
     def key(self) -> Json:
         """What the key of a step holds of it: wherever it lies."""
-        return {"digest": self.digest, "inputs": encode(self.inputs), "dims": encode(self.dims)}
+        labels = {"labels": self.labels} if self.labels else {}
+        return {"digest": self.digest, "inputs": encode(self.inputs), "dims": encode(self.dims), **labels}
 
     def open(self) -> "Samples":
         """The samples. Raises DataError where they do not suit the inputs."""
         from validation.data.samples import Samples
 
-        return Samples.open(self.path, self.inputs, self.dims)
+        return Samples.open(self.path, self.inputs, self.dims, [self.labels] if self.labels else [])
 
 
 @dataclass(frozen=True)

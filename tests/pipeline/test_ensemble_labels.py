@@ -1,0 +1,117 @@
+"""Right answers and task metrics of an ensemble: what tells a wrong connection, and judges behind functions."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import enginery
+from enginery.core.errors import EngineryError, SpecError
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
+from pipeline.cli.published import local_context
+from pipeline.operations.revalidate_ensemble import revalidate_ensemble
+from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
+from tests.pipeline.projects import arrays
+from tests.pipeline.test_ensemble import change, opens
+from tests.pipeline.test_ensemble_functions import named_by_hand
+from tests.reading import READER, write_reader
+
+GOLDEN = {
+    "data": "golden.npz",
+    "labels": "label",
+    "metric": {"name": "accuracy", "output": "decoder.logits", "floor": 0.9},
+}
+
+
+def write_labelled(folder: Path, source: str = "encoder.hidden") -> Path:
+    """The pair in fp32 with an output `encoder.other` like `encoder.hidden`, and the labels that the latter gives.
+    source: what the decoder takes."""
+    pair = {**change(PAIR, "connections/decoder.memory", source), "golden": GOLDEN, "outputs": ["decoder.logits"]}
+    encoder = {**ENCODER, "outputs": ["hidden", "other"], "precisions": ["fp32"]}
+    path = write_ensemble(folder, pair, encoder, {**DECODER, "precisions": ["fp32"]})
+    model = onnx.load(folder / "encoder.onnx")
+    model.graph.node.append(onnx.helper.make_node("Neg", ["hidden"], ["other"]))
+    shape = [item.dim_param or item.dim_value for item in model.graph.output[0].type.tensor_type.shape.dim]
+    model.graph.output.append(onnx.helper.make_tensor_value_info("other", onnx.TensorProto.FLOAT, shape))
+    onnx.save(model, folder / "encoder.onnx")
+    golden = arrays(folder / "golden.npz")
+    encode, decode = (opens(folder / f"{name}.onnx") for name in ("encoder", "decoder"))
+    hidden = encode({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
+    logits = decode({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
+    np.savez(folder / "golden.npz", **golden, label=logits.argmax(-1))
+    return path
+
+
+def test_a_metric_of_the_whole_is_measured_kept_and_measured_again_elsewhere(tmp_path: Path) -> None:
+    registry = tmp_path / "registry"
+    path = write_labelled(tmp_path / "pair")
+    outcome = enginery.build(path, registry=registry)
+    (engine,) = outcome.engines
+    assert (engine.status, engine.metrics) == ("proven", {"accuracy": 1.0}), engine.reason
+    store = open_store(str(registry))
+    manifest = load(store, "pair", "1")
+    assert manifest.metrics == {"cpu fp32 ensemble": {"accuracy": 1.0}}
+    with local_context(store, store.uri) as context:
+        (attested,) = revalidate_ensemble(manifest, context)
+    assert (attested.verdict, engine.checks["passed"]) == ("proven", int(attested.reason.split()[0]))
+    assert enginery.build(path, registry=registry).cached
+
+
+def test_a_connection_to_a_wrong_output_of_the_same_shape_fails(tmp_path: Path) -> None:
+    outcome = enginery.build(write_labelled(tmp_path / "pair", "encoder.other"), registry=tmp_path / "registry")
+    (engine,) = outcome.engines
+    assert (outcome.version, engine.status) == (None, "failed")
+    assert "accuracy of decoder.logits" in engine.reason and "limit 0.9" in engine.reason
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("golden/labels", None, "golden: metric accuracy needs labels; name the array that holds them"),
+        ("golden/metric/output", "logits", "golden.metric.output: 'logits' is no GRAPH.OUTPUT"),
+        ("golden/metric/output", "decoder.logit", "'decoder.logit' is no output of the whole; did you mean"),
+        ("outputs", None, None),
+        ("golden/metric/output", "encoder.hidden", "'encoder.hidden' is no output of the whole"),
+        ("golden/metric/name", "acuracy", "metric 'acuracy' is not known; did you mean 'accuracy'"),
+        ("golden/labels", "lable", "no array 'lable'"),
+    ],
+)
+def test_what_cannot_be_measured_is_told(path: str, value: Any, told: str | None, tmp_path: Path) -> None:
+    """Where `told` is None, the whole's outputs are those that no connection takes, and one of these is."""
+    spec = {**PAIR, "golden": GOLDEN, "outputs": ["decoder.logits"]}
+    if told is None:
+        spec = change(spec, "golden/metric/output", "encoder.hidden")
+        told = "'encoder.hidden' goes to a connection, and is no output of the whole; name it in outputs too"
+    written = write_ensemble(tmp_path / "pair", change(spec, path, value))
+    golden = arrays(written.parent / "golden.npz")
+    np.savez(written.parent / "golden.npz", **golden, label=np.zeros(12, np.int64))
+    with pytest.raises(EngineryError) as raised:
+        enginery.build(written, registry=tmp_path / "registry")
+    assert told in str(raised.value)
+    assert isinstance(raised.value, SpecError) == (value != "lable")
+    assert not (tmp_path / "registry" / "models").exists()
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_behind_functions_labels_are_of_all_rows_that_they_give(lacking: int, tmp_path: Path) -> None:
+    metric = {"name": "accuracy", "output": "names.names", "floor": 1.0}
+    spec = {**READER, "golden": {"data": "golden.npz", "labels": "label", "metric": metric}}
+    path = write_reader(tmp_path / "reader", spec)
+    data = arrays(path.parent / "golden.npz")
+    names = [named_by_hand(path.parent, image)["names.names"] for image in data["image"]]
+    labels = np.full((len(names), max(map(len, names)) + 1), -1)
+    for row, found in zip(labels, names, strict=True):
+        row[: len(found)] = found
+    first = int(np.flatnonzero(labels[:, 0] >= 0)[0])
+    labels[first, 0] = -1 if lacking else labels[first, 0]
+    np.savez(path.parent / "golden.npz", **data, label=labels)
+    count = int((labels >= 0).sum())
+    (engine,) = enginery.build(path, registry=tmp_path / "registry", precisions=["fp32"]).engines
+    if lacking:
+        assert engine.status == "failed"
+        assert f"output 'names.names' gives {count + 1} answers, but there are {count} labels" in engine.reason
+    else:
+        assert (engine.status, engine.metrics) == ("proven", {"accuracy": 1.0}), engine.reason
