@@ -68,7 +68,7 @@ class Roller:
         firsts = np.flatnonzero(inputs[BEGINS][:count]) if BEGINS in inputs else np.arange(count)
         given = [spec for spec in step_inputs(self.inputs, self.states) if spec.name in names]
         for begin, end in pairwise([*firsts.tolist(), count]):
-            yield join([{name: inputs[name][at] for name in names} for at in range(begin, end)], self.dim, given)
+            yield join([{name: inputs[name][at, ...] for name in names} for at in range(begin, end)], self.dim, given)
 
     def _size(self, step: Tensors) -> int:
         """The size of a step along `dim`; 0 without one."""

@@ -54,6 +54,20 @@ def test_a_sequence_is_run_with_the_models_own_states_and_its_outputs_are_stacke
         session.run({"x": case.inputs["x"][:0]})
 
 
+def test_an_input_of_no_axes_stays_an_array_in_each_step():
+    class Scaled(Sum):
+        inputs = (*Sum.inputs, TensorSpec("rate", "int64", ()))
+
+        def step(self, given, gain):
+            assert isinstance(given["rate"], np.ndarray) and given["rate"].shape == ()
+            return super().step({**given, "x": given["x"] * given["rate"]}, gain)
+
+    x = np.ones((3, 1, 3), np.float32)
+    case = Case("sequence 0", "golden", {"x": x, "rate": np.array([1, 2, 3])}, {})
+    given = GoldenSequences(STATES, {}, GoldenSet((case,), noise=Noise()))
+    assert FreeRunningSession(Scaled(), given).run(case.inputs)["y"][:, 0, 0].tolist() == [1, 3, 6]
+
+
 def test_an_error_in_a_state_that_no_output_shows_is_caught():
     class Hidden(Sum):
         def step(self, given, gain):
