@@ -18,7 +18,7 @@ def summarize(found: Attribution) -> str:
 
 def _summarize(found: Attribution) -> str:
     if found.finding == "nothing-failed":
-        return f"nothing failed at the {found.joint} stage; the table ranks what there is"
+        return f"no golden case fails at the {found.joint} stage by itself; the table ranks what there is"
     if found.finding == "spread":
         worst = found.rows[0]
         start = f"no node breaks a limit by itself: the errors of {found.segments} segments add up"
