@@ -62,7 +62,7 @@ def test_the_headline_says_blamed_spread_or_nothing() -> None:
     rows = tuple(replace(row, blamed="") for row in FOUND.rows)
     spread = summarize(replace(FOUND, rows=rows, finding="spread"))
     assert "the errors of 20 segments add up" in spread and f"{node}'s (MatMul, 9.0 dB)" in spread
-    assert summarize(replace(FOUND, finding="nothing-failed")).startswith("nothing failed")
+    assert summarize(replace(FOUND, finding="nothing-failed")).startswith("no golden case fails")
     assert format_row(0, FOUND.rows[0])[:5] == ("1", f"{node} + 1", "MatMul", "9.0 dB", "8.0 dB")
 
 
