@@ -20,6 +20,9 @@ _HEAD = """\
 # Inputs of such names go to several graphs, where their shapes are the same.
 _SHARED = re.compile(r"mask|len(gth)?s?$", re.IGNORECASE)
 
+# Keys of a task metric that name outputs.
+_OUTPUTS = ("output", "scores", "classes")
+
 
 @dataclass(frozen=True)
 class FoundGraph:
@@ -139,8 +142,17 @@ def _sections(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]
     yield ""
     yield "golden: {data: golden.npz}    # real inputs of the whole, with which it and its graphs are proven; arrays:"
     yield from (f"#   {line}" for line in _wanted(graphs, sources))
+    yield from _suggest_metric(graphs[-1])
     yield "# calibration: {data: calibration.npz}   # the same arrays of other samples, for int8"
     yield "publication: {channel: candidate}"
+
+
+def _suggest_metric(last: FoundGraph) -> Iterator[str]:
+    """A task metric of the whole, that of its last graph."""
+    if found := last.model.metric:
+        metric = {key: f"{last.key}.{text}" if key in _OUTPUTS else text for key, text in found.items()}
+        yield "# in golden, with right answers, which alone show a connection to a wrong output:"
+        yield f"#   labels: ARRAY, metric: {quote(metric)}"
 
 
 def _list(tensors: Sequence[TensorSpec] | Sequence[HeaderTensor]) -> str:

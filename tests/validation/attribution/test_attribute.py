@@ -85,7 +85,11 @@ def test_a_fault_is_blamed_on_the_node_it_was_planted_in(fault: str, tmp_path: P
 @pytest.mark.parametrize(("net", "data"), [(ATTENTION, sentences), (CONV, images)])
 def test_a_clean_model_is_blamed_nowhere(net: ModelProto, data: Callable, optimized: bool, tmp_path: Path) -> None:
     result = found(net, net, data(), tmp_path, failed=(), optimized=optimized)
-    assert result.finding == "nothing-failed" and not result.blamed and summarize(result).startswith("no golden case fails")
+    assert (
+        result.finding == "nothing-failed"
+        and not result.blamed
+        and summarize(result).startswith("no golden case fails")
+    )
     assert all(row.local.sqnr_db > 120 and row.local.nonfinite == 0 for row in result.rows)
     assert (len(result.rows) > 5 and {row.node for row in result.rows} > {"MatMul_v"}) or net is CONV
 

@@ -123,6 +123,26 @@ def test_several_graphs_are_connected_as_their_names_and_shapes_show(tmp_path: P
     assert init(folder / "encoder.onnx", folder / "decoder.onnx", "--out", folder / "whole.yaml") == 2
 
 
+def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: Path) -> None:
+    tokens = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        decoder (int64[batch, places] ids, float[batch, places, 16] hidden) => (float[batch, places, 2000] logits) {
+            logits = MatMul(hidden, w)
+        }
+    """)
+    tokens.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((16, 2000), np.float32), "w"))
+    onnx.save(tokens, tmp_path / "decoder.onnx")
+    encoder = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        encoder (float[batch, places, 16] x) => (float[batch, places, 16] hidden) { hidden = Relu(x) }
+    """)
+    onnx.save(encoder, tmp_path / "encoder.onnx")
+    files = [tmp_path / f"{name}.onnx" for name in ("encoder", "decoder")]
+    assert init(*files, "--out", tmp_path / "whole.yaml") == 0
+    metric = "labels: ARRAY, metric: {name: tokens, output: decoder.logits, floor: 0.99}"
+    assert metric in (tmp_path / "whole.yaml").read_text()
+
+
 def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: Path) -> None:
     from onnx import helper
 
