@@ -106,6 +106,7 @@ node-tests: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	$(BIN)/enginery schema > docs/reference/spec.schema.json
+	$(BIN)/enginery schema --ensemble > docs/reference/ensemble.schema.json
 	$(BIN)/python -m docs.commands > docs/reference/commands.md
 	env -u ENGINERY_REGISTRY $(BIN)/enginery deploy --print-yaml > prefect.yaml
 

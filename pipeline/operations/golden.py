@@ -11,6 +11,7 @@ from enginery.core.codec import OMIT_DEFAULT
 from enginery.core.digest import is_digest
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.names import parse_reference
+from enginery.registry.ensembles import require_model
 from enginery.registry.store.base import Store
 from enginery.registry.versions.lookup import load, locate, models, versions
 from pipeline.compile.steps.blobs import fetch
@@ -56,7 +57,7 @@ class Shown:
 def golden_of(store: Store, text: str) -> str:
     """The digest of the golden set that is named by its digest, by the beginning of it, or by a version's reference.
 
-    Raises UnknownNameError where there is none.
+    Raises UnknownNameError where there is none, and InputError for an ensemble, whose graphs have one each.
     """
     if is_digest(text):
         if not store.has(text):
@@ -66,7 +67,9 @@ def golden_of(store: Store, text: str) -> str:
         found = sorted(digest for digest in _uses(store) if digest.startswith(text))
         if len(found) == 1:
             return found[0]
-    return locate(store, parse_reference(text)).manifest.golden
+    manifest = locate(store, parse_reference(text)).manifest
+    require_model(manifest)
+    return manifest.golden
 
 
 def describe_golden(store: Store, digest: str) -> Shown:

@@ -32,7 +32,9 @@ from enginery.registry.versions.publish import publish
 from enginery.registry.versions.views import show_version
 from pipeline.canary.engines import choose
 from pipeline.cli.published import local_context
+from pipeline.cli.registry.registry import _show_layers
 from pipeline.compile.ensembles.forecast import EnsembleForecast
+from pipeline.operations.golden import golden_of
 from pipeline.operations.offline import write_offline_bundle
 from pipeline.operations.pending import pending_of, prove
 from pipeline.operations.revalidate import spec_of
@@ -226,7 +228,7 @@ def publish_waiting(store: Store, whole: Manifest, entries: tuple[EngineEntry, .
     return publish(store, replace(whole, content=digest_of("another"), engines=()), approved, []).version
 
 
-@pytest.mark.parametrize("use", ["choose", "carry", "oci", "spec"])
+@pytest.mark.parametrize("use", ["choose", "carry", "oci", "spec", "golden", "layers"])
 def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
     whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
     uses: dict[str, Callable[[], object]] = {
@@ -234,6 +236,8 @@ def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_pa
         "carry": lambda: write_offline_bundle(store, whole, tmp_path / "bundle"),
         "oci": lambda: export_oci(store, locate(store, reference), tmp_path / "oci"),
         "spec": lambda: spec_of(whole),
+        "golden": lambda: golden_of(store, "pair@1"),
+        "layers": lambda: _show_layers("pair@1", "cpu int8 ensemble", store.uri, as_json=False),
     }
     with pytest.raises(InputError, match=r"pair@1 is an ensemble, .* give one of pair-encoder@1, pair-decoder@1"):
         uses[use]()

@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-def schema() -> None:
+@click.option("--ensemble", is_flag=True, help="Of the spec of several graphs (docs/guides/ensembles.md).")
+def schema(ensemble: bool) -> None:
     """Print the JSON Schema of a spec, for editors and pre-commit checks."""
+    from pipeline.spec.ensemble import EnsembleSpec
     from pipeline.spec.model import ModelSpec
 
-    described = ModelSpec.model_json_schema()
-    described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": "Enginery model spec"}
+    described = (EnsembleSpec if ensemble else ModelSpec).model_json_schema()
+    title = f"Enginery {'ensemble' if ensemble else 'model'} spec"
+    described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": title}
     echo(json.dumps(described, indent=2))
 
 

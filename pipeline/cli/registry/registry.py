@@ -13,7 +13,7 @@ from enginery.core.origin import user
 from enginery.core.parsing import parse_json, read
 from enginery.core.reports.latency import LatencyReport
 from enginery.core.text import format_bytes, format_metrics, pluralize
-from enginery.registry.ensembles import functions_of
+from enginery.registry.ensembles import functions_of, require_model
 from enginery.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of, quantization_records
 from enginery.registry.store.base import open_store
 from enginery.registry.trust import require
@@ -195,7 +195,9 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
 
 def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> None:
     store = open_store(registry)
-    entry, told = layers_of(store, locate(store, parse_reference(reference)).manifest, unit)
+    manifest = locate(store, parse_reference(reference)).manifest
+    require_model(manifest)
+    entry, told = layers_of(store, manifest, unit)
     if as_json:
         emit_json(told)
         return
