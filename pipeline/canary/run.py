@@ -10,16 +10,19 @@ from pathlib import Path
 
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of_file
-from enginery.core.errors import InputError
+from enginery.core.errors import DataError, InputError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.names import Reference
+from enginery.core.parsing import find
 from enginery.core.types import Session, Target
 from enginery.recording.json_lines import LineFile
 from enginery.recording.recorder import end_of, header_of
 from enginery.recording.traffic import RecordedTraffic, read_traffic
+from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import make_folder, reachable
 from pipeline.canary.engines import ChosenEngine, check_alike, check_shared_gpu, choose, open_isolated
+from pipeline.canary.isolated import IsolatedSession
 from pipeline.canary.verdicts import WrittenReport, circumstances, thresholds_of, write_report
 from validation.canary.concurrent import MOST_IN_FLIGHT, SegmentSession, peak, replay_concurrently
 from validation.canary.judging.judge import Looks, judge
@@ -127,8 +130,23 @@ def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: ReplayClock | N
             for role, side, folder in zip(SIDES, sides, folders, strict=True)
         ]
         check_alike(*sessions)
-        traffic = read_traffic(wanted.traffic, sessions[0].inputs)
+        traffic = _read_traffic(wanted.traffic, sessions[0], sides[0].manifest)
         return CanaryExecution(wanted, sides, limits, source, traffic, say).run(sessions[0], sessions[1], clock)
+
+
+def _read_traffic(path: Path, session: Session | IsolatedSession, manifest: Manifest) -> RecordedTraffic:
+    """The traffic for an engine of a version. Raises as `read_traffic`, with a remedy where it lacks states."""
+    try:
+        return read_traffic(path, session.inputs)
+    except DataError as error:
+        named: dict[str, object] = find(manifest.spec, "state", dict, {})
+        states = [name for name in named if f"input {name!r}" in str(error)]
+        if not states:
+            raise
+        raise DataError(
+            f"{error}. {states[0]!r} is a state: record each step with the states that the engine was given "
+            "(recorder.append(streams.complete(inputs))), so that steps are compared one by one"
+        ) from error
 
 
 class CanaryExecution:

@@ -11,12 +11,16 @@ import onnxruntime as ort
 import pytest
 
 import enginery
-from enginery.core.errors import EngineryError, SpecError
+from enginery.core.errors import DataError, EngineryError, SpecError
+from enginery.core.hardware.machine import target_named
+from enginery.core.names import parse_reference
 from enginery.registry.store.base import open_store
+from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.operations.golden import describe_golden, golden_of
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import arrays
 from tests.stateful import CACHED, RECURRENT, write_stateful
+from validation.canary.replay import ReplayPace
 
 SPECS = {spec["model"]: spec for spec in (RECURRENT, CACHED)}
 
@@ -68,6 +72,37 @@ def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, 
         wanted = dict(zip(names, source.run(names, {"x": rows, state.input: held}), strict=True))
         held = wanted[state.output]
         np.testing.assert_allclose(streams.run({"x": rows})["y"], wanted["y"], atol=1e-5)
+
+
+def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, outcome = built
+    registry, reference = str(folder.parent / "registry"), parse_reference(f"{outcome.model}@1")
+    pulled = enginery.pull(str(reference), registry=registry, dest=tmp_path, precision="fp32")
+    session = ort.InferenceSession(str(pulled.path))
+    names = [output.name for output in session.get_outputs()]
+    streams = enginery.Streams.described(
+        lambda given: dict(zip(names, session.run(names, given), strict=True)), pulled.description
+    )
+    with enginery.Recorder(tmp_path / "steps.jsonl") as bare, enginery.Recorder(tmp_path / "whole.jsonl") as whole:
+        for index, row in enumerate(arrays(folder / "golden.npz")["x"][:12]):
+            bare.append({"x": row[None]}, at=1.0 + index / 100)
+            whole.append(streams.complete({"x": row[None]}), at=1.0 + index / 100)
+            streams.run({"x": row[None]})
+    (state,) = load_spec(folder / "model.yaml").states()
+
+    def run(traffic: str) -> str:
+        wanted = CanaryRun(
+            reference, reference, target_named("cpu"), tmp_path / traffic, tmp_path / "out", pace=ReplayPace(warmup=2)
+        )
+        return run_canary(open_store(registry), wanted, lambda _: None).report.verdict
+
+    told = rf"no array for input '{state.input}'.*is a state: record each step with the states"
+    with pytest.raises(DataError, match=told):
+        run("steps.jsonl")
+    assert run("whole.jsonl") == "INSUFFICIENT", "12 steps are few"
+    observed = [json.loads(line) for line in (tmp_path / "out/candidate.jsonl").read_text().splitlines()]
+    steps = [line for line in observed if "request" in line]
+    assert len(steps) == 12 and all(line["ok"] and not line["flipped"] for line in steps)
 
 
 def test_its_golden_set_shows_its_sequences(built: tuple[Path, Any]) -> None:
