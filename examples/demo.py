@@ -40,8 +40,8 @@ def run(*words: object, announce: bool = True) -> str:
 
 
 def step_of(line: str) -> str:
-    """What a line of Prefect's log says of the model; '' for what it says of its own tasks."""
-    return "" if "Task run" in line else line.strip().rpartition(" - ")[2]
+    """What a line of Prefect's log says of the model; '' for what it says of its own tasks and of its manual."""
+    return "" if "Task run" in line or line.startswith("See http") else line.strip().rpartition(" - ")[2]
 
 
 def classify(engine: Path) -> float:

@@ -56,9 +56,10 @@ def test_the_last_line_is_what_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_pat
     lines = [
         "15:35:52.257 | INFO    | Flow run 'compile digits.yaml' - sm_89 fp16 tensorrt-rtx: built in 1.0 s",
         "15:35:52.264 | INFO    | Task run 'build sm_89 fp16 tensorrt-rtx' - Finished in state Completed()",
+        "See https://example.org/manual for more",
     ]
     code = f"import sys; print('the table'); print({chr(10).join(lines)!r}, file=sys.stderr)"
     command = [sys.executable, "-c", code]
     found = module.run_logged(command, tmp_path / "demo.log", shorten=demo.step_of, capture=True)
     assert found == (0, "the table\n")
-    assert shown == ["sm_89 fp16 tensorrt-rtx: built in 1.0 s"] * 2
+    assert shown == ["sm_89 fp16 tensorrt-rtx: built in 1.0 s"] * 3
