@@ -24,7 +24,7 @@ from pipeline.spec.golden import MeasuredData
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.sections import Publication, SpecFile
-from pipeline.spec.validation import LimitValues
+from pipeline.spec.validation import EnsembleLimits
 from pipeline.spec.value_types import File, Loc, Mistakes, ModelName, SpecPart, VersionName
 
 _GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -76,7 +76,7 @@ class EnsembleSpec(SpecFile):
     calibration: EnsembleData | None = Field(
         None, description="real inputs of the whole, for ranges; without them each graph has the data of its own spec"
     )
-    limits: dict[Precision, LimitValues] = Field({}, description="of the whole against its graphs in fp32")
+    limits: dict[Precision, EnsembleLimits] = Field({}, description="of the drift of the whole, by stage")
     publication: Publication = Publication()
 
     def named_files(self) -> Iterator[tuple[Loc, str]]:

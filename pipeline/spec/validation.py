@@ -211,12 +211,17 @@ class LimitValues(SpecPart):
     argmax_agreement: float | None = Field(None, ge=0, le=1)
 
 
-class StageLimits(SpecPart):
+class EnsembleLimits(SpecPart):
+    """Limits of one precision at the two stages of an ensemble."""
+
+    quantization: LimitValues = LimitValues()
+    engine: LimitValues = LimitValues()
+
+
+class StageLimits(EnsembleLimits):
     """Limits of one precision at the three stages."""
 
     export: LimitValues = LimitValues()
-    quantization: LimitValues = LimitValues()
-    engine: LimitValues = LimitValues()
 
 
 class Latency(SpecPart):

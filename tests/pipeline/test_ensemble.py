@@ -118,14 +118,16 @@ def test_the_report_says_what_each_engine_does_alone(built: tuple[Path, Outcome]
     assert (place / "report.html").is_file()
     reports = {report["unit"]: report for report in json.loads((place / "report.json").read_text())["reports"]}
     values = {
-        check["case"]: (check["value"], check["limit"])
+        (check["joint"], check["case"]): (check["value"], check["limit"])
         for check in reports["cpu int8 ensemble"]["checks"]
         if (check["name"], check["output"]) == ("sqnr_db", "decoder.logits")
     }
-    assert values["golden"][1] == 15
+    assert values["quantization", "golden"][1] == 15
+    assert values["engine", "golden"][1] == 80
     # The decoder is in fp32, so that all of the error is the encoder's.
-    assert values["encoder alone"] == (values["golden"][0], None)
-    assert values["decoder alone"][0] == "inf"
+    assert values["engine", "encoder alone"] == values["engine", "end to end"]
+    assert values["engine", "end to end"] == (values["quantization", "golden"][0], None)
+    assert values["engine", "decoder alone"][0] == "inf"
 
 
 def test_pulled_engines_answer_as_the_models_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
@@ -246,7 +248,7 @@ def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_pa
 
 def test_channels_move_the_whole(built: tuple[Path, Outcome], store: Store, tmp_path: Path) -> None:
     project = built[0] / "project"
-    changed = change(PAIR, "limits", {"int8": {"sqnr_db": 14}})
+    changed = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 14}}})
     second = enginery.build(rewrite(project, changed), registry=built[0] / "registry")
     assert second.version == "2"
     assert {graph.version for graph in second.graphs.values()} == {"1"}
@@ -265,14 +267,14 @@ def rewrite(folder: Path, spec: dict[str, Any]) -> Path:
 
 
 def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> None:
-    spec = {**PAIR, "limits": {"int8": {"sqnr_db": 90}}}
+    spec = {**PAIR, "limits": {"int8": {"quantization": {"sqnr_db": 90}}}}
     path = write_ensemble(tmp_path / "project", spec, decoder={**DECODER, "precisions": ["fp32"]})
     outcome = enginery.build(path, registry=tmp_path / "registry")
     statuses = {engine.precision: engine for engine in outcome.engines}
     assert statuses["fp32"].status == "proven"
     assert statuses["int8"].status == "failed"
     assert statuses["int8"].digest is None
-    assert "sqnr_db of decoder.logits" in statuses["int8"].reason
+    assert "quantization sqnr_db of decoder.logits" in statuses["int8"].reason
     assert "with one engine among graphs in fp32: encoder alone" in statuses["int8"].reason
 
 
@@ -294,7 +296,7 @@ def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> Non
         ("outputs", ["decoder.gone"], "'decoder' has no output 'gone'"),
         ("outputs", ["decoder.logits", "decoder.logits"], "'decoder.logits' is named twice"),
         ("outputs", ["encoder.hidden"], "no output of the whole is computed from graph 'decoder'"),
-        ("limits", {"fp8": {"sqnr_db": 20}}, "limits.fp8: no graph has fp8"),
+        ("limits", {"fp8": {"engine": {"sqnr_db": 20}}}, "limits.fp8: no graph has fp8"),
         ("graphs/decoder", "gone.yaml", "is no file in"),
         ("golden", None, "golden: is missing"),
         ("golden/data", "gone.npz", "is no file in"),
@@ -373,7 +375,8 @@ def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path)
         after = foresee(path, registry, no_export)
         assert [unit.action for unit in after.units] == ["cached", "cached"]
     # Another limit of the whole: the engines stay, and the whole is proven again.
-    changed = foresee(rewrite(path.parent, {**PAIR, "limits": {"int8": {"sqnr_db": 14}}}), registry, no_export=True)
+    looser = {**PAIR, "limits": {"int8": {"quantization": {"sqnr_db": 14}}}}
+    changed = foresee(rewrite(path.parent, looser), registry, no_export=True)
     assert [unit.action for unit in changed.units] == ["cached", "build"]
     assert changed.units[1].reason == "its engines are there; the whole is proven: no such proof is on record"
     assert [found.count("cached") for found in changed.graphs.values()] == [2, 1]

@@ -11,6 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -29,7 +30,8 @@ from validation.limits.rounding import Decisions, Honest, greatest, sqnr_of_most
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.slices import fit_length
 from validation.metrics.tally import samples_of
-from validation.perturbation.graph import FLIPS, SKIP, traits, with_rounding
+from validation.perturbation.graph import FLIPS, SKIP
+from validation.perturbation.sessions import Perturbed, perturb_graph
 
 # A small model (bytes of its file, elements of its inputs) is run on so many golden cases and edge cases: its rounding
 # depends on few elements, and its runs take no time.
@@ -116,41 +118,53 @@ def honest_rounding(
     thorough: bool = False,
     whole: bool = False,
 ) -> Iterator[Honest]:
-    """The drift of honest kernels of a graph, on some cases of the golden set.
+    """The drift of honest kernels of a graph, on some cases of the golden set, as `measure_rounding` yields it.
+
+    reference: a session of the graph.  opens: opens an ONNX file without rewriting it.  workdir: for such a file.
+    half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
+    activation_blocks: as in `with_rounding`.  thorough, whole: as in `measure_rounding`.
+    """
+    perturbed = perturb_graph(graph, opens, workdir, half, activation_blocks)
+    return measure_rounding([graph], perturbed, golden, reference, thorough=thorough, whole=whole)
+
+
+def measure_rounding(
+    graphs: Sequence[Path],
+    perturbed: AbstractContextManager[Perturbed],
+    golden: GoldenSet,
+    reference: Session,
+    *,
+    thorough: bool = False,
+    whole: bool = False,
+) -> Iterator[Honest]:
+    """The drift of honest kernels of a graph, or of a chain of graphs, on some cases of the golden set.
 
     For a large model it is yielded twice: from one way to round, then from all, which only loosens limits: most engines
     pass with the first. thorough: whether a graph in 16 bits or with quantized tensors is then run on
     THOROUGH_SAMPLES, THOROUGH_DRAWS times, and yielded after each; a small one only where it has more golden cases.
-    reference: a session of the graph.  opens: opens an ONNX file without rewriting it.  workdir: for such a file.
-    half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
-    activation_blocks: as in `with_rounding`.  whole: whether all golden cases are run whole, as sequences are, and none
-    is cut to its first samples.
+    graphs: ONNX files, whose sizes bound the runs.  perturbed: is opened for the runs.  reference: a session of what is
+    perturbed.  whole: whether all golden cases are run whole, as sequences are, and none is cut to its first samples.
 
     It is ended after `MOST_S`, and when the runs take too much memory; then, and where a graph cannot be perturbed or
     run so, the last result has what is known and says why it is no more.
     """
-    from builders.onnx_graphs.shards import write_graph
-    from builders.onnx_graphs.weights import load_graph
-
-    path, known_so_far, bounds = workdir / "rounding.onnx", Honest(), _Bounds.of(graph)
+    known_so_far, bounds = Honest(), _Bounds.of(graphs)
+    small = sum(map(graph_bytes, graphs)) < SMALL_BYTES
     try:
-        perturbed = with_rounding(load_graph(graph), half, activation_blocks)
-        write_graph(perturbed, path)
-        halves, grids = traits(perturbed)
-        with opens(path) as rounding:
-            groups = _groups(golden, graph, reference, SAMPLES, whole)
-            ways = [list(_ways(halves, grids, group)) for group in groups]
+        with perturbed as found:
+            groups = _groups(golden, small, reference, SAMPLES, whole)
+            ways = [list(_ways(found.halves, found.grids, group)) for group in groups]
             first = [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]
             passes = [[chosen[part] for chosen in ways] for part in first]
-            for known_so_far in _measure(groups, passes, reference, rounding, bounds):
+            for known_so_far in _measure(groups, passes, reference, found.session, bounds):
                 yield known_so_far
             few = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
-            if thorough and few and (halves or half or grids):
-                groups = _groups(golden, graph, reference, THOROUGH_SAMPLES, whole)
-                ways = [[way for way in _ways(halves, grids, group) if not way.draw] for group in groups]
+            if thorough and few and (found.halves or found.grids):
+                groups = _groups(golden, small, reference, THOROUGH_SAMPLES, whole)
+                ways = [[way for way in _ways(found.halves, found.grids, group) if not way.draw] for group in groups]
                 draws = range(THOROUGH_DRAWS)
                 passes = [[[replace(way, draw=draw) for way in chosen] for chosen in ways] for draw in draws]
-                for known_so_far in _measure(groups, passes, reference, rounding, bounds):
+                for known_so_far in _measure(groups, passes, reference, found.session, bounds):
                     yield known_so_far
     except Exception as error:  # of onnx, numpy or a rewrite, too: then the documented limits count
         lines = str(error).splitlines()
@@ -182,9 +196,9 @@ class _Bounds:
     extra_mib: int
 
     @classmethod
-    def of(cls, graph: Path) -> Self:
-        """From now on. graph: the ONNX file."""
-        extra_mib = BASE_MIB + WEIGHTS * (graph.stat().st_size >> 20)
+    def of(cls, graphs: Sequence[Path]) -> Self:
+        """From now on. graphs: the ONNX files."""
+        extra_mib = BASE_MIB + WEIGHTS * (sum(graph.stat().st_size for graph in graphs) >> 20)
         return cls(time.monotonic() + MOST_S, held_mib(os.getpid()), extra_mib)
 
     def check(self) -> None:
@@ -271,12 +285,12 @@ def _run(
     return {key: sums for key, sums in found.items() if sums.drift.count}
 
 
-def _groups(golden: GoldenSet, graph: Path, reference: Session, samples: int, uncut: bool) -> list[_Group]:
-    """The golden cases to measure on, as one group, and edge cases, each as one of its own. samples: in all; of a small
-    model cases, MOST_CASES at least.  uncut: `whole` of `honest_rounding`."""
+def _groups(golden: GoldenSet, small: bool, reference: Session, samples: int, uncut: bool) -> list[_Group]:
+    """The golden cases to measure on, as one group, and edge cases, each as one of its own. small: whether the graphs
+    are.  samples: in all; of a small model cases, MOST_CASES at least.  uncut: `whole` of `measure_rounding`."""
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
-    small = graph_bytes(graph) < SMALL_BYTES and max(sizes.values(), default=0) < SMALL_INPUTS
+    small = small and max(sizes.values(), default=0) < SMALL_INPUTS
     most = None if uncut else max(MOST_CASES, samples) if small else samples
     whole = list(islice(golden.of_kind("golden"), most))
     cases = whole if small or uncut else [_first_samples(case, reference) for case in whole]

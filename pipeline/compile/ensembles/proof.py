@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
@@ -17,6 +18,7 @@ from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.ensembles.chain import ChainedGraph, open_chain, tensors_of
 from pipeline.compile.ensembles.samples import LIMITS, WholeData
+from pipeline.compile.ensembles.stages import Parts, Stages, fetch_sources, unjudged
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import open_session, proof_of
 from pipeline.compile.steps.keys import code_key
@@ -40,12 +42,12 @@ _NOTE = "functions on the engines' own answers; whether these are right only a t
 
 @dataclass(frozen=True)
 class ProveEnsemble:
-    """Run the engines of an ensemble against its exported graphs, on the golden data of the whole. Then each engine
-    alone among the graphs: which is to blame, measured and not judged. Behind a function, which may cut other boxes out
-    of a picture for the smallest drift, graphs are compared on what it gives in fp32.
+    """Run the engines of an ensemble against its exported graphs, by stages, on the golden data of the whole. Then each
+    engine alone among the graphs: which is to blame, measured and not judged. Behind a function, which may cut other
+    boxes out of a picture for the smallest drift, graphs are compared on what it gives in fp32.
 
-    engines: by graph.  outputs: of the whole.  limits: what the spec says.  metrics: of outputs of the whole, which
-    functions are run for on each side's own answers.
+    engines: by graph.  outputs: of the whole.  limits: what the spec says, by stage.  metrics: of outputs of the whole,
+    which functions are run for on each side's own answers.
     """
 
     whole: WholeData
@@ -53,7 +55,7 @@ class ProveEnsemble:
     engines: Mapping[str, EngineBlob]
     outputs: tuple[TensorSpec, ...]
     precision: Precision
-    limits: Mapping[str, float]
+    limits: Mapping[str, Mapping[str, float]]
     metrics: tuple[TaskMetric, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> Proof:
@@ -64,7 +66,6 @@ class ProveEnsemble:
         from validation.metrics.tally import Spreads
 
         place, spreads = open_store(context.store), Spreads()
-        budget = default_budget("engine", self.precision).override(dict(self.limits))
         with ExitStack() as stack:
             opened = dict[str, tuple[Session, int | None]]()
             for name, blob in self.engines.items():
@@ -73,11 +74,11 @@ class ProveEnsemble:
                 session, request = stack.enter_context(open_session(place, blob, folder)), blob.request
                 opened[name] = session, most_rows(request.inputs, request.outputs, request.profiles)
             golden = self._freeze(context)
-            with self._open(context, opened) as chain:
-                checks = expected_checks("engine", chain, golden, budget, spreads)
+            checks = self._stages(context, opened).checks(golden, opened, spreads)
             for name, found in opened.items():
                 with self._open(context, {name: found}) as chain:
-                    checks += tuple(_unjudged(name, expected_checks("engine", chain, golden, budget)))
+                    alone = expected_checks("engine", chain, golden, default_budget("engine", self.precision))
+                checks += tuple(unjudged(f"{name}{ALONE}", alone))
             if self._functions:
                 with self._open(context, opened, freely=True) as chain:
                     checks += tuple(_free_running(chain, golden, self._given))
@@ -86,6 +87,12 @@ class ProveEnsemble:
             answers = self._answer(context)
             with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, opened) as chain:
                 return proof_of(checks, chain, answers, self.metrics, "engine", spreads.at("engine"))
+
+    def _stages(self, context: WorkerContext, opened: Parts) -> Stages:
+        place, exported = open_store(context.store), {graph.name: graph.model for graph in self.graphs}
+        sources = fetch_sources(place, self.engines, exported, opened, context.workdir)
+        opens = partial(self._open, context)
+        return Stages(opens, sources, self.precision, self.limits, bool(self.metrics), context.workdir)
 
     @property
     def _functions(self) -> list[ChainedGraph]:
@@ -105,9 +112,7 @@ class ProveEnsemble:
         found = {spec.name: spec for spec in (*self.outputs, *inner) if spec.name not in given}
         return tuple(found.values())
 
-    def _open(
-        self, context: WorkerContext, engines: Mapping[str, tuple[Session, int | None]], freely: bool = False
-    ) -> "AbstractContextManager[Ensemble]":
+    def _open(self, context: WorkerContext, engines: Parts, freely: bool = False) -> "AbstractContextManager[Ensemble]":
         """The chain with engines in the place of graphs. Functions give what they give in fp32, which comes as inputs
         of the whole; freely: what they make of these engines' answers."""
         place, whole = open_store(context.store), self.whole.inputs
@@ -159,12 +164,6 @@ def _free_running(chain: "Ensemble", golden: "GoldenSet", given: Sequence[Tensor
         yield Check("engine", "same_shape", name, FREE, sum(same) / len(same), None, True, _NOTE)
 
 
-def _unjudged(name: str, checks: Sequence[Check]) -> Iterator[Check]:
-    for check in checks:
-        if check.case == "golden" and check.value is not None:
-            yield replace(check, case=f"{name}{ALONE}", limit=None, passed=True)
-
-
 def blame(checks: Sequence[Check]) -> str:
     """What a failed check of the whole is with each engine alone: 'encoder alone 31.2, decoder alone 12.3'; '' where
     none failed, or none was measured."""
@@ -176,7 +175,7 @@ def blame(checks: Sequence[Check]) -> str:
     return f"; with one engine among graphs in fp32: {', '.join(found)}" if found else ""
 
 
-def limits_of(spec: "EnsembleSpec", precision: Precision) -> dict[str, float]:
+def limits_of(spec: "EnsembleSpec", precision: Precision) -> dict[str, dict[str, float]]:
     """The limits that the spec of an ensemble gives for a precision, as `ProveEnsemble` takes them."""
     limits = spec.limits.get(precision)
     return limits.model_dump(exclude_unset=True) if limits else {}

@@ -59,13 +59,13 @@ def engine_drift_limits(
         ):
             found = budgets("engine", request.precision, golden.noise, honest)
             found = allow_near_ties(found, scales, honest.drifts).override(limits)
-            yield OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
+            yield OutputLimits(add_notes(found, reference, _unknown(honest)), honest.drifts)
 
     looser = measured()
     if limits:
         return StagedLimits(next(looser), looser)
     return StagedLimits(
-        OutputLimits(_add_notes(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
+        OutputLimits(add_notes(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
     )
 
 
@@ -87,7 +87,7 @@ def graph_drift_limits(
         found = budgets("quantization", precision, golden.noise).override(limits)
         weak = "" if metrics or "sqnr_db" in limits else WEAK
         decided = "" if "argmax_agreement" in limits else DECIDED
-        return StagedLimits(OutputLimits(_add_notes(found, reference, weak, decided)))
+        return StagedLimits(OutputLimits(add_notes(found, reference, weak, decided)))
     half: Precision | None = None if precision == "fp32" else precision
 
     def measured() -> "Iterator[OutputLimits]":
@@ -97,7 +97,7 @@ def graph_drift_limits(
         )
         for honest in honestly:
             found = budgets("quantization", precision, golden.noise, honest).override(limits)
-            yield OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
+            yield OutputLimits(add_notes(found, reference, _unknown(honest)), honest.drifts)
 
     looser = measured()
     return StagedLimits(next(looser), looser)
@@ -114,7 +114,7 @@ def as_written(path: Path, steps: bool = False) -> "ReferenceSession":
     return ReferenceSession(path, threads=threads_for(path, steps), plan_buffers=False)
 
 
-def _add_notes(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
+def add_notes(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
     """The limits with a note for each output that has none. of_integers: for those of integers and booleans."""
     told = {
         (spec.name, "golden"): note if of_integers is None or "float" in spec.dtype else of_integers

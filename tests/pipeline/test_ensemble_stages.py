@@ -1,0 +1,96 @@
+"""The stages of an ensemble's proof: graphs in the precisions of its engines, and the engines against those."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import enginery
+from builders.execution.jobs import WorkerContext
+from enginery.core.reports.proof import Check
+from enginery.core.types import PRECISIONS
+from enginery.registry.ensembles import pinned_engines
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions.lookup import load
+from pipeline.compile.ensembles.proof import ProveEnsemble
+from pipeline.compile.ensembles.publication import request_proof
+from pipeline.compile.ensembles.units import EnsembleUnit
+from pipeline.operations.revalidate_ensemble import read_ensemble
+from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
+
+
+def build_in(precision: str, folder: Path, far: float = 0.0) -> Store:
+    """The pair as version 1, with an engine of fp32 and one of this precision. far: added to the logits and subtracted
+    again, so that they are rounded to its units."""
+    specs = ({**spec, "precisions": ["fp32", precision]} for spec in (ENCODER, DECODER))
+    path = write_ensemble(folder / "project", PAIR, *specs)
+    if far:
+        model = onnx.load(path.parent / "decoder.onnx")
+        model.graph.node[-1].output[0] = "plain"
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(far), "far"))
+        model.graph.node.append(onnx.helper.make_node("Add", ["plain", "far"], ["moved"]))
+        model.graph.node.append(onnx.helper.make_node("Sub", ["moved", "far"], ["logits"]))
+        onnx.save(model, path.parent / "decoder.onnx")
+    outcome = enginery.build(path, registry=folder / "registry")
+    assert [engine.status for engine in outcome.engines] == ["proven", "proven"], outcome
+    return open_store(str(folder / "registry"))
+
+
+def checks_of(store: Store, folder: Path, precision: str, factor: float = 1.0) -> dict[tuple[str, str, str], Check]:
+    """The checks of the whole on its logits, by stage, case and metric. factor: what the encoder's engine multiplies
+    its output by, as one that somebody else compiled wrongly would."""
+    manifest = load(store, "pair", "1")
+    entry = next(entry for entry in manifest.engines if entry.precision == precision)
+    (folder / "read").mkdir()
+    (folder / "work").mkdir()
+    built = read_ensemble(manifest, store, folder / "read")
+    engines = {graph.name: engine for graph, _, engine in pinned_engines(store, manifest, entry)}
+    chosen = next(each for each in PRECISIONS if each == precision)
+    request = request_proof(EnsembleUnit(entry.hardware, chosen, engines, {}), built)
+    if factor != 1:
+        request = with_fault(request, store, folder, factor)
+    proof = request.run(WorkerContext(folder / "work", store.uri))
+    return {(item.joint, item.case, item.name): item for item in proof.checks if item.output == "decoder.logits"}
+
+
+def with_fault(request: ProveEnsemble, store: Store, folder: Path, factor: float) -> ProveEnsemble:
+    blob = request.engines["encoder"]
+    store.fetch(blob.digest, folder / "engine.onnx")
+    model = onnx.load(folder / "engine.onnx")
+    node = next(node for node in model.graph.node if "hidden" in node.output)
+    node.output[0] = "right"
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(factor), "factor"))
+    model.graph.node.append(onnx.helper.make_node("Mul", ["right", "factor"], ["hidden"]))
+    onnx.save(model, folder / "engine.onnx")
+    wrong = replace(blob, digest=store.put_file(folder / "engine.onnx"))
+    return replace(request, engines={**request.engines, "encoder": wrong})
+
+
+def test_an_engine_that_is_two_percent_off_fails_within_the_whole(tmp_path: Path) -> None:
+    """The limit of int8 against graphs in fp32 is 15 dB: there two percent do not show."""
+    store = build_in("int8", tmp_path)
+    (tmp_path / "right").mkdir()
+    (tmp_path / "wrong").mkdir()
+    right = checks_of(store, tmp_path / "right", "int8")
+    assert all(check.passed for check in right.values())
+    wrong = checks_of(store, tmp_path / "wrong", "int8", 1.02)
+    failed = wrong["engine", "golden", "sqnr_db"]
+    assert not failed.passed and failed.value == pytest.approx(35, abs=4)
+    assert (wrong["engine", "end to end", "sqnr_db"].value or 0) > 25
+    assert wrong["quantization", "golden", "sqnr_db"] == right["quantization", "golden", "sqnr_db"]
+
+
+def test_a_right_whole_in_16_bits_is_judged_by_its_own_rounding(tmp_path: Path) -> None:
+    """The logits are rounded to the units of 200, an eighth in fp16, wherever that is done."""
+    store = build_in("fp16", tmp_path, far=200.0)
+    (tmp_path / "work of checks").mkdir()
+    found = checks_of(store, tmp_path / "work of checks", "fp16")
+    assert all(check.passed for check in found.values())
+    for stage, times in (("quantization", "four times"), ("engine", "twice")):
+        check = found[stage, "golden", "sqnr_db"]
+        assert (check.value or 0) < 45, "the documented limit of fp16"
+        assert "honest fp16 rounding is 34 dB below this output" in check.note and times in check.note
+        assert (check.limit or 0) > 20
