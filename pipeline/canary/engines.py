@@ -14,13 +14,13 @@ from enginery.core.hardware.cuda import DEFAULT_MODE, gpus
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.core.types import Target
-from enginery.registry.ensembles import require_model
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.latencies import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
+from pipeline.canary.ensembles import fetch_ensemble, why_graph_not_here
 from pipeline.canary.isolated import IsolatedSession, isolate
 from pipeline.compile.steps.blobs import fetch_engine
 from pipeline.values import EngineBlob
@@ -47,8 +47,13 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     chosen = choose_unrun(store, reference, target, precision)
     entry = chosen.entry
     # `target` and not the engine's own: one that is compatible with this kind of machine may be built for another.
-    if reason := discovery.configure(entry.backend, dict(entry.options)).runs(target):
-        what = f"{chosen.manifest.model}@{chosen.manifest.version}"
+    manifest = chosen.manifest
+    if manifest.graphs:
+        reason = why_graph_not_here(store, manifest, entry, target)
+    else:
+        reason = discovery.configure(entry.backend, dict(entry.options)).runs(target)
+    if reason:
+        what = f"{manifest.model}@{manifest.version}"
         raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
     return chosen
 
@@ -60,7 +65,6 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.
     """
     located = locate(store, reference)
-    require_model(located.manifest)
     what = f"{located.manifest.model}@{located.manifest.version}"
     entries = judge_entries(store, located.manifest, require(store, located.manifest).counts)
     machine = replace(Machine.of(target), cpu=this_kind().name if target.is_cpu else None)
@@ -74,6 +78,9 @@ def open_isolated(
 ) -> AbstractContextManager[IsolatedSession]:
     """Fetch an engine into `folder`, verify it, and open it in a process of its own. role: as for `isolate`."""
     entry = chosen.entry
+    if chosen.manifest.graphs:
+        whole = fetch_ensemble(store, chosen.manifest, entry, folder)
+        return isolate(role, whole.open, whole.thread_safe)
     engine = fetch_engine(store, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix)), folder)
     return isolate(role, partial(open_engine, engine), discovery.capabilities_of(entry.backend).thread_safe)
 

@@ -114,7 +114,10 @@ def read_report_file(path: Path) -> CanaryReport:
 def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
     """The thresholds of a version's spec, else the defaults, and which of the two in words. Raises InputError for a
     value that is no threshold."""
-    given = parsing.mapping(manifest.spec.get("validation") or {}, "spec.validation").get("canary")
+    held = (
+        manifest.spec if manifest.graphs else parsing.mapping(manifest.spec.get("validation") or {}, "spec.validation")
+    )
+    given = held.get("canary")
     if given is None:
         return Thresholds(), DEFAULTS
     return Thresholds.from_json(parsing.mapping(given, "canary")), f"the spec of {manifest.model}@{manifest.version}"
@@ -122,9 +125,11 @@ def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
 
 def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
     """The thresholds of a spec file, and its name in words. Raises SpecError."""
-    from pipeline.spec.model import load_spec
+    from pipeline.spec.ensemble import LoadedEnsemble, load_any
 
-    given = load_spec(path).validation.canary.model_dump(mode="json", exclude_unset=True)
+    loaded = load_any(path)
+    terms = loaded.spec.canary if isinstance(loaded, LoadedEnsemble) else loaded.validation.canary
+    given = terms.model_dump(mode="json", exclude_unset=True)
     return Thresholds.from_json(given), f"the spec {path.name}"
 
 

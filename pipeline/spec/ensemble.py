@@ -24,7 +24,7 @@ from pipeline.spec.golden import MeasuredData
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.sections import Publication, SpecFile
-from pipeline.spec.validation import EnsembleLimits
+from pipeline.spec.validation import Canary, EnsembleLimits
 from pipeline.spec.value_types import File, Loc, Mistakes, ModelName, SpecPart, VersionName
 
 _GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -56,7 +56,7 @@ class EnsembleGolden(EnsembleData, MeasuredData):
 class EnsembleSpec(SpecFile):
     """Several graphs as one model: their specs in the order of the data flow, their connections, data of the whole."""
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"outputs", "limits", "functions"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"outputs", "limits", "functions", "canary"})
 
     model: ModelName = Field(description="name of the whole in the registry")
     version: VersionName | None = Field(None, description="a version name of your own; default: the next number")
@@ -77,6 +77,7 @@ class EnsembleSpec(SpecFile):
         None, description="real inputs of the whole, for ranges; without them each graph has the data of its own spec"
     )
     limits: dict[Precision, EnsembleLimits] = Field({}, description="of the drift of the whole, by stage")
+    canary: Canary = Canary()
     publication: Publication = Publication()
 
     def named_files(self) -> Iterator[tuple[Loc, str]]:

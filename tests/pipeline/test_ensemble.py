@@ -14,7 +14,6 @@ import pytest
 import enginery
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import EngineryError, InputError, SpecError
-from enginery.core.hardware.machine import target_named
 from enginery.core.names import parse_reference
 from enginery.core.reports.proof import Report, approve
 from enginery.core.types import Tensors
@@ -30,7 +29,6 @@ from enginery.registry.versions.channels import policy_refusal, promote, rollbac
 from enginery.registry.versions.lookup import load, locate
 from enginery.registry.versions.publish import publish
 from enginery.registry.versions.views import show_version
-from pipeline.canary.engines import choose
 from pipeline.cli.published import local_context
 from pipeline.cli.registry.registry import _show_layers
 from pipeline.compile.ensembles.forecast import EnsembleForecast
@@ -230,11 +228,10 @@ def publish_waiting(store: Store, whole: Manifest, entries: tuple[EngineEntry, .
     return publish(store, replace(whole, content=digest_of("another"), engines=()), approved, []).version
 
 
-@pytest.mark.parametrize("use", ["choose", "carry", "oci", "spec", "golden", "layers"])
+@pytest.mark.parametrize("use", ["carry", "oci", "spec", "golden", "layers"])
 def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
     whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
     uses: dict[str, Callable[[], object]] = {
-        "choose": lambda: choose(store, reference, target_named("cpu"), None),
         "carry": lambda: write_offline_bundle(store, whole, tmp_path / "bundle"),
         "oci": lambda: export_oci(store, locate(store, reference), tmp_path / "oci"),
         "spec": lambda: spec_of(whole),
