@@ -198,11 +198,14 @@ class Generator:
         answers = [answer for answer in answers if not answer.ended]
         step = _Step(self.decoder, answers)
         unread = min((len(answer.prompt.tokens) for answer in answers), default=0)
+        past = 0
         while answers:
             count = max(1, min(unread, self.decoder.places or unread))
             unread = max(unread - count, 0)
             ids = np.array([answer.give(count) for answer in answers], self._dtype)
-            tokens = step.run(self._streams, ids[:, 0] if self._flat else ids)
+            context = {item.spec.name: item.value(len(ids), past, count) for item in self.decoder.progress}
+            tokens = step.run(self._streams, ids[:, 0] if self._flat else ids, context)
+            past += count
             going: list[int] = []
             for row, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
                 if answer.begins and token is not None:
@@ -232,8 +235,9 @@ class _Step:
         """The same for these rows alone."""
         return _Step(self._decoder, answers, self._seen[list(rows)])
 
-    def run(self, streams: Streams, ids: Array) -> Sequence[int | None]:
-        """The next token of each row; None where its constraint says that the answer is complete.
+    def run(self, streams: Streams, ids: Array, context: Tensors) -> Sequence[int | None]:
+        """The next token of each row; None where its constraint says that the answer is complete. context: the inputs
+        that follow from how far the answers are.
 
         Raises DataError where no token can follow."""
         done = self._limit() if self._limited else ()
@@ -241,9 +245,9 @@ class _Step:
         if self._drawing:
             uniform[self._drawing] = [self._answers[row].uniform() for row in self._drawing]
         if self._decoder.drawn_here:
-            found = self._draw(np.asarray(streams.run({sampling.ids: ids})[sampling.logits]), ids)
+            found = self._draw(np.asarray(streams.run({sampling.ids: ids, **context})[sampling.logits]), ids)
         else:
-            found = streams.run({sampling.ids: ids, **self._given})[sampling.token].tolist()
+            found = streams.run({sampling.ids: ids, **context, **self._given})[sampling.token].tolist()
         if min(found) < 0:
             self._check(found, done)
         return [None if row in done else token for row, token in enumerate(found)] if done else found

@@ -115,7 +115,7 @@ def append_sampler(model: ModelProto, sampling: Sampling) -> None:
     """Put a sampler behind a model, in place: inputs and outputs as `core.sampling` has them.
 
     Its nodes are those of the function, put in, because not every compiler takes functions. Raises ModelError for a
-    model without the ids or the logits, or whose batch has another name in them.
+    model without the ids or the logits.
     """
     graph = model.graph
     inputs, outputs = ({item.name: item for item in items} for items in (graph.input, graph.output))

@@ -2,7 +2,7 @@
 owner knows."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObserveP
 from pipeline.compile.steps.export_model import ExportModel
 from pipeline.compile.steps.exports import place_of, source_digests
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
-from pipeline.compile.steps.keys import WRITE_MODEL, package_versions
+from pipeline.compile.steps.keys import WRITE_MODEL, package_versions, unreached_by
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
 from pipeline.spec.model import ModelSpec
@@ -52,7 +52,7 @@ def inputs_of(spec: ModelSpec, context: RunContext) -> Inputs:
         },
         "proof": {
             **_flatten({"golden": {"metric": metric}, "validation": limits}),
-            **_code(CheckGraph, CheckEngine, *map(backend_root, spec.backends)),
+            **_code(CheckGraph, CheckEngine, *map(backend_root, spec.backends), without=unreached_by(spec)),
         },
     }
 
@@ -70,11 +70,13 @@ def _export_inputs(spec: ModelSpec, context: RunContext) -> dict[str, str]:
     }
 
 
-def _code(*roots: Root) -> dict[str, str]:
-    """What requests can reach, by module, and the versions of the packages that they import."""
+def _code(*roots: Root, without: Collection[str] = ()) -> dict[str, str]:
+    """What requests can reach, by module, and the versions of the packages that they import. without: as in
+    `code_key`."""
     found = find_code(*roots)
     modules = {f"{_CODE}{module}": digest for module, digest in found.modules.items()}
-    return {**_name_versions(package_versions(*found.packages)), **modules}
+    packages = [package for package in found.packages if package not in without]
+    return {**_name_versions(package_versions(*packages)), **modules}
 
 
 def _name_versions(found: Mapping[str, object]) -> dict[str, str]:

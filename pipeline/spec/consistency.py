@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from enginery.compile_caches.recipe import BACKEND, PRECISION
 from enginery.core.hardware import targets
 from enginery.core.sampling import SEEN_NEXT, TAKEN_INPUTS
+from enginery.core.state import without_states
 from enginery.core.types import CALIBRATED, PLUS, QUANTIZED, TensorSpec
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import FILL_IN
@@ -183,13 +184,22 @@ def _wrong_prompts(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     if (sampling := spec.sampling) is None or (prompts := sampling.prompts) is None:
         return
     place: Loc = ("sampling", "prompts")
-    others = [name for name in spec.inputs if name != sampling.ids and name not in spec.state]
+    from enginery.decoders import find_progress  # with numpy, which other specs need not load
+
+    states = spec.states()
+    _, others = find_progress(without_states(spec.tensors(), states), sampling.ids, states)
     places = spec.inputs[sampling.ids].shape[1:]
     least = spec.dims[places[0]].min if places and isinstance(places[0], str) and places[0] in spec.dims else None
     if not spec.state:
         yield place, "golden prompts are read token by token, which needs state; declare it, or remove the prompts"
     if others:
-        yield place, f"golden prompts give ids alone, and the model takes {', '.join(others)} too; remove the prompts"
+        yield (
+            place,
+            (
+                f"golden prompts give ids, a mask of the tokens so far and their places, and the model takes "
+                f"{', '.join(others)} too; remove the prompts"
+            ),
+        )
     if places and (least or places[0]) != 1:
         yield place, f"golden prompts are read a token a call, and {sampling.ids!r} takes {places[0]!r}; let it take 1"
     rows = spec.inputs[sampling.ids].shape[0]

@@ -117,7 +117,9 @@ class SamplingSection(SpecPart):
                 [f"sampling.logits {self.logits!r} is {shape}; it must be floats [batch, vocabulary] or "
                  "[batch, places, vocabulary], with a vocabulary of one size"]
             )  # fmt: skip
-        if logits.shape[0] != ids.shape[0]:
+        # Exporters may name an axis of outputs by itself; a name of an input's axis is another axis.
+        named = {size for spec in inputs for size in spec.shape}
+        if logits.shape[0] != ids.shape[0] and (logits.shape[0] in named or isinstance(logits.shape[0], int)):
             raise SpecError(
                 [f"sampling: {self.ids!r} has {ids.shape[0]!r} rows and {self.logits!r} {logits.shape[0]!r}; the first "
                  "axis of both must be the batch"]

@@ -176,4 +176,4 @@ def test_an_input_with_a_name_of_the_samplers_is_a_mistake(tmp_path: Path) -> No
 def test_logits_that_nothing_can_be_drawn_from_are_told(logits: TensorSpec, words: str) -> None:
     section = SamplingSection(ids="ids", logits="logits")
     with pytest.raises(SpecError, match=words):
-        section.to_sampling([TensorSpec("ids", "int64", ("batch",))], [logits])
+        section.to_sampling([TensorSpec("ids", "int64", ("batch", "places"))], [logits])

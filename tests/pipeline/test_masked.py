@@ -76,6 +76,46 @@ def test_a_pulled_engine_answers_a_padded_prompt_as_the_module_does(built, tmp_p
     np.testing.assert_allclose(np.concatenate(found, 1)[seen], wanted[seen], atol=1e-5)
 
 
+def go_on(prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens behind a prompt, by the module."""
+    tokens, empty = list(prompt), [torch.zeros(1, HEADS, 0, WIDTH // HEADS)] * len(CACHES)
+    with torch.no_grad():
+        for _ in range(count):
+            ids = torch.tensor([tokens])
+            logits = make_masked()(ids, torch.ones_like(ids), torch.arange(len(tokens))[None], *empty)[0]
+            tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_a_generator_fills_mask_and_places_for_prompts_of_several_lengths(built, tmp_path) -> None:
+    pulled = enginery.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [7, 8]]
+    generator = enginery.Generator.opened(pulled, ids="input_ids")
+    found = generator.generate([enginery.Prompt(each, most=7) for each in prompts])
+    assert found == [go_on(each, 7) for each in prompts]
+
+
+def test_golden_prompts_are_answered_with_mask_and_places(drafted: dict[str, Any]) -> None:
+    prompts = {"given": [[3, 1, 4, 1], [7]], "most": 6}
+    sampling = {"ids": "input_ids", "logits": "logits", "prompts": prompts}
+    spec = drafted["spec"] | {"precisions": ["fp32"], "sampling": sampling}
+    registry = drafted["folder"] / "prompted"
+    outcome = enginery.build(write(drafted, "prompted", spec), registry=registry)
+    (engine,) = outcome.engines
+    assert engine.status == "proven", engine.reason
+    pulled = enginery.pull(f"{outcome.model}@1", registry=registry, dest=drafted["folder"] / "sampled")
+    answers = enginery.Generator.opened(pulled).generate([enginery.Prompt([3, 1, 4], most=5)])
+    assert answers == [go_on([3, 1, 4], 5)], "by the sampler in the graph"
+
+
+def test_an_input_that_is_neither_mask_nor_places_is_named(drafted: dict[str, Any]) -> None:
+    spec = copy.deepcopy(drafted["spec"])
+    spec["inputs"]["token_type"] = spec["inputs"].pop("position_ids")
+    spec["sampling"] = {"ids": "input_ids", "logits": "logits", "prompts": {"given": [[3]], "most": 2}}
+    with pytest.raises(SpecError, match=r"golden prompts give ids, .* and the model takes token_type too"):
+        load_spec(write(drafted, "wrong", spec))
+
+
 def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any]) -> None:
     data = dict(np.load(drafted["folder"] / "golden.npz"))
     np.savez(drafted["folder"] / "long.npz", **data | {"attention_mask": np.ones((40, 2), np.int64)})

@@ -4,6 +4,7 @@ While the engine's likeliest token is the model's, its own answer would be the s
 each token (teacher forcing) tells the divergence at every position, and where the engine's own answer leaves.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,9 +14,10 @@ from enginery.arrays import Array, dtype_of
 from enginery.core.errors import DataError
 from enginery.core.reports.prompts import PromptDrift, PromptTerms
 from enginery.core.reports.proof import Check
-from enginery.core.sampling import sampling_states
+from enginery.core.sampling import sampling_inputs, sampling_states
+from enginery.core.state import without_states
 from enginery.core.types import Sampling, Session
-from enginery.decoders import Decoder
+from enginery.decoders import Decoder, find_progress
 from enginery.generation import Generator, Prompt
 from enginery.grammars import Grammar, read_grammar
 from enginery.streams import Streams
@@ -51,7 +53,11 @@ def check_grammar(engine: Session, sampling: Sampling, terms: PromptTerms, seque
     if terms.grammar is None:
         return []
     grammar, states = read_grammar(*terms.grammar), (*sequences.states, *sampling_states(sampling))
-    decoder = Decoder(tuple(engine.inputs), states, sequences.ends, sampling, False, rows=1, places=1)
+    inputs = tuple(engine.inputs)
+    sampler = {spec.name for spec in sampling_inputs(sampling, 1)}
+    given = [spec for spec in without_states(inputs, states) if spec.name not in sampler]
+    progress, _ = find_progress(given, sampling.ids, states)
+    decoder = Decoder(inputs, states, sequences.ends, sampling, False, rows=1, places=1, progress=progress)
     generator = Generator(partial(run, engine), decoder)
     notes = [
         _misses(generator, grammar, Prompt(tokens, most=terms.most, constraint=grammar)) for tokens in terms.prompts
@@ -95,10 +101,14 @@ def _reads(session: Session, terms: PromptTerms, sequences: GoldenSequences) -> 
     """What reads a token and gives the logits [vocabulary] of the next one, with the session's own states."""
     streams = Streams(partial(run, session), session.inputs, sequences.states, sequences.ends)
     ids = next(spec for spec in session.inputs if spec.name == terms.ids)
-    shape = (terms.rows, *(1 for _ in ids.shape[1:]))
+    shape, places = (terms.rows, *(1 for _ in ids.shape[1:])), itertools.count()
+    progress, _ = find_progress(without_states(session.inputs, sequences.states), terms.ids, sequences.states)
 
     def read(token: int) -> Array:
-        logits = np.asarray(streams.run({terms.ids: np.full(shape, token, dtype_of(ids.dtype))})[terms.logits])
+        past = next(places)
+        context = {item.spec.name: item.value(terms.rows, past, 1) for item in progress}
+        given = {terms.ids: np.full(shape, token, dtype_of(ids.dtype)), **context}
+        logits = np.asarray(streams.run(given)[terms.logits])
         row: Array = logits[0].reshape(-1, logits.shape[-1])[-1]
         return row
 

@@ -31,7 +31,7 @@ from pipeline.compile.steps.blobs import (
     runnable,
 )
 from pipeline.compile.steps.drift_limits import as_written, engine_drift_limits
-from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
+from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes, unreached_by
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
 from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proof
@@ -284,7 +284,7 @@ def try_to_prove(
         "request": request.key,
         # What the proof depends on of this machine.
         "machine": [this_kind().name] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()}),
-        **code_key(CheckEngine, backend_root(request.backend)),
+        **code_key(CheckEngine, backend_root(request.backend), without=unreached_by(spec)),
         **({"at": now()} if afresh else {}),
     }
     known = replace(check, answers=answers)
