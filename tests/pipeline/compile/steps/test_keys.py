@@ -15,7 +15,8 @@ DECODER: dict[str, Any] = {
         "ids": {"dtype": "int64", "shape": ["batch", 1]},
         "past": {"dtype": "float32", "shape": ["batch", 4]},
     },
-    "state": {"past": {"output": "present"}},
+    "state": {"past": {"output": "present", "initial": 0}},
+    "targets": ["cpu"],
     "dims": {"batch": {"min": 1, "max": 4}},
     "sampling": {"ids": "ids", "logits": "logits"},
 }
