@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from enginery.core.errors import InputError
+from enginery.core.errors import DataError, InputError
 from enginery.core.names import inside
 from enginery.core.text import pluralize
 from pipeline.cli.options import say
@@ -91,11 +91,23 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     found, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out)
     if found.unknown and requests:
         raise InputError(f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests")
-    # Requests were taken from a caller, who gave all of the inputs.
-    found, data = _split(as_inputs(found), requests, scaling) if requests else (found, {})
+    states = [state.input for state in found.states] if requests else []
+    try:
+        # Requests were taken from a caller, who gave all of the inputs.
+        found, data = _split(as_inputs(found), requests, scaling) if requests else (found, {})
+    except DataError as error:
+        if named := next((name for name in states if repr(name) in str(error)), None):
+            raise DataError(
+                f"{error}. {named!r} is a state: write the spec without --from-requests, and its golden data as "
+                "sequences of steps (docs/guides/state.md); or record steps with the states that they were given "
+                "(recorder.append(streams.complete(inputs))), and they are inputs like others"
+            ) from error
+        raise
     text = write_spec(found, *data).encode()
     _write({path: lambda stream: stream.write(text), **{path.parent / name: data[name] for name in data}}, force)
     say(f"wrote {path}: {pluralize(len(found.inputs), 'input')}, {pluralize(len(found.dims), 'dim')}")
+    if states:
+        say(f"  {', '.join(states)}: inputs like others, as in the requests; without --from-requests they are states")
     for state in found.states:
         say(f"  {state.input} is a state: it takes what {state.output} gave in the call before")
     for name, dim in found.dims.items():

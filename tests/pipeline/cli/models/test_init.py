@@ -160,3 +160,27 @@ def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: P
     assert "# FILL_IN? second.y: one of first.a, first.b, or an input of the whole" in text
     assert "  second.input_mask: mask " in text and "  first.mask: mask " in text
     assert "#   first.x: float32 [n, 4]" in text
+
+
+def test_requests_without_the_states_of_a_model_name_the_two_ways_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    import onnx
+
+    text = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[batch, 4] x, float[batch, 4] state) => (float[batch, 4] y, float[batch, 4] stateN) {
+            stateN = Add(x, state)
+            y = Relu(stateN)
+        }
+    """
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    steps = np.random.default_rng(0).standard_normal((30, 4)).astype("f4")
+    np.savez(tmp_path / "requests.npz", x=steps)
+    assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 2
+    told = capsys.readouterr().err
+    assert "'state' is a state: write the spec without --from-requests" in told and "streams.complete(inputs)" in told
+    np.savez(tmp_path / "requests.npz", x=steps, state=steps[::-1])
+    assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 0
+    assert "state: inputs like others, as in the requests" in capsys.readouterr().err
+    assert not load_spec(tmp_path / "net.yaml").state
