@@ -1,0 +1,124 @@
+"""A dynamic batcher before one engine, simulated: how long each request waits and how long its batch runs.
+
+The policy is that of `enginery.Batcher` (and, for one bucket, of Triton's dynamic batcher with `max_queue_delay`):
+requests are queued by bucket; a queue is ready once it holds `most` samples or its oldest request has waited `wait_s`;
+the one worker, when free, takes the ready queue whose oldest request is the oldest, and from it requests in order of
+arrival up to `most` samples. A discrete-event simulation: no steady state or distribution is assumed.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from enginery.arrays import Array
+
+
+@dataclass(frozen=True)
+class BatchPolicy:
+    """most: samples in a batch at most; a larger request runs alone.  wait_s: the longest that the oldest request waits
+    for others while the worker is free."""
+
+    most: int = 1
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedService:
+    """What the simulation gave. waited_s, service_s: of each request, float64 [requests], in the order of arrival.
+
+    batches: samples in each batch, int64 [batches].  busy_s: seconds that the worker ran.  seconds: from the first
+    arrival to the last answer.
+    """
+
+    waited_s: Array
+    service_s: Array
+    batches: Array
+    busy_s: float
+    seconds: float
+
+    @property
+    def latency_s(self) -> Array:
+        """Seconds from arrival to answer of each request, float64 [requests]."""
+        return self.waited_s + self.service_s
+
+    @property
+    def utilization(self) -> float:
+        """Share of the time that the worker ran."""
+        return self.busy_s / self.seconds if self.seconds else 0.0
+
+
+def simulate_batching(
+    at: Array, samples: Array, buckets: Array, curves: Sequence[Sequence[Array]], policy: BatchPolicy, seed: int = 0
+) -> SimulatedService:
+    """The waits and services of requests before one worker.
+
+    at: arrival in seconds, [requests], rising.  samples: in each request, [requests], from 1 up.  buckets: index of
+    each request's bucket, [requests].
+    curves: of each bucket, of a batch of 1, 2, ... samples, its run times in seconds as quantiles at equal steps from
+    0 to 1; a batch of more samples than there are curves takes the last. A run time is drawn for each batch.
+    """
+    arrivals, counts, places = at.tolist(), samples.tolist(), buckets.tolist()
+    tables = [[curve.tolist() for curve in of_bucket] for of_bucket in curves]
+    queues: list[deque[int]] = [deque() for _ in tables]
+    held = [0] * len(tables)
+    draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
+    begun, service = [0.0] * len(arrivals), [0.0] * len(arrivals)
+    batches: list[int] = []
+    now = busy = 0.0
+    following, left = 0, len(arrivals)
+    while left:
+        while following < len(arrivals) and arrivals[following] <= now:
+            queues[places[following]].append(following)
+            held[places[following]] += counts[following]
+            following += 1
+        ready, wakes = _choose(queues, held, arrivals, policy, now)
+        if ready is None:
+            now = min(wakes, arrivals[following]) if following < len(arrivals) else wakes
+            continue
+        taken = _take(queues[ready], counts, policy.most)
+        size = sum(counts[index] for index in taken)
+        held[ready] -= size
+        seconds = _quantile(tables[ready][min(size, len(tables[ready])) - 1], draws[len(batches)])
+        for index in taken:
+            begun[index], service[index] = now, seconds
+        batches.append(size)
+        now, busy, left = now + seconds, busy + seconds, left - len(taken)
+    waited = np.array(begun) - at
+    return SimulatedService(waited, np.array(service), np.array(batches, np.int64), busy, now - arrivals[0])
+
+
+def _quantile(curve: Sequence[float], share: float) -> float:
+    """The value of a curve of quantiles at equal steps, between two of them linearly."""
+    place = share * (len(curve) - 1)
+    low = min(int(place), max(len(curve) - 2, 0))
+    high = min(low + 1, len(curve) - 1)
+    return curve[low] + (place - low) * (curve[high] - curve[low])
+
+
+def _choose(
+    queues: Sequence[deque[int]], held: Sequence[int], arrivals: Sequence[float], policy: BatchPolicy, now: float
+) -> tuple[int | None, float]:
+    """The ready queue whose oldest request is the oldest, or None; and when the first of the others will be ready."""
+    ready, oldest, wakes = None, np.inf, np.inf
+    for index, queue in enumerate(queues):
+        if not queue:
+            continue
+        since = arrivals[queue[0]]
+        if held[index] >= policy.most or since + policy.wait_s <= now:
+            if since < oldest:
+                ready, oldest = index, since
+        else:
+            wakes = min(wakes, since + policy.wait_s)
+    return ready, wakes
+
+
+def _take(queue: deque[int], counts: Sequence[int], most: int) -> list[int]:
+    """Requests from the front of a queue, up to `most` samples together, at least one."""
+    taken = [queue.popleft()]
+    size = counts[taken[0]]
+    while queue and size + counts[queue[0]] <= most:
+        size += counts[queue[0]]
+        taken.append(queue.popleft())
+    return taken

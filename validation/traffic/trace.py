@@ -1,0 +1,58 @@
+"""A trace: when requests arrived and how large each was, without their contents."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from enginery.arrays import Array
+from enginery.core.errors import DataError
+from enginery.core.types import TensorSpec
+from enginery.recording.traffic import RecordedTraffic
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests in the order of their arrival. at: seconds since the first, float64 [requests], rising; all 0 where the
+    traffic has no times.  sizes: named dim -> its size in each request, int64 [requests]."""
+
+    at: Array
+    sizes: Mapping[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @property
+    def timed(self) -> bool:
+        """Whether it has times of arrival."""
+        return len(self.at) > 1 and bool(self.at[-1] > 0)
+
+    @property
+    def per_second(self) -> float:
+        """Mean rate of arrivals in requests a second. Raises DataError for a trace without times."""
+        if not self.timed:
+            raise DataError("the traffic has no times of arrival; record it with `at`, or give a rate")
+        return (len(self.at) - 1) / float(self.at[-1])
+
+
+def trace_of(traffic: RecordedTraffic, inputs: Sequence[TensorSpec]) -> Trace:
+    """The trace of recorded traffic. inputs: of the model, which name the dims. Raises DataError for a dim that has two
+    sizes in one request."""
+    axes = [(spec.name, axis, dim) for spec in inputs for axis, dim in enumerate(spec.shape) if _is_name(dim)]
+    sizes: dict[str, list[int]] = {str(dim): [] for _, _, dim in axes}
+    for number, request in enumerate(traffic.requests):
+        found: dict[str, int] = {}
+        for name, axis, dim in axes:
+            size = request.inputs[name].shape[axis]
+            if found.setdefault(str(dim), size) != size:
+                raise DataError(
+                    f"request {number}: dim {dim!r} is {found[str(dim)]} in one input and {size} in {name!r}"
+                )
+        for dim, size in found.items():
+            sizes[dim].append(size)
+    at = np.array([request.at for request in traffic.requests], np.float64)
+    return Trace(at, {dim: np.array(values, np.int64) for dim, values in sizes.items()})
+
+
+def _is_name(dim: int | str) -> bool:
+    return isinstance(dim, str) and dim.isidentifier()
