@@ -41,7 +41,7 @@ class SimulatedService:
     @property
     def latency_s(self) -> Array:
         """Seconds from arrival to answer of each request, float64 [requests]."""
-        return self.waited_s + self.service_s
+        return np.asarray(self.waited_s + self.service_s)
 
     @property
     def utilization(self) -> float:

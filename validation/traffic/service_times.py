@@ -61,7 +61,7 @@ class ServiceTimes:
         medians, _ = self.predict(sizes)
         apart = np.abs(np.log(sizes)[:, None] - np.log(self.sizes)[None]).sum(-1)
         shapes = self.curves / self._medians[:, None]
-        return medians[:, None] * shapes[apart.argmin(1)]
+        return np.asarray(medians[:, None] * shapes[apart.argmin(1)])
 
     def _check(self, sizes: Array) -> None:
         low, high = self.sizes.min(0), self.sizes.max(0)
@@ -87,7 +87,7 @@ def _log_sd(process_medians_s: Sequence[float]) -> float:
     if len(process_medians_s) < 2:
         return _ONE_PROCESS
     spread = float(np.std(np.log(process_medians_s), ddof=1))
-    return max(spread / len(process_medians_s) ** 0.5, 1e-3)
+    return max(spread / float(len(process_medians_s)) ** 0.5, 1e-3)
 
 
 @dataclass(frozen=True, eq=False)
