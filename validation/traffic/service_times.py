@@ -7,6 +7,7 @@ Processes for Machine Learning, 2006, 2.7 and 5.4). It gives a standard deviatio
 sizes nothing is predicted.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,7 +88,7 @@ def _log_sd(process_medians_s: Sequence[float]) -> float:
     if len(process_medians_s) < 2:
         return _ONE_PROCESS
     spread = float(np.std(np.log(process_medians_s), ddof=1))
-    return max(spread / float(len(process_medians_s)) ** 0.5, 1e-3)
+    return max(spread / math.sqrt(len(process_medians_s)), 1e-3)
 
 
 @dataclass(frozen=True, eq=False)
