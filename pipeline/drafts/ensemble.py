@@ -143,7 +143,8 @@ def _sections(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]
         yield f"  #   and gives {_list(graph.gives)}"
     yield ""
     steps = ", sequence: sequence" if any(graph.model.states for graph in graphs) else ""
-    yield f"golden: {{data: golden.npz{steps}}}    # real inputs of the whole, with which it and its graphs are proven; arrays:"
+    why = "real inputs of the whole, with which it and its graphs are proven; arrays:"
+    yield f"golden: {{data: golden.npz{steps}}}    # {why}"
     yield from (f"#   {line}" for line in _wanted(graphs, sources))
     if steps:
         yield "#   sequence: int64; of each sample, which is a step, the number of its sequence (docs/guides/state.md)"
