@@ -9,8 +9,11 @@ import pytest
 
 import enginery
 from enginery.core.errors import DataError, EngineryError, SpecError
+from enginery.core.hardware.machine import target_named
+from enginery.core.names import parse_reference
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
+from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.cli.published import local_context
 from pipeline.operations.revalidate_ensemble import revalidate_ensemble
 from pipeline.orchestration.forecasts import foresee_spec
@@ -20,6 +23,7 @@ from pipeline.progress import Progress
 from tests.pipeline.projects import arrays
 from tests.pipeline.test_ensemble import change, opens
 from tests.stateful_ensembles import DECODER, STEPS, TOLD, write_stateful_ensemble
+from validation.canary.replay import ReplayPace
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,8 @@ def test_the_whole_is_proven_step_by_step_and_free_running(built: tuple[Path, Ou
         assert courses.keys() == stages[precision]
         cases = [item["case"] for item in courses["engine"]["sequences"]]
         assert cases == [*(f"sequence {at}" for at in range(4)), "sequences side by side"]
-        assert all(isinstance(level, float) or level == "inf" for level in courses["engine"]["single_db"])
+        single = courses["engine"]["single_db"]  # by token; the first step has three of them
+        assert all(isinstance(level, float) or level == "inf" for level in (single[0], *single[3:]))
     assert {found.joint for engine in outcome.engines for found in engine.free_running} == stages["int8"]
     assert "free running" in (place / "report.html").read_text()
 
@@ -106,12 +111,36 @@ def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome]) 
     assert found == ["proven", "proven"]
 
 
+def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(
+    built: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    registry, reference = str(built[0] / "registry"), parse_reference("told@1")
+    pulled = enginery.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
+    streams = enginery.Ensemble.described(opens, pulled.description).streams()
+    golden = arrays(built[0] / "project" / "golden.npz")
+    with enginery.Recorder(tmp_path / "bare.jsonl") as bare, enginery.Recorder(tmp_path / "whole.jsonl") as whole:
+        for index in range(6):
+            step = {name: golden[name][index][None] for name in ("encoder.source", "decoder.x")}
+            bare.append(step, at=1.0 + index / 100)
+            whole.append(streams.complete(step), at=1.0 + index / 100)
+            streams.run(step)
+
+    def run(traffic: str) -> str:
+        out, pace = tmp_path / "out", ReplayPace(in_flight=1, warmup=2)
+        wanted = CanaryRun(reference, reference, target_named("cpu"), tmp_path / traffic, out, "fp32", pace)
+        return run_canary(open_store(registry), wanted, lambda _: None).report.verdict
+
+    with pytest.raises(DataError, match=r"'decoder\.past' is a state: record each step with the states"):
+        run("bare.jsonl")
+    assert run("whole.jsonl") == "INSUFFICIENT", "6 steps are few"
+
+
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
         ("golden/sequence", "gone", "no array 'gone'"),
         ("golden/sequence", "decoder.x", "array 'decoder.x' is an input of the whole"),
-        ("golden/steps", {"tokens": "step"}, "and 'tokens' is none; did you mean 'decoder.tokens'"),
+        ("golden/steps", {"tokens": "step"}, "and 'tokens' is none; known: decoder.tokens"),
         ("golden/steps", {"decoder.length": "step"}, "and 'decoder.length' is none"),
         ("connections/decoder.past", "begun", "'past' is a state of told-decoder, which takes what its own 'present'"),
         (
