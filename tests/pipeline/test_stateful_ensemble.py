@@ -1,21 +1,27 @@
 """Ensembles with state, from their specs to the answers of pulled engines, step after step."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import enginery
+from builders.execution.jobs import WorkerContext
 from enginery.core.errors import DataError, EngineryError, SpecError
 from enginery.core.hardware.machine import target_named
 from enginery.core.names import parse_reference
+from enginery.registry.ensembles import pinned_engines
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.cli.published import local_context
-from pipeline.operations.revalidate_ensemble import revalidate_ensemble
+from pipeline.compile.ensembles.publication import request_proof
+from pipeline.compile.ensembles.units import EnsembleUnit
+from pipeline.operations.revalidate_ensemble import read_ensemble, revalidate_ensemble
 from pipeline.orchestration.forecasts import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
@@ -109,6 +115,34 @@ def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome]) 
     with local_context(store, quiet=True) as context:
         found = [item.verdict for item in revalidate_ensemble(load(store, "told", "1"), context)]
     assert found == ["proven", "proven"]
+
+
+def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    """The decoder's engine gives a cache that is two percent off: its other output shows that in later steps."""
+    store = open_store(str(built[0] / "registry"))
+    manifest = load(store, "told", "1")
+    entry = next(entry for entry in manifest.engines if entry.precision == "fp32")
+    for name in ("read", "work"):
+        (tmp_path / name).mkdir()
+    engines = {graph.name: engine for graph, _, engine in pinned_engines(store, manifest, entry)}
+    whole = read_ensemble(manifest, store, tmp_path / "read")
+    request = request_proof(EnsembleUnit(entry.hardware, "fp32", engines, {}), whole)
+    blob = request.engines["decoder"]
+    store.fetch(blob.digest, tmp_path / "engine.onnx")
+    model = onnx.load(tmp_path / "engine.onnx")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1.02), "factor"))
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["right" if name == "present" else name for name in names]
+    model.graph.node.append(onnx.helper.make_node("Mul", ["right", "factor"], ["present"]))
+    onnx.save(model, tmp_path / "engine.onnx")
+    wrong = replace(blob, digest=store.put_file(tmp_path / "engine.onnx"))
+    proof = replace(request, engines={**request.engines, "decoder": wrong}).run(
+        WorkerContext(tmp_path / "work", store.uri)
+    )
+    found = {check.case: check for check in proof.checks if (check.output, check.name) == ("decoder.y", "sqnr_db")}
+    assert found["golden"].passed
+    assert not found["free running"].passed and (found["free running"].value or 99) < 60
 
 
 def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(

@@ -77,3 +77,28 @@ def test_the_dim_of_a_step_is_that_of_the_graphs_own_inputs(tmp_path: Path) -> N
     assert find_graph_steps(whole(tmp_path), True, [own], {"x": "two.x"}) == GraphSteps(True, "")
     assert GraphSteps(True, "tokens").arrays == (SEQUENCE, {"tokens": STEP})
     assert GraphSteps(False, "").arrays == (None, None)
+
+
+def test_a_mask_grows_with_the_states_that_it_covers(tmp_path: Path) -> None:
+    seen = list[int]()
+
+    class Masked(Session):
+        inputs = (
+            TensorSpec("d.x", "float32", ("batch", "d.tokens")),
+            TensorSpec("d.mask", "int64", ("batch", "d.past + d.tokens")),
+            TensorSpec("d.cache", "float32", ("batch", "d.past")),
+        )
+        outputs = (TensorSpec("d.next", "float32", ("batch", "all")),)
+
+        def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
+            """See `Session`."""
+            seen.append(inputs["d.mask"].shape[1])
+            return {"d.next": np.concatenate([inputs["d.cache"], inputs["d.x"]], 1)}
+
+    path, dims = tmp_path / "golden.npz", (*DIMS, Dim("d.past", 0, 1, 4))
+    np.savez(path, **{"d.x": np.ones((4, 1), np.float32), "d.mask": np.ones((4, 1), np.int64), "text": [0, 0, 0, 1]})
+    states = (State("d.cache", "d.next"),)
+    data = WholeData(path, "0" * 64, Masked.inputs, dims, "", states, "text")
+    steps = list(roll_steps(Masked(), data, states))
+    assert seen == [1, 2, 3, 1]
+    assert [step.tensors["d.mask"].shape for step in steps] == [(1, 1)] * 4, "data has what each step adds"
