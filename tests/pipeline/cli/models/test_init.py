@@ -131,10 +131,10 @@ def test_states_of_several_graphs_stay_states_and_data_has_sequences(tmp_path: P
     assert init(folder / "encoder.onnx", folder / "decoder.onnx", "--out", folder / "whole.yaml") == 0
     loaded = load_ensemble(folder / "whole.yaml")
     assert [(state.input, state.output) for state in loaded.graphs["decoder"].states()] == [("past", "present")]
-    assert loaded.spec.connections == {"decoder.memory": "encoder.hidden"}
+    assert loaded.spec.connections["decoder.memory"] == "encoder.hidden"
     assert loaded.spec.golden.sequence == "sequence"
     text = (folder / "whole.yaml").read_text()
-    assert "#   decoder.x: float32" in text and "decoder.past" not in text
+    assert "#   encoder.source: float32" in text and "decoder.past" not in text
 
 
 def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: Path) -> None:
