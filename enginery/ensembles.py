@@ -1,17 +1,20 @@
 """Runs several graphs that make one model, each with what the graphs and functions before it gave."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from pathlib import Path
 
 import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.codec import decode
-from enginery.core.ensemble import EnsembleFunction, order_nodes, split_source
+from enginery.core.ensemble import EnsembleFunction, name_dims, name_states, order_nodes, split_source
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.parsing import field, many, mapping, mapping_of, parse_json, text
+from enginery.core.parsing import field, many, mapping, mapping_of, pair, parse_json, text
+from enginery.core.state import State
 from enginery.core.types import Session, ShapeProfile, Tensors, TensorSpec
+from enginery.ensemble_streams import Answers, EnsembleStreams
 from enginery.user_code.calling import load_function
 
 # That a graph without profiles is given at once.
@@ -103,12 +106,21 @@ class Ensemble(Session):
     'GRAPH.OUTPUT'. A tensor that goes from one graph to another is converted where the two are of different float types
     (an fp16 engine that takes float16). Where a function gives more rows than a graph takes at once, the graph is run
     several times; where it gives none, what the graph gives has none.
+
+    states: inputs of the whole that outputs of the whole give in the call before; `run` takes them as other inputs, and
+    `streams` carries them.  ends: as in `Streams`.
     """
 
     def __init__(
-        self, graphs: Mapping[str, EnsembleGraph], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+        self,
+        graphs: Mapping[str, EnsembleGraph],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        states: Sequence[State] = (),
+        ends: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self.inputs, self.outputs, self._graphs = inputs, outputs, graphs
+        self.states, self.ends = states, ends or {}
         self._wanted = {source for graph in graphs.values() for source in graph.sources.values()}
         self._wanted |= {spec.name for spec in outputs}
 
@@ -132,7 +144,7 @@ class Ensemble(Session):
         Raises DataError for a file that is none and for functions that nobody allowed to run, and what `opens` and
         `functions` raise.
         """
-        path, nodes = Path(description), dict[str, EnsembleGraph]()
+        path, nodes, stateful = Path(description), dict[str, EnsembleGraph](), dict[str, Mapping[str, object]]()
         try:
             found = parse_json(path.read_bytes(), MOST_BYTES)
             between = decode(found.get("functions", []), list[EnsembleFunction])
@@ -140,15 +152,20 @@ class Ensemble(Session):
                 named = ", ".join(f"{item.file}:{item.function}" for item in between)
                 raise DataError(f"{path.name} runs Python code of its own ({named}); {_ALLOW}")
             for graph in field(found, "graphs", many(mapping)):
-                nodes[field(graph, "name", text)] = _open_graph(path.parent, graph, opens)
+                name, own = field(graph, "name", text), path.parent / field(graph, "description", text)
+                engine = parse_json(own.read_bytes(), MOST_BYTES)
+                nodes[name] = _open_graph(own.parent, engine, field(graph, "sources", mapping_of(text)), opens)
+                stateful |= {name: engine} if "state" in engine else {}
             graphs = {name: node.sources for name, node in nodes.items()}
             load = functions or load_function
             for item in between:
                 run = load(path.parent / item.name, item.file, item.function)
                 nodes[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
             order = order_nodes(graphs, {item.name: item.sources for item in between})
-            whole = _read_tensors(found, "inputs"), _read_tensors(found, "outputs")
-            return cls({name: nodes[name] for name in order}, *whole)
+            inputs, outputs = _read_tensors(found, "inputs"), _read_tensors(found, "outputs")
+            states = _WholeStates.of(stateful, nodes, inputs)
+            whole = {name: nodes[name] for name in order}
+            return cls(whole, states.inputs, outputs, states.states, states.ends)
         except (FileNotFoundError, IntegrityError) as error:
             raise DataError(f"{description} describes no ensemble: {error}") from error
 
@@ -159,26 +176,67 @@ class Ensemble(Session):
         if wrong := sorted(wanted ^ inputs.keys()):
             known = ", ".join(spec.name for spec in self.inputs)
             raise DataError(f"input {wrong[0]!r} is missing or unknown; the inputs of the whole are {known}")
+        return self.step(inputs, (), {})[0]
+
+    def streams(self) -> EnsembleStreams:
+        """Streams over it, before their first call."""
+        return EnsembleStreams(self.step, self.inputs, self.states, self.ends)
+
+    def step(self, inputs: Tensors, same: Collection[str], answers: Answers) -> tuple[dict[str, Array], Answers]:
+        """The outputs of the whole, and what each of its graphs gave. same: the inputs that are those of the call
+        before.  answers: what the graphs gave then; one that is given the same is not run. Raises as `run`."""
         held: dict[str, Array] = {}
-        before: list[str] = []
+        found, new = Answers(), set(inputs) - set(same)
         for name, graph in self._graphs.items():
-            answer = graph.answer(feed(graph, inputs, held, before))
+            rests = name in answers and not new.intersection(graph.sources.values())
+            answer = answers[name] if rests else graph.answer(feed(graph, inputs, held, list(found)))
             given = {f"{name}.{output}": value for output, value in answer.items()}
             held |= {source: np.asarray(value) for source, value in given.items() if source in self._wanted}
-            before.append(name)
+            found[name] = answer
+            new |= set() if rests else given.keys()
         if lacking := [spec.name for spec in self.outputs if spec.name not in held]:
             raise DataError(f"the graphs gave no {lacking[0]!r}, which is an output of the whole")
-        return {spec.name: held[spec.name] for spec in self.outputs}
+        return {spec.name: held[spec.name] for spec in self.outputs}, found
+
+
+@dataclass(frozen=True)
+class _WholeStates:
+    """The inputs of an ensemble, states as engines take them, and what `Ensemble` needs of its states."""
+
+    inputs: list[TensorSpec]
+    states: tuple[State, ...] = ()
+    ends: Mapping[str, tuple[int, int]] = dataclass_field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        engines: Mapping[str, Mapping[str, object]],
+        nodes: Mapping[str, EnsembleGraph],
+        inputs: Sequence[TensorSpec],
+    ) -> "_WholeStates":
+        """Of the JSON of those engines that have states."""
+        states, ends, names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
+        dtypes = dict[str, str]()
+        for name, engine in engines.items():
+            node, own = nodes[name], [decode(item, State) for item in field(engine, "state", many(mapping))]
+            dims = name_dims(node.inputs, node.sources, inputs)
+            ends |= {dims.get(dim, dim): both for dim, both in field(engine, "ends", mapping_of(pair)).items()}
+            states += name_states(name, own, node.sources, dims, names)
+            dtypes |= {f"{name}.{spec.name}": spec.dtype for spec in node.inputs}
+        held = {state.input for state in states}
+        typed = [replace(spec, dtype=dtypes[spec.name]) if spec.name in held else spec for spec in inputs]
+        return cls(typed, tuple(states), ends)
 
 
 def _open_graph(
-    folder: Path, graph: Mapping[str, object], opens: Callable[[Path], Callable[[Tensors], Tensors]]
+    folder: Path,
+    engine: Mapping[str, object],
+    sources: Mapping[str, str],
+    opens: Callable[[Path], Callable[[Tensors], Tensors]],
 ) -> EnsembleGraph:
-    own = folder / field(graph, "description", text)
-    engine = parse_json(own.read_bytes(), MOST_BYTES)
     inputs, outputs = _read_tensors(engine, "inputs"), _read_tensors(engine, "outputs")
     profiles = [decode(item, ShapeProfile) for item in field(engine, "profiles", many(mapping))]
-    run, sources = opens(own.parent / field(engine, "file", text)), field(graph, "sources", mapping_of(text))
+    run = opens(folder / field(engine, "file", text))
     return EnsembleGraph(run, inputs, sources, outputs, most_rows(inputs, outputs, profiles))
 
 

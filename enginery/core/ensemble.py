@@ -7,10 +7,11 @@ What gives an input of a graph is written as a source: 'GRAPH.OUTPUT' of a graph
 the whole, which is 'GRAPH.INPUT' where a spec gives it none.
 """
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from enginery.core.types import TensorSpec
+from enginery.core.state import Places, State
+from enginery.core.types import PLUS, TensorSpec
 
 # The backend of an ensemble's engines: a document that names an engine of each graph.
 ENSEMBLE = "ensemble"
@@ -93,3 +94,32 @@ def list_inputs(wiring: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple
                 found.setdefault(source, []).append((graph, name))
         before.append(graph)
     return found
+
+
+def name_dims(inputs: Sequence[TensorSpec], sources: Mapping[str, str], whole: Sequence[TensorSpec]) -> dict[str, str]:
+    """What the whole calls the dims of a graph, as far as its inputs are inputs of the whole. sources: what gives the
+    inputs of the graph.  whole: the inputs of the whole."""
+    named = {spec.name: spec.shape for spec in whole}
+    pairs = (zip(spec.shape, named.get(sources[spec.name], ()), strict=False) for spec in inputs)
+    found = ((own, name) for axes in pairs for own, name in axes if isinstance(own, str) and PLUS not in own)
+    return {own: str(name) for own, name in found}
+
+
+def name_states(
+    graph: str, states: Sequence[State], sources: Mapping[str, str], dims: Mapping[str, str], whole: Collection[str]
+) -> tuple[State, ...]:
+    """The states of a graph as those of the whole, which carries them: 'GRAPH.INPUT' takes 'GRAPH.OUTPUT'.
+
+    sources: what gives the inputs of the graph.  dims: of `name_dims`.  whole: names of the inputs of the whole. Where
+    an earlier graph gives the places that a step writes, they are not known before the step, and have no check.
+    """
+
+    def name_places(places: Places | None) -> Places | None:
+        if places is None or sources[places.at] not in whole or (places.count and places.count not in dims):
+            return None
+        return replace(places, at=sources[places.at], count=dims.get(places.count, ""))
+
+    return tuple(
+        replace(item, input=f"{graph}.{item.input}", output=f"{graph}.{item.output}", places=name_places(item.places))
+        for item in states
+    )

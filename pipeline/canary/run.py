@@ -18,6 +18,7 @@ from enginery.core.types import Session, Target
 from enginery.recording.json_lines import LineFile
 from enginery.recording.recorder import end_of, header_of
 from enginery.recording.traffic import RecordedTraffic, read_traffic
+from enginery.registry.ensembles import load_pinned
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import make_folder, reachable
@@ -130,17 +131,18 @@ def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: ReplayClock | N
             for role, side, folder in zip(SIDES, sides, folders, strict=True)
         ]
         check_alike(*sessions)
-        traffic = _read_traffic(wanted.traffic, sessions[0], sides[0].manifest)
+        traffic = _read_traffic(wanted.traffic, sessions[0], sides[0].manifest, store)
         return CanaryExecution(wanted, sides, limits, source, traffic, say).run(sessions[0], sessions[1], clock)
 
 
-def _read_traffic(path: Path, session: Session | IsolatedSession, manifest: Manifest) -> RecordedTraffic:
+def _read_traffic(path: Path, session: Session | IsolatedSession, manifest: Manifest, store: Store) -> RecordedTraffic:
     """The traffic for an engine of a version. Raises as `read_traffic`, with a remedy where it lacks states."""
     try:
         return read_traffic(path, session.inputs)
     except DataError as error:
-        named: dict[str, object] = find(manifest.spec, "state", dict, {})
-        states = [name for name in named if f"input {name!r}" in str(error)]
+        graphs = {f"{graph.name}.": load_pinned(store, graph).spec for graph in manifest.graphs} or {"": manifest.spec}
+        named = [f"{graph}{name}" for graph, spec in graphs.items() for name in find(spec, "state", dict, {})]
+        states = [name for name in named if repr(name) in str(error)]
         if not states:
             raise
         raise DataError(

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from enginery.core.errors import InputError
+from enginery.core.state import step_inputs
 from enginery.core.types import TensorSpec
 from pipeline.drafts.found import FoundModel, model_name
-from pipeline.drafts.states import as_inputs
 from pipeline.drafts.text import quote, write_spec
 from pipeline.sources.onnx_header import HeaderTensor, format_shape
 from pipeline.spec.source import FILL_IN
@@ -49,18 +49,20 @@ def graph_key(stem: str, taken: Sequence[str]) -> str:
 
 
 def name_graphs(whole: str, graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
-    """The graphs with models called 'WHOLE-GRAPH', and states as the inputs that they are for a graph alone."""
-    return [
-        replace(graph, model=replace(as_inputs(graph.model), name=model_name(f"{whole}-{graph.key}")))
-        for graph in graphs
-    ]
+    """The graphs with models called 'WHOLE-GRAPH'."""
+    return [replace(graph, model=replace(graph.model, name=model_name(f"{whole}-{graph.key}"))) for graph in graphs]
+
+
+def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
+    """What a graph is given in each step: its inputs without its states."""
+    return step_inputs(graph.model.inputs, graph.model.states)
 
 
 def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
     """What gives each input that takes an output of a graph before it, or shares an input of the whole with one."""
     found = list[FoundConnection]()
     for index, graph in enumerate(graphs):
-        for item in graph.model.inputs:
+        for item in _steps(graph):
             key = f"{graph.key}.{item.name}"
             given = _find_giver(item, graphs[:index])
             shared = _find_shared(item, graphs[:index])
@@ -102,7 +104,7 @@ def _find_shared(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
     if not _SHARED.search(item.name):
         return None
     for graph in before:
-        for other in graph.model.inputs:
+        for other in _steps(graph):
             alike = other.dtype == item.dtype and other.shape == item.shape
             if alike and (item.name.endswith(other.name) or other.name.endswith(item.name)):
                 return graph.key, other.name
@@ -140,10 +142,14 @@ def _sections(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]
         yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
         yield f"  #   and gives {_list(graph.gives)}"
     yield ""
-    yield "golden: {data: golden.npz}    # real inputs of the whole, with which it and its graphs are proven; arrays:"
+    steps = ", sequence: sequence" if any(graph.model.states for graph in graphs) else ""
+    why = "real inputs of the whole, with which it and its graphs are proven; arrays:"
+    yield f"golden: {{data: golden.npz{steps}}}    # {why}"
     yield from (f"#   {line}" for line in _wanted(graphs, sources))
+    if steps:
+        yield "#   sequence: int64; of each sample, which is a step, the number of its sequence (docs/guides/state.md)"
     yield from _suggest_metric(graphs[-1])
-    yield "# calibration: {data: calibration.npz}   # the same arrays of other samples, for int8"
+    yield f"# calibration: {{data: calibration.npz{steps}}}   # the same arrays of other samples, for int8"
     yield "publication: {channel: candidate}"
 
 
@@ -165,7 +171,7 @@ def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[st
     """The inputs of the whole: name, type and shape, each once."""
     found = dict[str, str]()
     for graph in graphs:
-        for item in graph.model.inputs:
+        for item in _steps(graph):
             source = sources.get(f"{graph.key}.{item.name}", f"{graph.key}.{item.name}")
             if source == f"{graph.key}.{item.name}" or "." not in source:
                 found.setdefault(source, f"{source}: {item.dtype} {format_shape(item.shape)}")

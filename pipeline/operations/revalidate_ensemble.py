@@ -14,10 +14,9 @@ from enginery.registry.evidence.attestations import attest
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from pipeline.compile.ensembles.chain import ChainedGraph
-from pipeline.compile.ensembles.connections import whole_inputs
+from pipeline.compile.ensembles.connections import read_data
 from pipeline.compile.ensembles.proof import prove
 from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, report_on, request_proof
-from pipeline.compile.ensembles.samples import WholeData
 from pipeline.compile.ensembles.units import EnsembleUnit
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate import Attested, entries_of, revalidate, spec_of, why_not_here
@@ -71,7 +70,7 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
     path = folder / f"golden{Path(spec.golden.data).suffix}"
     store.fetch(digest, path)
     outputs = next(entry.outputs for entry in manifest.engines)
-    golden = WholeData(path, digest, *whole_inputs(loaded), spec.golden.labels or "")
+    golden = read_data(loaded, spec.golden, (path, digest), spec.golden.labels)
     return BuiltEnsemble(loaded, versions, chain, golden, outputs)
 
 

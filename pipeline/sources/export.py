@@ -39,7 +39,6 @@ from validation.comparison.free_running import free_running_checks, step_spreads
 from validation.comparison.sessions import expected_checks
 from validation.data.joined import Steps
 from validation.data.samples import Samples
-from validation.data.sequences import number_steps
 from validation.golden.answers import RecordedSession
 from validation.golden.golden_set import GoldenSequences, GoldenSet, freeze
 from validation.limits.budget import budgets
@@ -170,15 +169,7 @@ def _with_states(
         drawn = [*random_groups(step_inputs(request.inputs, request.states), request.dims)]
         groups = stateful.complete_random(drawn)
         return groups, stateful.sequences(None, None, drawn[: len(groups)]), labels
-    groups, places = stateful.complete(samples, order[0])
-    sequences = stateful.sequences(samples, order[0], ())
-    firsts = order[1].firsts if order[1] else np.arange(samples.count)
-    flat = [at for group in places for at in group]
-    if labels is not None:
-        parts = np.split(labels, firsts[1:])
-        labels = np.concatenate([parts[at] for at in flat])
-    numbers = number_steps(samples.count, order[0])[firsts].tolist()
-    return groups, replace(sequences, places=tuple(tuple(numbers[at] for at in group) for group in places)), labels
+    return stateful.freeze(samples, order[0], labels)
 
 
 @contextmanager

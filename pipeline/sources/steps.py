@@ -1,7 +1,7 @@
 """What a golden set of a model with state is made of: steps with the states that the model itself hands on."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -15,7 +15,7 @@ from enginery.streams import Streams
 from pipeline.sources.onnx_header import format_shape
 from validation.data.joined import BEGINS, Steps
 from validation.data.samples import Samples
-from validation.data.sequences import SequenceSamples, roll_out, split, stack
+from validation.data.sequences import SequenceSamples, number_steps, roll_out, split, stack
 from validation.golden.free_running import Roller
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 
@@ -80,6 +80,20 @@ class StateModel:
         if samples and (streams := self._side_by_side(found)):
             cases.append(self._case(SIDE_BY_SIDE, streams))
         return GoldenSequences(self.states, self.ends, GoldenSet(tuple(cases)), dim=self._dim)
+
+    def freeze(
+        self, samples: Samples, order: Array | None, labels: Array | None
+    ) -> tuple[list[dict[str, Array]], GoldenSequences, Array | None]:
+        """The golden inputs in groups, the sequences, and the labels in the order of the groups. order: as in
+        `SequenceSamples`."""
+        groups, places = self.complete(samples, order)
+        sequences = self.sequences(samples, order, ())
+        firsts = self.steps.firsts if self.steps else np.arange(samples.count)
+        if labels is not None:
+            parts = np.split(labels, firsts[1:])
+            labels = np.concatenate([parts[at] for group in places for at in group])
+        numbers = number_steps(samples.count, order)[firsts].tolist()
+        return groups, replace(sequences, places=tuple(tuple(numbers[at] for at in group) for group in places)), labels
 
     @property
     def _dim(self) -> str:

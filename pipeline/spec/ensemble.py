@@ -20,12 +20,14 @@ from enginery.core.types import Dim, Precision, TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.spec.document import is_ensemble, load_document
 from pipeline.spec.ensemble_function import EnsembleFunction
+from pipeline.spec.ensemble_states import find_state_mistakes
 from pipeline.spec.golden import MeasuredData
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.sections import Publication, SpecFile
+from pipeline.spec.sequences import EnsembleArrays
 from pipeline.spec.validation import Canary, EnsembleLimits
-from pipeline.spec.value_types import File, Loc, Mistakes, ModelName, SpecPart, VersionName
+from pipeline.spec.value_types import File, Loc, Mistakes, ModelName, VersionName
 
 _GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
@@ -41,8 +43,9 @@ def _check_graph_name(text: str) -> str:
 GraphKey = Annotated[str, AfterValidator(_check_graph_name)]
 
 
-class EnsembleData(SpecPart):
-    """Real inputs of the whole; what the later graphs get of them is computed by those before."""
+class EnsembleData(EnsembleArrays):
+    """Real inputs of the whole; what the later graphs get of them is computed by those before. Where graphs have state,
+    each sample is a step, in the order of the sequences."""
 
     data: File = Field(description="an .npz or .safetensors with an array for each input of the whole")
 
@@ -50,7 +53,7 @@ class EnsembleData(SpecPart):
 class EnsembleGolden(EnsembleData, MeasuredData):
     """Real inputs of the whole, right answers, and task metrics of its outputs."""
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"labels", "metric"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"labels", "metric", "sequence", "steps"})
 
 
 class EnsembleSpec(SpecFile):
@@ -286,6 +289,8 @@ def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
         if precision not in precisions:
             yield ("limits", precision), f"no graph has {precision}; {suggest(precision, precisions)}"
     yield from _unsuitable_graphs(loaded)
+    data = {"golden": spec.golden} | ({"calibration": spec.calibration} if spec.calibration else {})
+    yield from find_state_mistakes(graphs, spec.connections, spec.functions, data)
 
 
 def _unsuitable_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
@@ -297,8 +302,6 @@ def _unsuitable_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
         if own.model in models:
             yield loc, f"its model is called {own.model!r} too; give the whole and each graph a name of its own"
         models.append(own.model)
-        if own.state:
-            yield loc, f"{own.model} has state between calls, which an ensemble does not carry; build it alone"
         if own.golden and own.golden.labels:
             text = f"golden.labels of {own.model} do not come with the golden data of the whole"
             yield loc, f"{text}; give labels to the whole"

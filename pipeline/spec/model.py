@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, cast
 
@@ -39,15 +40,29 @@ def overrides(
     return cast("dict[str, float]", limits.model_dump(exclude_unset=True))
 
 
-def with_data(spec: ModelSpec, golden: Path, calibration: Path | None) -> ModelSpec:
-    """The spec with other golden data and, where given, other calibration data: files whose names say their content,
-    wherever they lie. How ranges are chosen, and task metrics, stay the spec's."""
-    changes: dict[str, object] = {"golden": (spec.golden or Golden(data="-")).model_copy(update={"data": golden.name})}
+@dataclass(frozen=True)
+class ComputedData:
+    """A file of samples whose name says its content. sequence, steps: as in `SequenceArrays`."""
+
+    path: Path
+    sequence: str | None = None
+    steps: Mapping[str, str] | None = None
+
+    @property
+    def keys(self) -> dict[str, object]:
+        """What a section of a spec says of it."""
+        return {"data": self.path.name, "sequence": self.sequence, "steps": dict(self.steps) if self.steps else None}
+
+
+def with_data(spec: ModelSpec, golden: ComputedData, calibration: ComputedData | None) -> ModelSpec:
+    """The spec with other golden data and, where given, other calibration data, wherever they lie. How ranges are
+    chosen, and task metrics, stay the spec's."""
+    changes: dict[str, object] = {"golden": (spec.golden or Golden(data="-")).model_copy(update=golden.keys)}
     if calibration:
         before = spec.calibration or Calibration(data="-")
-        changes["calibration"] = before.model_copy(update={"data": calibration.name, "labels": None})
+        changes["calibration"] = before.model_copy(update={**calibration.keys, "labels": None})
     changed = spec.model_copy(update=changes)
-    changed._computed = {path.name: path for path in (golden, calibration) if path}
+    changed._computed = {item.path.name: item.path for item in (golden, calibration) if item}
     return changed
 
 

@@ -37,3 +37,13 @@ class SequenceArrays(SpecPart):
     def orders(self) -> list[str]:
         """The names of these arrays."""
         return [name for name in (self.sequence, *(self.steps or {}).values()) if name]
+
+
+class EnsembleArrays(SequenceArrays):
+    """The same in data of an ensemble, whose dims are called 'GRAPH.DIM'."""
+
+    steps: dict[str, GraphName] | None = Field(
+        None,
+        description="of graphs with state: {GRAPH.DIM: ARRAY}; samples behind each other with the same number in the "
+        "array are one step, joined along the dim of the graph's inputs, such as the tokens of a prompt",
+    )

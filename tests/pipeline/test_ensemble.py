@@ -314,7 +314,7 @@ def test_what_does_not_fit_is_told_with_its_line(path: str, value: Any, told: st
     [
         ({"golden": {"data": "golden.npz", "labels": "label"}}, "golden.labels of pair-decoder do not come with"),
         ({"dims": {"batch": {"min": 9, "opt": 9, "max": 16}}}, "no size of batch suits all graphs that have it"),
-        ({"state": {"memory": {"output": "logits", "initial": 0}}}, "pair-decoder has state between calls"),
+        ({"state": {"memory": {"output": "logits", "initial": 0}}}, "is a state of pair-decoder"),
     ],
 )
 def test_a_graph_that_does_not_suit_the_whole_is_refused(part: dict[str, Any], told: str, tmp_path: Path) -> None:

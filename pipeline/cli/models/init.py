@@ -152,6 +152,8 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     texts |= {path.parent / files[graph.key]: write_graph(graph) for graph in graphs}
     _write({each: partial(_put, text=text) for each, text in texts.items()}, force)
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
+    for key, state in ((graph.key, state) for graph in graphs for state in graph.model.states):
+        say(f"  {key}.{state.input} is a state: it takes what {state.output} gave in the call before")
     for item in find_connections(graphs):
         say(f"  {item.key}: {item.source or 'FILL_IN'}: {item.why}")
     say(f"read them, write the data that golden names, then: enginery plan {path}")

@@ -9,17 +9,18 @@ from enginery.core.types import Precision, Target, TensorSpec
 from enginery.registry.manifest import Manifest
 from enginery.registry.versions.lookup import load
 from pipeline.compile.ensembles.chain import ChainedGraph
-from pipeline.compile.ensembles.connections import check_connections, whole_inputs, whole_outputs
+from pipeline.compile.ensembles.connections import check_connections, read_data, whole_outputs
 from pipeline.compile.ensembles.forecast import EnsembleForecast, ForecastEnsemble, ForecastGraph
 from pipeline.compile.ensembles.publication import BuiltEnsemble, current_engines, publish_ensemble
-from pipeline.compile.ensembles.samples import WholeData, compute_samples
+from pipeline.compile.ensembles.samples import compute_samples
 from pipeline.compile.ensembles.units import list_units
+from pipeline.compile.ensembles.whole import WholeData
 from pipeline.compile.preflight import check_files
 from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.run_context import NotOnRecord, RunContext
 from pipeline.outcome import Outcome
-from pipeline.spec.ensemble import LoadedEnsemble
-from pipeline.spec.model import ModelSpec, with_data
+from pipeline.spec.ensemble import EnsembleData, LoadedEnsemble
+from pipeline.spec.model import ComputedData, ModelSpec, with_data
 from pipeline.values import Exported
 
 
@@ -110,16 +111,17 @@ class Assembly:
         return with_data(spec, samples, observed)
 
     def _data(self) -> tuple[WholeData, WholeData | None]:
-        spec, shapes = self.loaded.spec, whole_inputs(self.loaded)
+        spec = self.loaded.spec
 
-        def of(name: str, labels: str = "") -> WholeData:
-            return WholeData(spec.file(name), digest_of_path(spec.file(name)), *shapes, labels)
+        def of(section: EnsembleData, labels: str | None = None) -> WholeData:
+            path = spec.file(section.data)
+            return read_data(self.loaded, section, (path, digest_of_path(path)), labels)
 
-        return of(spec.golden.data, spec.golden.labels or ""), of(spec.calibration.data) if spec.calibration else None
+        return of(spec.golden, spec.golden.labels), of(spec.calibration) if spec.calibration else None
 
-    def _samples(self, name: str, spec: ModelSpec, section: str, whole: WholeData) -> Path:
+    def _samples(self, name: str, spec: ModelSpec, section: str, whole: WholeData) -> ComputedData:
         sources = self.loaded.wiring()[name]
-        return compute_samples(name, section, whole, self.chain, spec.tensors(), sources, self.context, self.folder)
+        return compute_samples(name, section, whole, self.chain, spec, sources, self.context, self.folder)
 
     def _extend(self, name: str, exported: Exported) -> None:
         model, wiring = exported.model, self.loaded.wiring()[name]

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from enginery.core.ensemble import list_inputs, split_source
+from enginery.core.ensemble import list_inputs, name_dims, name_states, split_source
 from enginery.core.errors import ModelError
+from enginery.core.state import State
 from enginery.core.text import suggest
 from enginery.core.types import PLUS, Dim, TensorSpec, rename_dims
+from pipeline.compile.ensembles.whole import WholeData
 from pipeline.sources.onnx_header import HeaderTensor, format_shape, read_header
-from pipeline.spec.ensemble import LoadedEnsemble
+from pipeline.spec.ensemble import EnsembleData, LoadedEnsemble
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.value_types import Loc
 
@@ -95,6 +98,15 @@ def _mismatch(given: Tensor, taken: TensorSpec) -> str | None:
     return f"{left}, and the input is {taken.dtype} {format_shape(taken.shape)}; they must be the same"
 
 
+def read_data(
+    loaded: LoadedEnsemble, section: EnsembleData, file: tuple[Path, str], labels: str | None = None
+) -> WholeData:
+    """The data that a section of the spec names. file: where it lies, and its digest."""
+    inputs, dims = whole_inputs(loaded)
+    states = whole_states(loaded, inputs)
+    return WholeData(*file, inputs, dims, labels or "", states, section.sequence or "", section.joined)
+
+
 def whole_inputs(loaded: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[Dim, ...]]:
     """The inputs of the whole under their names, and their dims.
 
@@ -114,11 +126,22 @@ def whole_inputs(loaded: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[
     return tuple(specs), tuple(dims.values())
 
 
+def whole_states(loaded: LoadedEnsemble, inputs: Sequence[TensorSpec]) -> tuple[State, ...]:
+    """The states of all graphs as those of the whole. inputs: of the whole."""
+    found, names = list[State](), [spec.name for spec in inputs]
+    for graph, sources in loaded.wiring().items():
+        if graph in loaded.graphs:
+            dims = name_dims(loaded.tensors(graph), sources, inputs)
+            found += name_states(graph, loaded.graphs[graph].states(), sources, dims, names)
+    return tuple(found)
+
+
 def _shared_dims(loaded: LoadedEnsemble) -> dict[str, Dim]:
     """The dims of axis 0 of all graphs, those of one name with the sizes that all of them take, as far as there are."""
     found: dict[str, Dim] = {}
     for name in loaded.wiring():
-        leading = {spec.shape[0] for spec in loaded.tensors(name) if spec.shape}
+        states = loaded.graphs[name].state if name in loaded.graphs else {}
+        leading = {spec.shape[0] for spec in loaded.tensors(name) if spec.shape and spec.name not in states}
         for dim in (dim for dim in loaded.named_dims(name) if dim.name in leading):
             known = found.get(dim.name, dim)
             low, high = max(known.min, dim.min), min(known.max, dim.max)
@@ -127,8 +150,10 @@ def _shared_dims(loaded: LoadedEnsemble) -> dict[str, Dim]:
 
 
 def whole_outputs(loaded: LoadedEnsemble, outputs: Mapping[str, Sequence[TensorSpec]]) -> tuple[TensorSpec, ...]:
-    """The outputs of the whole under their names. outputs: of the exported graphs."""
+    """The outputs of the whole under their names, those among them that its states take. outputs: of the exported
+    graphs."""
     taken = set(loaded.spec.connections.values())
     every = {f"{graph}.{item.name}": item for graph, items in outputs.items() for item in items}
     names = loaded.spec.outputs or [name for name in every if name not in taken]
-    return tuple(TensorSpec(name, every[name].dtype, every[name].shape) for name in names)
+    left = [f"{graph}.{state.output}" for graph, own in loaded.graphs.items() for state in own.states()]
+    return tuple(TensorSpec(name, every[name].dtype, every[name].shape) for name in dict.fromkeys((*names, *left)))

@@ -7,7 +7,7 @@ from enginery.core.ensemble import ENSEMBLE
 from enginery.core.types import PRECISIONS, Precision, Target, TensorSpec
 from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.proof import ProveEnsemble, limits_of, metrics_of, prove
-from pipeline.compile.ensembles.samples import WholeData
+from pipeline.compile.ensembles.whole import WholeData
 from pipeline.compile.forecast import Forecast, UnitForecast
 from pipeline.compile.run_context import NotOnRecord, RunContext
 from pipeline.compile.steps.engines import build

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,9 @@ from enginery.core.types import Precision, Session, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.ensembles.chain import ChainedGraph, open_chain, tensors_of
-from pipeline.compile.ensembles.samples import LIMITS, WholeData
+from pipeline.compile.ensembles.samples import LIMITS
 from pipeline.compile.ensembles.stages import Parts, Stages, fetch_sources, unjudged
+from pipeline.compile.ensembles.whole import WholeData
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import open_session, proof_of
 from pipeline.compile.steps.keys import code_key
@@ -63,9 +64,8 @@ class ProveEnsemble:
         from enginery.ensembles import most_rows
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
-        from validation.metrics.tally import Spreads
 
-        place, spreads = open_store(context.store), Spreads()
+        place = open_store(context.store)
         with ExitStack() as stack:
             opened = dict[str, tuple[Session, int | None]]()
             for name, blob in self.engines.items():
@@ -73,8 +73,9 @@ class ProveEnsemble:
                 folder.mkdir()
                 session, request = stack.enter_context(open_session(place, blob, folder)), blob.request
                 opened[name] = session, most_rows(request.inputs, request.outputs, request.profiles)
-            golden = self._freeze(context)
-            checks = self._stages(context, opened).checks(golden, opened, spreads)
+            golden = self._freeze_steps(context) if self.whole.states else self._freeze(context)
+            proof = self._stages(context, opened).checks(golden, opened)
+            checks = proof.checks
             for name, found in opened.items():
                 with self._open(context, {name: found}) as chain:
                     alone = expected_checks("engine", chain, golden, default_budget("engine", self.precision))
@@ -83,10 +84,10 @@ class ProveEnsemble:
                 with self._open(context, opened, freely=True) as chain:
                     checks += tuple(_free_running(chain, golden, self._given))
             if not self.metrics:
-                return Proof(checks, spreads=spreads.at("engine"))
-            answers = self._answer(context)
+                return replace(proof, checks=checks)
+            answers = golden if self.whole.states else self._answer(context)
             with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, opened) as chain:
-                return proof_of(checks, chain, answers, self.metrics, "engine", spreads.at("engine"))
+                return proof_of(checks, chain, answers, self.metrics, "engine", proof.spreads, proof.free_running)
 
     def _stages(self, context: WorkerContext, opened: Parts) -> Stages:
         place, exported = open_store(context.store), {graph.name: graph.model for graph in self.graphs}
@@ -137,6 +138,21 @@ class ProveEnsemble:
         if not cases:
             raise DataError("no sample of golden.data gives each graph a row: functions between them gave none")
         return GoldenSet(tuple(cases))
+
+    def _freeze_steps(self, context: WorkerContext) -> "GoldenSet":
+        """The steps of the whole with the states that the exported graphs hand on, in groups, and its sequences; with
+        what the graphs give, and labels. Raises DataError for data that are no sequences of steps."""
+        from pipeline.sources.steps import StateModel
+        from validation.golden.golden_set import Case, GoldenSet
+
+        place, whole = open_store(context.store), self.whole
+        samples, order, steps = whole.open_steps()
+        labels = samples.column(whole.labels) if whole.labels else None
+        with open_chain(place, self.graphs, whole.inputs, self.outputs, context.workdir) as chain:
+            model = StateModel(chain.run, whole.inputs, whole.dims, whole.states, steps)
+            groups, sequences, labels = model.freeze(samples, order, labels)
+            cases = [Case(f"golden {at}", "golden", given, chain.run(given)) for at, given in enumerate(groups)]
+        return GoldenSet(tuple(cases), labels, sequences=sequences)
 
     def _answer(self, context: WorkerContext) -> "GoldenSet":
         """The data of the whole with its labels, and what graphs and functions make of it in fp32."""

@@ -17,8 +17,8 @@ from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.versions.publish import find_published, publish, published_without
 from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame, limits_of, metrics_of, prove
-from pipeline.compile.ensembles.samples import WholeData
 from pipeline.compile.ensembles.units import EnsembleUnit
+from pipeline.compile.ensembles.whole import WholeData
 from pipeline.compile.publication.draft import TOOLS
 from pipeline.compile.publication.pages import Measured, version_page
 from pipeline.compile.publication.provenance import with_provenance
@@ -103,6 +103,7 @@ def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | N
         host=describe_host(),
         versions=dict(entry.toolchain),
         spreads=tuple(spread.round_numbers() for spread in proof.spreads),
+        free_running=proof.free_running,
     )
 
 
@@ -205,4 +206,5 @@ def _result(item: JudgedEnsemble) -> EngineResult:
         checks=entry.checks,
         notes=entry.notes,
         metrics=dict(item.metrics),
+        free_running=item.report.free_running if item.report else (),
     )

@@ -9,46 +9,24 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
-from enginery.core.codec import OMIT_DEFAULT, encode
+from enginery.core.codec import OMIT_NONE, encode
 from enginery.core.ensemble import split_source
 from enginery.core.errors import DataError
-from enginery.core.types import Dim, TensorSpec
+from enginery.core.state import step_inputs
+from enginery.core.types import TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile.ensembles.chain import ChainedGraph, open_chain, tensors_of
+from pipeline.compile.ensembles.graph_steps import GraphSteps, find_graph_steps, list_rows, roll_steps
+from pipeline.compile.ensembles.whole import WholeData
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import HOST_MEMORY_MIB, code_key
-from pipeline.values import Json
 
 if TYPE_CHECKING:
     from enginery.arrays import Array
     from enginery.core.types import Tensors
-    from validation.data.samples import Samples
+    from pipeline.spec.model import ComputedData, ModelSpec
 
 LIMITS = ProcessLimits(3600, HOST_MEMORY_MIB, "give fewer samples", "run it on a machine with more memory")
-
-
-@dataclass(frozen=True)
-class WholeData:
-    """Data of the whole. path: its file.  digest: of that.  inputs, dims: of the whole.  labels: name of the array of
-    right answers; '' without one."""
-
-    path: Path
-    digest: str
-    inputs: tuple[TensorSpec, ...]
-    dims: tuple[Dim, ...]
-    labels: str = field(default="", metadata=OMIT_DEFAULT)
-
-    @property
-    def key(self) -> Json:
-        """What the key of a step holds of it: wherever it lies."""
-        labels = {"labels": self.labels} if self.labels else {}
-        return {"digest": self.digest, "inputs": encode(self.inputs), "dims": encode(self.dims), **labels}
-
-    def open(self) -> "Samples":
-        """The samples. Raises DataError where they do not suit the inputs."""
-        from validation.data.samples import Samples
-
-        return Samples.open(self.path, self.inputs, self.dims, [self.labels] if self.labels else [])
 
 
 @dataclass(frozen=True)
@@ -61,12 +39,17 @@ class ComputedSamples:
 
 @dataclass(frozen=True)
 class ComputeSamples:
-    """Run what is before a graph over the data of the whole, and keep what it takes. inputs, sources: of that graph."""
+    """Run what is before a graph over the data of the whole, and keep what it takes.
+
+    inputs, sources: of that graph, without its states.  steps: of a graph in an ensemble with state, how its samples
+    are steps; None else.
+    """
 
     whole: WholeData
     before: tuple[ChainedGraph, ...]
     inputs: tuple[TensorSpec, ...]
     sources: Mapping[str, str]
+    steps: GraphSteps | None = field(default=None, metadata=OMIT_NONE)
 
     def run(self, context: WorkerContext) -> ComputedSamples:
         """Its samples, streamed. Raises DataError for outputs that cannot be divided into samples."""
@@ -76,6 +59,17 @@ class ComputeSamples:
         samples = self.whole.open()
         # A function may give any number of rows, each of which is a sample then.
         complete = samples.complete and not _behind_functions(self.sources, self.before)
+        if self.steps is not None:
+            states = [state for state in self.whole.states if split_source(state.input, names)]
+            own, left = [state.input for state in states], [state.output for state in states]
+            outputs = [spec for spec in tensors_of(self.before) if spec.name in (*wanted, *left)]
+            others = {state.input for state in self.whole.states}.difference(own)
+            given = [spec for spec in self.whole.inputs if spec.name not in others]
+            with open_chain(place, self.before, given, outputs, context.workdir) as chain:
+                rolled = roll_steps(chain, self.whole, states)
+                rows = list_rows(rolled, self.steps, self.inputs, self.sources, complete)
+                path, count = write_samples(rows, complete, context.workdir)
+            return ComputedSamples(place.put_file(path), count)
         with open_chain(place, self.before, self.whole.inputs, outputs, context.workdir) as chain:
             runs = ((inputs, chain.run(inputs)) for inputs in samples.batches())
             rows = ({name: {**given, **held}[source] for name, source in self.sources.items()} for given, held in runs)
@@ -146,18 +140,24 @@ def compute_samples(
     section: str,
     whole: WholeData,
     before: Sequence[ChainedGraph],
-    inputs: tuple[TensorSpec, ...],
+    spec: "ModelSpec",
     sources: Mapping[str, str],
     context: RunContext,
     folder: Path,
-) -> Path:
-    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration."""
-    needed = tuple(before) if any(split_source(source, [g.name for g in before]) for source in sources.values()) else ()
-    request = ComputeSamples(whole, needed, inputs, sources)
+) -> "ComputedData":
+    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration.  spec,
+    sources: of the graph."""
+    from pipeline.spec.model import ComputedData
+
+    inputs = step_inputs(spec.tensors(), spec.states())
+    taken = {item.name: sources[item.name] for item in inputs}
+    steps = find_graph_steps(whole, bool(spec.state), inputs, taken) if whole.states else None
+    needed = tuple(before) if any(split_source(source, [g.name for g in before]) for source in taken.values()) else ()
+    request = ComputeSamples(whole, needed, inputs, taken, steps)
     key = {**encode(request), "whole": whole.key, **code_key(ComputeSamples)}
     job = Job(f"{section} data of {name}", request, context.store.uri, LIMITS)
     found = context.once("ensemble-samples", job.name, key, job, lambda value: [value.data])
     path = folder / f"{section}-{found.data[:32]}.npz"
     if not path.exists():
         context.store.fetch(found.data, path)
-    return path
+    return ComputedData(path, *(steps.arrays if steps else ()))

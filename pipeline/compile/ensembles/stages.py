@@ -3,7 +3,7 @@ exported ones, then the engines against those."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -14,13 +14,12 @@ from enginery.core.types import QUANTIZED, Precision, Session
 from enginery.registry.store.base import Store
 from pipeline.compile.steps.blobs import fetch_graph, runnable
 from pipeline.compile.steps.drift_limits import WEAK, add_notes, as_written
-from pipeline.values import EngineBlob
+from pipeline.values import EngineBlob, Proof
 
 if TYPE_CHECKING:
     from enginery.ensembles import Ensemble
-    from validation.golden.golden_set import GoldenSet
+    from validation.golden.golden_set import GoldenSequences, GoldenSet
     from validation.limits.budget import OutputLimits, Stage, StagedLimits
-    from validation.metrics.tally import Spreads
     from validation.perturbation.sessions import Perturbed
 
 # Sessions in the place of graphs, by name, each with the most rows that it takes at once.
@@ -34,7 +33,8 @@ _HALVES: Mapping[Precision, Precision] = {"fp16": "fp16", "bf16": "bf16"}
 @dataclass(frozen=True)
 class SourceGraph:
     """The graph that an engine was built from. exported: the fp32 one.  path: as it is run (`blobs.runnable`).
-    blocks: as `activation_blocks` of `with_rounding`.  most: the most rows that the engine takes at once."""
+    blocks: as `activation_blocks` of `with_rounding`.  most: the most rows that the engine takes at once.
+    scales: of states of int8, by output of the whole."""
 
     exported: Path
     path: Path
@@ -42,6 +42,7 @@ class SourceGraph:
     changed: bool
     blocks: bool
     most: int | None
+    scales: Mapping[str, float] = field(default_factory=dict)
 
 
 def fetch_sources(
@@ -57,7 +58,8 @@ def fetch_sources(
         backend = discovery.configure(request.backend, dict(request.options))
         blocks = request.precision == "int4" and backend.capabilities.rounds_activations
         changed = request.model != exported[name]
-        found[name] = SourceGraph(original, path, request.precision, changed, blocks, parts[name][1])
+        scales = {f"{name}.{state.output}": state.scale for state in request.quantized_states}
+        found[name] = SourceGraph(original, path, request.precision, changed, blocks, parts[name][1], scales)
     return found
 
 
@@ -73,24 +75,48 @@ class Stages:
     judged_by_task: bool
     workdir: Path
 
-    def checks(self, golden: "GoldenSet", engines: Parts, spreads: "Spreads") -> tuple[Check, ...]:
-        """The checks of the graphs that the engines were built from, and of the engines. golden: with what the exported
-        graphs give.  spreads: is filled with how the engines' errors spread."""
-        from validation.comparison.sessions import drift_checks, expected_checks
+    def checks(self, golden: "GoldenSet", engines: Parts) -> Proof:
+        """The checks of the graphs that the engines were built from, and of the engines; how the engines' errors
+        spread, and the drift of both along sequences. golden: with what the exported graphs give."""
+        from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
 
-        checks: tuple[Check, ...] = ()
+        found = Proof()
         with self._open_sources() as graphs, self.opens(engines) as actual:
             if any(source.changed for source in self.sources.values()):
                 with self.opens({}) as exported:
-                    checks += drift_checks("quantization", None, graphs, golden, self._graph_limits(exported, golden))
+                    found = self._compare("quantization", exported, graphs, golden)
                 whole = expected_checks("engine", actual, golden, default_budget("engine", self.precision))
-                checks += tuple(unjudged(END_TO_END, whole))
-            held = self._engine_limits(graphs, golden)
-            return checks + drift_checks("engine", graphs, actual, golden, held, spreads)
+                found = replace(found, checks=(*found.checks, *unjudged(END_TO_END, whole)))
+            judged = self._compare("engine", graphs, actual, golden)
+        drifts = *found.free_running, *judged.free_running
+        return replace(judged, checks=found.checks + judged.checks, free_running=drifts)
 
-    def _graph_limits(self, exported: Session, golden: "GoldenSet") -> "StagedLimits":
-        """The limits of the graphs that the engines were built from, as `graph_drift_limits` of one graph."""
+    def _compare(self, stage: "Stage", reference: Session, candidate: Session, golden: "GoldenSet") -> Proof:
+        """The checks of a stage: step by step with the states of the exported graphs, and of sequences, which each side
+        runs with its own states. At the stage of the graphs the golden set has the reference's answers."""
+        from validation.comparison.free_running import free_running_checks, step_spreads
+        from validation.comparison.sessions import drift_checks
+        from validation.golden.free_running import FreeRunningSession
+        from validation.metrics.along import Along
+
+        of = self._graph_limits if stage == "quantization" else self._engine_limits
+        expected = None if stage == "quantization" else reference
+        along = Along()
+        spreads = step_spreads(golden, along)
+        checks = drift_checks(stage, expected, candidate, golden, of(reference, golden), spreads)
+        if rolled := golden.sequences:
+            sides = FreeRunningSession(reference, rolled), FreeRunningSession(candidate, rolled)
+            held = of(sides[0], rolled.golden, rolled)
+            expected = None if expected is None else sides[0]
+            checks += free_running_checks(stage, expected, sides[1], rolled.golden, held, along)
+        return Proof(checks, spreads=spreads.at(stage), free_running=along.at(stage))
+
+    def _graph_limits(
+        self, exported: Session, golden: "GoldenSet", rolled: "GoldenSequences | None" = None
+    ) -> "StagedLimits":
+        """The limits of the graphs that the engines were built from, as `graph_drift_limits` of one graph. rolled: the
+        sequences that `golden` has, where sessions take whole ones."""
         from validation.limits.budget import OutputLimits, StagedLimits, budgets
 
         limits = self.limits.get("quantization", {})
@@ -98,16 +124,18 @@ class Stages:
             found = budgets("quantization", self.precision, golden.noise).override(limits)
             weak = "" if self.judged_by_task or "sqnr_db" in limits else WEAK
             return StagedLimits(OutputLimits(add_notes(found, exported, weak)))
-        looser = self._measure("quantization", exported, golden, limits)
+        looser = self._measure("quantization", exported, golden, limits, rolled)
         return StagedLimits(next(looser), looser)
 
-    def _engine_limits(self, graphs: Session, golden: "GoldenSet") -> "StagedLimits":
+    def _engine_limits(
+        self, graphs: Session, golden: "GoldenSet", rolled: "GoldenSequences | None" = None
+    ) -> "StagedLimits":
         """The limits of the engines against those graphs: those of fp32, which most keep in any precision and no fault
         does; where they do not, what honest rounding of the chain adds."""
         from validation.limits.budget import Budgets, OutputLimits, StagedLimits, default_budget
 
         limits = self.limits.get("engine", {})
-        looser = self._measure("engine", graphs, golden, limits)
+        looser = self._measure("engine", graphs, golden, limits, rolled)
         if limits:
             return StagedLimits(next(looser), looser)
         note = "" if self.precision == "fp32" else FIRST
@@ -115,16 +143,25 @@ class Stages:
         return StagedLimits(OutputLimits(first), looser)
 
     def _measure(
-        self, stage: "Stage", reference: Session, golden: "GoldenSet", limits: Mapping[str, float]
+        self,
+        stage: "Stage",
+        reference: Session,
+        golden: "GoldenSet",
+        limits: Mapping[str, float],
+        rolled: "GoldenSequences | None",
     ) -> "Iterator[OutputLimits]":
         """The limits that follow from the honest rounding of the whole chain, measured."""
-        from validation.limits.budget import OutputLimits, budgets
+        from validation.limits.budget import OutputLimits, allow_near_ties, budgets
         from validation.perturbation.honest import measure_rounding
 
         graphs = [source.path if stage == "engine" else source.exported for source in self.sources.values()]
-        perturbed = self._perturb(stage)
-        for honest in measure_rounding(graphs, perturbed, golden, reference, thorough=True):
-            found = budgets(stage, self.precision, golden.noise, honest).override(limits)
+        scales = {name: scale for source in self.sources.values() for name, scale in source.scales.items()}
+        perturbed, whole = self._perturb(stage, rolled), rolled is not None
+        for honest in measure_rounding(graphs, perturbed, golden, reference, thorough=True, whole=whole):
+            found = budgets(stage, self.precision, golden.noise, honest)
+            if stage == "engine":
+                found = allow_near_ties(found, scales, honest.drifts)
+            found = found.override(limits)
             unknown = f"honest rounding is not known: {honest.reason}" if honest.reason else ""
             yield OutputLimits(add_notes(found, reference, unknown), honest.drifts)
 
@@ -135,9 +172,10 @@ class Stages:
             yield stack.enter_context(self._open(opened))
 
     @contextmanager
-    def _perturb(self, stage: "Stage") -> "Iterator[Perturbed]":
+    def _perturb(self, stage: "Stage", rolled: "GoldenSequences | None") -> "Iterator[Perturbed]":
         """The chain with graphs that round as other kernels would. At the stage of the graphs these are the exported
-        ones, in the precision that each engine has."""
+        ones, in the precision that each engine has. rolled: the sequences that it takes whole, with its own states."""
+        from validation.golden.free_running import FreeRunningSession
         from validation.perturbation.sessions import perturb_chain, perturb_graph
 
         with ExitStack() as stack:
@@ -148,7 +186,8 @@ class Stages:
                 path, half = (source.path, None) if built else (source.exported, _HALVES.get(source.precision))
                 graph = perturb_graph(path, as_written, folder, half, source.blocks and built)
                 found[name] = stack.enter_context(graph)
-            yield stack.enter_context(perturb_chain(self._open, found))
+            chain = stack.enter_context(perturb_chain(self._open, found))
+            yield replace(chain, session=FreeRunningSession(chain.session, rolled)) if rolled else chain
 
     def _open(self, sessions: Mapping[str, Session]) -> "AbstractContextManager[Ensemble]":
         return self.opens({name: (session, self.sources[name].most) for name, session in sessions.items()})

@@ -10,6 +10,7 @@ from pipeline.spec.ensemble import load_ensemble
 from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
 from tests.pipeline.drafts.graphs import halving, value, write
+from tests.stateful_ensembles import write_stateful_ensemble
 
 
 def init(*words: object) -> int:
@@ -121,6 +122,19 @@ def test_several_graphs_are_connected_as_their_names_and_shapes_show(tmp_path: P
     assert loaded.spec.connections == {"head.memory": "encoder.hidden"}
     assert loaded.graphs["head"].source.onnx == "decoder.onnx"
     assert init(folder / "encoder.onnx", folder / "decoder.onnx", "--out", folder / "whole.yaml") == 2
+
+
+def test_states_of_several_graphs_stay_states_and_data_has_sequences(tmp_path: Path) -> None:
+    folder = write_stateful_ensemble(tmp_path / "told").parent
+    for spec in folder.glob("*.yaml"):
+        spec.unlink()
+    assert init(folder / "encoder.onnx", folder / "decoder.onnx", "--out", folder / "whole.yaml") == 0
+    loaded = load_ensemble(folder / "whole.yaml")
+    assert [(state.input, state.output) for state in loaded.graphs["decoder"].states()] == [("past", "present")]
+    assert loaded.spec.connections["decoder.memory"] == "encoder.hidden"
+    assert loaded.spec.golden.sequence == "sequence"
+    text = (folder / "whole.yaml").read_text()
+    assert "#   encoder.source: float32" in text and "decoder.past" not in text
 
 
 def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: Path) -> None:

@@ -1,0 +1,209 @@
+"""Ensembles with state, from their specs to the answers of pulled engines, step after step."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import enginery
+from builders.execution.jobs import WorkerContext
+from enginery.core.errors import DataError, EngineryError, SpecError
+from enginery.core.hardware.machine import target_named
+from enginery.core.names import parse_reference
+from enginery.registry.ensembles import pinned_engines
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
+from pipeline.canary.run import CanaryRun, run_canary
+from pipeline.cli.published import local_context
+from pipeline.compile.ensembles.publication import request_proof
+from pipeline.compile.ensembles.units import EnsembleUnit
+from pipeline.operations.revalidate_ensemble import read_ensemble, revalidate_ensemble
+from pipeline.orchestration.forecasts import foresee_spec
+from pipeline.orchestration.run import RunOptions
+from pipeline.outcome import Outcome
+from pipeline.progress import Progress
+from tests.pipeline.projects import arrays
+from tests.pipeline.test_ensemble import change, opens
+from tests.stateful_ensembles import DECODER, STEPS, TOLD, write_stateful_ensemble
+from validation.canary.replay import ReplayPace
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    folder = tmp_path_factory.mktemp("told")
+    path = write_stateful_ensemble(folder / "project")
+    return folder, enginery.build(path, registry=folder / "registry")
+
+
+def test_the_whole_is_proven_step_by_step_and_free_running(built: tuple[Path, Outcome]) -> None:
+    folder, outcome = built
+    assert {engine.precision: engine.status for engine in outcome.engines} == {"fp32": "proven", "int8": "proven"}
+    place = folder / "registry" / "models" / "told" / "versions" / "1"
+    reports = {report["precision"]: report for report in json.loads((place / "report.json").read_text())["reports"]}
+    stages = {"fp32": {"engine"}, "int8": {"quantization", "engine"}}
+    for precision, report in reports.items():
+        judged = [check for check in report["checks"] if check["name"] == "sqnr_db" and check["limit"] is not None]
+        for case in ("golden", "free running"):
+            found = {check["joint"] for check in judged if (check["case"], check["output"]) == (case, "decoder.y")}
+            assert found == stages[precision]
+        courses = {found["joint"]: found for found in report["free_running"] if found["output"] == "decoder.y"}
+        assert courses.keys() == stages[precision]
+        cases = [item["case"] for item in courses["engine"]["sequences"]]
+        assert cases == [*(f"sequence {at}" for at in range(4)), "sequences side by side"]
+        single = courses["engine"]["single_db"]  # by token; the first step has three of them
+        assert all(isinstance(level, float) or level == "inf" for level in (single[0], *single[3:]))
+    assert {found.joint for engine in outcome.engines for found in engine.free_running} == stages["int8"]
+    assert "free running" in (place / "report.html").read_text()
+
+
+def test_each_graph_is_proven_on_what_it_meets_in_use(built: tuple[Path, Outcome]) -> None:
+    """The encoder has a sample for each text, the decoder its tokens in the steps of the whole."""
+    place = built[0] / "registry" / "models"
+    golden = {
+        name: json.loads((place / f"told-{name}" / "versions" / "1" / "manifest.json").read_text())["spec"]["golden"]
+        for name in ("encoder", "decoder")
+    }
+    assert "sequence" not in golden["encoder"]
+    assert (golden["decoder"]["sequence"], golden["decoder"]["steps"]) == ("sequence number", {"tokens": "step number"})
+
+
+def test_streams_of_a_pulled_ensemble_answer_as_the_models_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    folder, _ = built
+    pulled = enginery.pull("told:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    runs = list[str]()
+
+    def counted(path: Path) -> Any:
+        run = opens(path)
+        return lambda inputs: runs.append(path.parent.name) or run(inputs)
+
+    streams = enginery.Ensemble.described(counted, pulled.description).streams()
+    encoder, decoder = (opens(folder / "project" / f"{name}.onnx") for name in ("encoder", "decoder"))
+    golden = arrays(folder / "project" / "golden.npz")
+    source = golden["encoder.source"][:: len(STEPS)][:3]
+    tokens = golden["decoder.x"].reshape(4, len(STEPS), 8)[:3]
+    memory, past = encoder({"source": source})["hidden"], np.zeros((3, 0, 8), np.float32)
+    streams.hold({"encoder.source": source})
+    for begin, end in ((0, 3), (3, 4), (4, 5), (5, 6)):
+        x = tokens[:, begin:end]
+        wanted = decoder({"x": x, "memory": memory, "past": past})
+        past = wanted["present"]
+        np.testing.assert_allclose(streams.run({"decoder.x": x})["decoder.y"], wanted["y"], atol=1e-5)
+    assert runs == ["encoder", *["decoder"] * 4]
+    streams.keep([2, 0])
+    wanted = decoder({"x": x[[2, 0]], "memory": memory[[2, 0]], "past": past[[2, 0]]})
+    np.testing.assert_allclose(streams.run({"decoder.x": x[[2, 0]]})["decoder.y"], wanted["y"], atol=1e-5)
+    streams.run({"decoder.x": x[[2, 0]]})
+    with pytest.raises(DataError, match=r"state 'decoder\.past' has come to decoder\.length=9, and the model takes at"):
+        for _ in range(3):
+            streams.run({"decoder.x": x[[2, 0]]})
+
+
+def test_a_second_run_and_a_plan_find_everything_on_record(built: tuple[Path, Outcome]) -> None:
+    folder, _ = built
+    path, registry = folder / "project" / "told.yaml", folder / "registry"
+    assert enginery.build(path, registry=registry).cached
+    found = foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export=True)
+    assert [unit.action for unit in found.units] == ["cached", "cached"]
+
+
+def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome]) -> None:
+    store = open_store(str(built[0] / "registry"))
+    with local_context(store, quiet=True) as context:
+        found = [item.verdict for item in revalidate_ensemble(load(store, "told", "1"), context)]
+    assert found == ["proven", "proven"]
+
+
+def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    """The decoder's engine gives a cache that is two percent off: its other output shows that in later steps."""
+    store = open_store(str(built[0] / "registry"))
+    manifest = load(store, "told", "1")
+    entry = next(entry for entry in manifest.engines if entry.precision == "fp32")
+    for name in ("read", "work"):
+        (tmp_path / name).mkdir()
+    engines = {graph.name: engine for graph, _, engine in pinned_engines(store, manifest, entry)}
+    whole = read_ensemble(manifest, store, tmp_path / "read")
+    request = request_proof(EnsembleUnit(entry.hardware, "fp32", engines, {}), whole)
+    blob = request.engines["decoder"]
+    store.fetch(blob.digest, tmp_path / "engine.onnx")
+    model = onnx.load(tmp_path / "engine.onnx")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1.02), "factor"))
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["right" if name == "present" else name for name in names]
+    model.graph.node.append(onnx.helper.make_node("Mul", ["right", "factor"], ["present"]))
+    onnx.save(model, tmp_path / "engine.onnx")
+    wrong = replace(blob, digest=store.put_file(tmp_path / "engine.onnx"))
+    proof = replace(request, engines={**request.engines, "decoder": wrong}).run(
+        WorkerContext(tmp_path / "work", store.uri)
+    )
+    found = {check.case: check for check in proof.checks if (check.output, check.name) == ("decoder.y", "sqnr_db")}
+    assert found["golden"].passed
+    assert not found["free running"].passed and (found["free running"].value or 99) < 60
+
+
+def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(
+    built: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    registry, reference = str(built[0] / "registry"), parse_reference("told@1")
+    pulled = enginery.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
+    streams = enginery.Ensemble.described(opens, pulled.description).streams()
+    golden = arrays(built[0] / "project" / "golden.npz")
+    with enginery.Recorder(tmp_path / "bare.jsonl") as bare, enginery.Recorder(tmp_path / "whole.jsonl") as whole:
+        for index in range(6):
+            step = {name: golden[name][index][None] for name in ("encoder.source", "decoder.x")}
+            bare.append(step, at=1.0 + index / 100)
+            whole.append(streams.complete(step), at=1.0 + index / 100)
+            streams.run(step)
+
+    def run(traffic: str) -> str:
+        out, pace = tmp_path / "out", ReplayPace(in_flight=1, warmup=2)
+        wanted = CanaryRun(reference, reference, target_named("cpu"), tmp_path / traffic, out, "fp32", pace)
+        return run_canary(open_store(registry), wanted, lambda _: None).report.verdict
+
+    with pytest.raises(DataError, match=r"'decoder\.past' is a state: record each step with the states"):
+        run("bare.jsonl")
+    assert run("whole.jsonl") == "INSUFFICIENT", "6 steps are few"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("golden/sequence", "gone", "no array 'gone'"),
+        ("golden/sequence", "decoder.x", "array 'decoder.x' is an input of the whole"),
+        ("golden/steps", {"tokens": "step"}, "and 'tokens' is none; known: decoder.tokens"),
+        ("golden/steps", {"decoder.length": "step"}, "and 'decoder.length' is none"),
+        ("connections/decoder.past", "begun", "'past' is a state of told-decoder, which takes what its own 'present'"),
+        (
+            "functions",
+            {"f": {"function": "reader.py:crop", "inputs": {"a": {"shape": [1]}}, "outputs": {"b": {"shape": ["n"]}}}},
+            "'decoder' has state, and functions are not run along sequences",
+        ),
+    ],
+)
+def test_what_state_does_not_allow_is_told(path: str, value: Any, told: str, tmp_path: Path) -> None:
+    spec = change(TOLD, path, value)
+    if path == "functions":
+        spec = change(spec, "connections/f.a", "begun")
+    written = write_stateful_ensemble(tmp_path / "project", spec)
+    (written.parent / "reader.py").write_text("def crop(a):\n    return {'b': a}\n")
+    with pytest.raises(EngineryError) as raised:
+        enginery.build(written, registry=tmp_path / "registry")
+    assert told in str(raised.value)
+    assert not (tmp_path / "registry" / "models").exists()
+
+
+def test_sequences_without_a_state_and_a_sampler_beside_one_are_refused(tmp_path: Path) -> None:
+    stateless = {key: value for key, value in DECODER.items() if key != "state"}
+    stateless["dims"] = {**DECODER["dims"], "length": {"min": 1, "opt": 4, "max": 8}}
+    written = write_stateful_ensemble(tmp_path / "none", decoder=stateless)
+    with pytest.raises(SpecError, match=r"golden\.sequence is for ensembles with state, and no graph has one"):
+        enginery.build(written, registry=tmp_path / "registry")
+    ids = {**DECODER["inputs"], "ids": {"dtype": "int64", "shape": ["batch", "tokens"]}}
+    sampled = {**DECODER, "inputs": ids, "sampling": {"ids": "ids", "logits": "y"}}
+    written = write_stateful_ensemble(tmp_path / "sampled", decoder=sampled)
+    with pytest.raises(SpecError, match="told-decoder has state and samples in its graph"):
+        enginery.build(written, registry=tmp_path / "registry")
