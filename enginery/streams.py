@@ -72,9 +72,9 @@ class Streams:
         return answer
 
     def complete(self, inputs: Tensors) -> dict[str, Array]:
-        """The inputs of the next step with the states. Raises DataError for a state among the inputs, for another number
-        of rows than there are streams, for a state that has outgrown its bound, and for a step that would write outside
-        of one's places."""
+        """The inputs of the next step with the states. Raises DataError for a state among the inputs, another number of
+        rows than there are streams, a state that has outgrown its bound, and a step that would write outside of one's
+        places."""
         if not self._initial.keys().isdisjoint(inputs):
             name = next(name for name in inputs if name in self._initial)
             raise DataError(
