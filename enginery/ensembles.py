@@ -62,8 +62,11 @@ def most_rows(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()
 ) -> int | None:
     """The most rows that a call of a graph takes; None where axis 0 is not one and the same dim of all inputs, or one
-    of an output has a fixed size. Of a graph without profiles, which takes any number, as many as memory holds."""
-    leading = {spec.shape[0] if spec.shape else 1 for spec in inputs}
+    of an output has a fixed size. Of a graph without profiles, which takes any number, as many as memory holds. One
+    whose inputs and outputs all have an axis 0 of size 1 takes 1."""
+    leading = {spec.shape[0] if spec.shape else 0 for spec in inputs}
+    if outputs and leading | {spec.shape[0] if spec.shape else 0 for spec in outputs} == {1}:
+        return 1
     fixed = not outputs or any(not spec.shape or isinstance(spec.shape[0], int) for spec in outputs)
     if len(leading) != 1 or fixed or isinstance(next(iter(leading)), int):
         return None
@@ -189,7 +192,7 @@ class Ensemble(Session):
         found, new = Answers(), set(inputs) - set(same)
         for name, graph in self._graphs.items():
             rests = name in answers and not new.intersection(graph.sources.values())
-            answer = answers[name] if rests else graph.answer(feed(graph, inputs, held, list(found)))
+            answer = answers[name] if rests else _answer(name, graph, feed(graph, inputs, held, list(found)))
             given = {f"{name}.{output}": value for output, value in answer.items()}
             held |= {source: np.asarray(value) for source, value in given.items() if source in self._wanted}
             found[name] = answer
@@ -238,6 +241,16 @@ def _open_graph(
     profiles = [decode(item, ShapeProfile) for item in field(engine, "profiles", many(mapping))]
     run = opens(folder / field(engine, "file", text))
     return EnsembleGraph(run, inputs, sources, outputs, most_rows(inputs, outputs, profiles))
+
+
+def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:
+    """What a graph gives. Raises DataError that names it."""
+    try:
+        return graph.answer(inputs)
+    except DataError as error:
+        if repr(name) in str(error):
+            raise
+        raise DataError(f"{name!r}: {error}") from error
 
 
 def feed(graph: EnsembleGraph, inputs: Tensors, held: Tensors, before: Sequence[str]) -> dict[str, Array]:

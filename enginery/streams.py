@@ -72,8 +72,14 @@ class Streams:
         return answer
 
     def complete(self, inputs: Tensors) -> dict[str, Array]:
-        """The inputs of the next step with the states. Raises DataError for another number of rows than there are
-        streams, for a state that has outgrown its bound, and for a step that would write outside of one's places."""
+        """The inputs of the next step with the states. Raises DataError for a state among the inputs, another number of
+        rows than there are streams, a state that has outgrown its bound, and a step that would write outside of one's
+        places."""
+        if not self._initial.keys().isdisjoint(inputs):
+            name = next(name for name in inputs if name in self._initial)
+            raise DataError(
+                f"{name!r} is a state, which goes on from step to step by itself; leave it out of the inputs"
+            )
         whole = self._whole(inputs)
         for state, places, shape in self._places:
             self._check_places(whole, state.input, places, shape)
@@ -128,18 +134,28 @@ class Streams:
             raise DataError(f"the answer has no output {error}, which an input of the next call takes") from error
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Begin anew: the streams of these rows, or all of them, then also with another number of streams."""
+        """Begin anew: the streams of these rows, or all of them, then also with another number of streams. Raises
+        DataError for a row that there is not."""
         if rows is None:
             self._held = {}
+        self._check_streams(() if rows is None else rows)
         for spec in self._specs if self._held else ():
             held = np.array(self._held[spec.name])
             held[(slice(None),) * self._axis(spec) + (list(rows or ()),)] = self._initial[spec.name]
             self._held[spec.name] = held
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with the streams of these rows alone, in this order; a row may come twice."""
+        """Go on with the streams of these rows alone, in this order; a row may come twice. Raises DataError for a row
+        that there is not."""
+        self._check_streams(rows)
         for spec in self._specs if self._held else ():
             self._held[spec.name] = np.take(self._held[spec.name], list(rows), self._axis(spec))
+
+    def _check_streams(self, rows: Sequence[int]) -> None:
+        for spec in self._specs if len(rows) and self._held else ():
+            count = self._held[spec.name].shape[self._axis(spec)]
+            if wrong := [row for row in rows if not 0 <= row < count]:
+                raise DataError(f"there is no stream in row {wrong[0]}: there are {count}, in rows 0 to {count - 1}")
 
     def _axis(self, spec: TensorSpec) -> int:
         """The axis along which a state has a row for each stream. Raises DataError for one that has none."""

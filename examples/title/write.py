@@ -1,6 +1,7 @@
 """Titles what an agent did, with the pulled version: `python write.py "intent: ..."`, after `enginery build`."""
 
 import argparse
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,11 @@ import enginery
 
 def opens(path):
     """A function that runs an engine's file."""
-    session = onnxruntime.InferenceSession(path)
+    options = onnxruntime.SessionOptions()
+    described = json.loads(path.with_suffix(".json").read_text())
+    for name, value in described.get("session_options_without_vnni", {}).items():
+        options.add_session_config_entry(name, value)  # int8 is exact on every CPU with it
+    session = onnxruntime.InferenceSession(path, options)
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
 

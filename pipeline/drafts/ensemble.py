@@ -75,6 +75,13 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
     return found
 
 
+def find_unconnected(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
+    """The graphs of which nothing shows what they take from others, or give to them."""
+    sources = {item.key: item.source for item in find_connections(graphs) if item.source}
+    reached = {text.partition(".")[0] for pair in sources.items() for text in pair}
+    return [graph for graph in graphs if graph.key not in reached]
+
+
 def _find_giver(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str | None, str] | None:
     """The output that an input takes, with the reason; None as the source where several could be it."""
     fitting = [(graph.key, out) for graph in before for out in graph.gives if _fits(out, item)]
@@ -137,8 +144,7 @@ def _sections(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]
         else:
             yield f"  {quote(item.key)}: {quote(item.source)}   # {item.why}"
     sources = {item.key: item.source for item in connections if item.source}
-    reached = {text.partition(".")[0] for pair in sources.items() for text in pair}
-    for graph in (graph for graph in graphs if graph.key not in reached):
+    for graph in find_unconnected(graphs):
         yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
         yield f"  #   and gives {_list(graph.gives)}"
     yield ""

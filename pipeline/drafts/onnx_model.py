@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from enginery.core.errors import ModelError
+from enginery.core.state import without_states
 from enginery.core.types import TensorSpec
 from pipeline.drafts.fixed_axes import fixed_axes
 from pipeline.drafts.found import FoundModel, model_name, name_axes
@@ -69,15 +70,17 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
-    """The task metric that the shapes of these outputs make evident; empty where nothing is known of them."""
+    """The task metric that the shapes of these outputs make evident, of what a caller gives and gets; empty where
+    nothing is known of them."""
     given = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in given]
     found = [value for value in model.graph.output if value.name in outputs]
     if any(map(_is_unranked, (*inputs, *found))):
         return {}
-    chosen = suggest_metric(
-        [spec_of(value, "input") for value in inputs], [spec_of(value, "output") for value in found]
-    )
+    takes, gives = [spec_of(value, "input") for value in inputs], [spec_of(value, "output") for value in found]
+    states = find_states(takes, gives)
+    handed_on = {state.output for state in states}
+    chosen = suggest_metric(without_states(takes, states), [spec for spec in gives if spec.name not in handed_on])
     if chosen and any(node.op_type == "NonMaxSuppression" for node in all_nodes(model)):
         # Boxes of nearly equal scores change places, and others are selected, with any rounding.
         chosen["decides"] = ["fp32", "fp16", "int8"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from enginery.core import ensemble as core
 from enginery.core.ensemble import order_nodes, split_source
@@ -82,6 +82,13 @@ class EnsembleSpec(SpecFile):
     limits: dict[Precision, EnsembleLimits] = Field({}, description="of the drift of the whole, by stage")
     canary: Canary = Canary()
     publication: Publication = Publication()
+
+    @field_validator("connections", mode="before")
+    @classmethod
+    def _filled_in(cls, connections: object) -> object:
+        if connections is None:
+            raise ValueError("nothing is filled in; write a line for each input of a graph that takes another's output")
+        return connections
 
     def named_files(self) -> Iterator[tuple[Loc, str]]:
         """(key, path relative to the folder) of each file that the spec names."""

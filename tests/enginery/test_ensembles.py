@@ -13,6 +13,8 @@ from enginery.ensembles import Ensemble, EnsembleGraph, most_rows
 
 X, Y = TensorSpec("x", "float32", ("n",)), TensorSpec("second.y", "float32", ("n",))
 
+ROW = TensorSpec("row", "float32", (1, 4))
+
 
 def ensemble(taken: str = "float32") -> Ensemble:
     first = EnsembleGraph(lambda given: {"h": given["x"] + 1, "unused": given["x"]}, [X], {"x": "x"})
@@ -102,11 +104,30 @@ def test_the_most_rows_are_those_of_the_greatest_profile() -> None:
     for inputs, outputs in (
         ([X, TensorSpec("z", "float32", ("m",))], [Y]),
         ([TensorSpec("x", "float32", (4,))], [Y]),
+        ([ROW, X], [ROW]),
+        ([ROW], [ROW, TensorSpec("y", "float32", ())]),
+        ([ROW, TensorSpec("scale", "float32", ())], [ROW]),
         ([X], [TensorSpec("y", "float32", ())]),
         ([X], [TensorSpec("y", "float32", (1,))]),
         ([X], []),
     ):
         assert most_rows(inputs, outputs, profiles) is None
+
+
+def test_a_graph_of_one_row_is_run_for_each() -> None:
+    assert most_rows([ROW], [ROW]) == 1
+    calls: list[int] = []
+    assert taking(most_rows([ROW], [ROW]), calls, ROW).answer({"x": np.arange(3)})["row"].tolist() == [0, 2, 4]
+    assert calls == [1, 1, 1]
+
+
+def test_what_a_graph_refuses_is_told_with_its_name() -> None:
+    def refuse(given: Tensors) -> Tensors:
+        raise DataError("input 'x' has size 3 on axis 0; the model needs (4,)")
+
+    whole = Ensemble({"first": EnsembleGraph(refuse, [X], {"x": "x"})}, [X], [Y])
+    with pytest.raises(DataError, match=r"'first': input 'x' has size 3"):
+        whole.run({"x": np.ones(3)})
 
 
 def test_graphs_can_be_run_one_by_one() -> None:

@@ -66,6 +66,26 @@ def test_another_number_of_rows_than_streams_is_refused_with_the_remedy():
         streams.run(rows(1, 2))
 
 
+@pytest.mark.parametrize("row", [3, -1])
+def test_a_row_without_a_stream_is_told(row):
+    streams = Streams(add, INPUTS, STATES)
+    streams.reset([row])
+    streams.run(rows(1, 2, 3))
+    for change in (streams.reset, streams.keep):
+        with pytest.raises(DataError, match=f"there is no stream in row {row}: there are 3, in rows 0 to 2"):
+            change([0, row])
+    assert len(streams.run(rows(1, 2, 3))["y"]) == 3
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_state_among_the_inputs_is_refused_and_not_left_out(steps):
+    streams = Streams(add, INPUTS, STATES)
+    for _ in range(steps):
+        streams.run(rows(1))
+    with pytest.raises(DataError, match="'h' is a state, which goes on from step to step by itself; leave it out"):
+        streams.run({**rows(1), "h": np.ones((1, 1, 2), np.float32)})
+
+
 def test_a_call_that_fails_leaves_the_states_as_they_were():
     def sometimes(inputs):
         if inputs["x"][0, 0] < 0:

@@ -309,6 +309,14 @@ def test_what_does_not_fit_is_told_with_its_line(path: str, value: Any, told: st
     assert not (tmp_path / "registry" / "models").exists()
 
 
+def test_connections_that_nobody_filled_in_are_told(tmp_path: Path) -> None:
+    written = write_ensemble(tmp_path / "project", {**PAIR, "connections": None})
+    with pytest.raises(
+        SpecError, match="connections: null: nothing is filled in; write a line for each input of a graph"
+    ):
+        enginery.build(written, registry=tmp_path / "registry")
+
+
 @pytest.mark.parametrize(
     ("part", "told"),
     [

@@ -27,7 +27,7 @@ def test_a_model_of_an_old_opset_is_named_as_the_user_has_it(project: Project) -
 def test_a_wrong_name_in_golden_data_is_said_with_both_names(project: Project) -> None:
     data = arrays(project.folder / "golden.npz")
     np.savez(project.folder / "golden.npz", z=data["x"], label=data["label"])
-    assert "golden.npz has no array 'x': it holds z, label; the model wants x, and of labels label; " in said(project)
+    assert "golden.npz has no array 'x': it holds z, label; the model wants x, and beside them label; " in said(project)
 
 
 def test_a_wrong_name_of_an_input_in_the_spec_is_no_fault_of_the_data(project: Project) -> None:

@@ -326,7 +326,7 @@ def _wrong_names(
     found: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
 ) -> Iterator[str]:
     """Arrays that are missing, and those that nothing asks for."""
-    beside = f", and of labels {', '.join(extra)}" if extra else ""
+    beside = f", and beside them {', '.join(extra)}" if extra else ""
     both = f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(spec.name for spec in inputs)}{beside}"
     wanted = [*(spec.name for spec in inputs), *extra]
     if list(found) == [""]:

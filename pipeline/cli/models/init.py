@@ -123,6 +123,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
         FoundGraph,
         check_unknown,
         find_connections,
+        find_unconnected,
         graph_key,
         name_graphs,
         write_ensemble,
@@ -156,6 +157,8 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
         say(f"  {key}.{state.input} is a state: it takes what {state.output} gave in the call before")
     for item in find_connections(graphs):
         say(f"  {item.key}: {item.source or 'FILL_IN'}: {item.why}")
+    for graph in find_unconnected(graphs):
+        say(f"  {graph.key}: FILL_IN: nothing shows what connects it")
     say(f"read them, write the data that golden names, then: enginery plan {path}")
 
 

@@ -137,6 +137,29 @@ def test_states_of_several_graphs_stay_states_and_data_has_sequences(tmp_path: P
     assert "#   encoder.source: float32" in text and "decoder.past" not in text
 
 
+def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_ensemble(tmp_path / "pair").parent
+    for spec in folder.glob("*.yaml"):
+        spec.unlink()
+    assert init(folder / "encoder.onnx", f"other={folder / 'encoder.onnx'}", "--out", folder / "whole.yaml") == 0
+    said = capsys.readouterr().err
+    assert all(f"{name}: FILL_IN: nothing shows what connects it" in said for name in ("encoder", "other"))
+
+
+def test_what_a_state_looks_like_proposes_no_metric(tmp_path: Path) -> None:
+    graph = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        enhancer (float[batch, 128] hop, float[batch, 2, 2, 9] cache) => (float[batch, 128] clean,
+                                                                          float[batch, 2, 2, 9] cache_out) {
+            clean = Abs(hop)
+            cache_out = Abs(cache)
+        }
+    """)
+    onnx.save(graph, tmp_path / "enhancer.onnx")
+    assert init(tmp_path / "enhancer.onnx") == 0
+    assert "metric" not in (tmp_path / "enhancer.yaml").read_text()
+
+
 def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: Path) -> None:
     tokens = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>
