@@ -43,7 +43,7 @@ def uniforms(seed: int, count: int) -> Array:
 def sample(
     logits: Array, settings: SamplingSettings, uniform: float, seen: Array, allowed: Array, candidates: int
 ) -> int:
-    """The token that a row of logits [vocabulary] gives, in float64; -1 where none is allowed, or a logit of those is no
+    """The token that a row of logits [vocabulary] gives, in float64; -1 where none is allowed or a logit of those is no
     number.
 
     seen: of each token, whether it was read.  allowed: whether it may be drawn.  candidates: as in `Sampling`.
