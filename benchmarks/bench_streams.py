@@ -20,7 +20,8 @@ from enginery.core.sampling import GREEDY, SamplingSettings, as_built, sampling_
 from enginery.core.state import State
 from enginery.core.types import Tensors
 from enginery.decoders import Decoder
-from enginery.generation import Generator, Prompt
+from enginery.generation import Generator
+from enginery.prompts import Prompt
 from enginery.sampling import first_inputs, settings_inputs
 from enginery.streams import Streams
 from pipeline.spec.model import ModelSpec, load_spec

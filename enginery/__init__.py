@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from enginery.compile_caches.warm_start import warm_start
     from enginery.core.sampling import SamplingSettings
     from enginery.ensembles import Ensemble
-    from enginery.generation import Generator, Prompt
+    from enginery.generation import Generator
     from enginery.grammars import Grammar
+    from enginery.prompts import Prompt
     from enginery.recording.recorder import ObservationLog, Recorder
     from enginery.streams import Streams
     from enginery.user_code.calling import load_function
@@ -60,7 +61,7 @@ _HOMES = {
     "Generator": "enginery.generation",
     "Grammar": "enginery.grammars",
     "ObservationLog": "enginery.recording.recorder",
-    "Prompt": "enginery.generation",
+    "Prompt": "enginery.prompts",
     "Recorder": "enginery.recording.recorder",
     "SamplingSettings": "enginery.core.sampling",
     "Streams": "enginery.streams",

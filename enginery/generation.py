@@ -6,15 +6,16 @@ An engine with a sampler draws in its graph; of one without, the logits are draw
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from enginery.arrays import Array, dtype_of
 from enginery.core.errors import DataError
-from enginery.core.sampling import GREEDY, SEEN, SamplingSettings
+from enginery.core.sampling import SEEN
 from enginery.core.types import Tensors
 from enginery.decoders import Decoder, read_decoder
+from enginery.prompts import Prompt, TokenConstraint, check_prompt
 from enginery.sampling import first_inputs, sample, settings_inputs, uniforms
 from enginery.streams import Streams
 
@@ -23,43 +24,6 @@ if TYPE_CHECKING:
 
 # Numbers that are made of a seed at a time.
 _BLOCK = 256
-
-
-class TokenConstraint(Protocol):
-    """What may follow in one answer, such as what a grammar has."""
-
-    def allowed(self) -> Array | None:
-        """Of each token, whether it may come next, bool [vocabulary]; None where the answer is complete."""
-        ...
-
-    def take(self, token: int) -> None:
-        """Go on behind this token."""
-        ...
-
-
-class Constraint(Protocol):
-    """What answers must keep, such as `enginery.Grammar`."""
-
-    def begin(self, vocabulary: int) -> TokenConstraint:
-        """A constraint of one answer, for logits of this width. Raises DataError where it has no token to begin with,
-        or is of another vocabulary."""
-        ...
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What a generator answers. tokens: ids, at least one.  most: tokens of the answer; default: until the cache is
-    full.  seed: of the numbers that tokens are drawn by.  stop: tokens that end the answer, as its last one.
-
-    constraint: what the answer must keep; one that `most` cuts off is not complete (`Grammar.is_kept_by`).
-    """
-
-    tokens: Sequence[int]
-    settings: SamplingSettings = GREEDY
-    most: int | None = None
-    seed: int = 0
-    stop: Collection[int] = ()
-    constraint: Constraint | None = None
 
 
 @dataclass
@@ -154,8 +118,8 @@ class Generator:
         different lengths: shorter ones are answered while the others are read. More prompts than the engine takes rows
         are answered one batch after the other.
         Raises DataError, before anything runs, for settings that draw nothing, a prompt without tokens, with unknown
-        ones, or that passes the cache's bound with its answer, and for a constraint that no token can begin or that is
-        of another vocabulary; then for an answer that no token can continue.
+        ones, with no seed, or that passes the cache's bound with its answer, and for a constraint that no token can
+        begin or that is of another vocabulary; then for an answer that no token can continue.
         """
         answers = [
             _Answer(index, prompt, self._check(index, prompt), self._begin(index, prompt))
@@ -167,12 +131,8 @@ class Generator:
 
     def _check(self, index: int, prompt: Prompt) -> int:
         """The most tokens of an answer. Raises DataError for a prompt that cannot be answered so."""
-        _check_settings(prompt.settings, index)
-        tokens, vocabulary, bound = prompt.tokens, self.decoder.sampling.vocabulary, self.decoder.bound
-        if not len(tokens):
-            raise DataError(f"prompt {index} has no token; give at least one, such as that of a line's beginning")
-        if wrong := [token for token in tokens if not 0 <= token < vocabulary]:
-            raise DataError(f"prompt {index} has token {wrong[0]}; the vocabulary has 0 to {vocabulary - 1}")
+        check_prompt(prompt, index, self.decoder.sampling.vocabulary)
+        tokens, bound = prompt.tokens, self.decoder.bound
         if bound is None:
             if prompt.most is None:
                 raise DataError(f"prompt {index}: nothing bounds its answer; give `most`, the number of its tokens")
@@ -282,17 +242,3 @@ class _Step:
         count, hows = self._decoder.sampling.candidates, [answer.prompt.settings for answer in self._answers]
         rows = zip(last, hows, uniform, self._seen, allowed, strict=True)
         return [sample(row, how, float(by), seen, may, count) for row, how, by, seen, may in rows]
-
-
-def _check_settings(settings: SamplingSettings, index: int) -> None:
-    """Raise DataError for settings that draw nothing."""
-    wrong = {
-        "temperature": settings.temperature >= 0,
-        "top_k": settings.top_k >= 0,
-        "top_p": 0 <= settings.top_p <= 1,
-        "repetition_penalty": settings.repetition_penalty > 0,
-    }
-    for name, right in wrong.items():
-        if not right:
-            least = "above 0" if name == "repetition_penalty" else "from 0 to 1" if name == "top_p" else "0 or more"
-            raise DataError(f"prompt {index}: {name} is {getattr(settings, name)}; it must be {least}")

@@ -43,7 +43,8 @@ def uniforms(seed: int, count: int) -> Array:
 def sample(
     logits: Array, settings: SamplingSettings, uniform: float, seen: Array, allowed: Array, candidates: int
 ) -> int:
-    """The token that a row of logits [vocabulary] gives, in float64; -1 where none is allowed.
+    """The token that a row of logits [vocabulary] gives, in float64; -1 where none is allowed or a logit of those is no
+    number.
 
     seen: of each token, whether it was read.  allowed: whether it may be drawn.  candidates: as in `Sampling`.
     """
@@ -53,13 +54,14 @@ def sample(
     scores = np.where(allowed, scores, _LOWEST)
     order: Array = np.argsort(-scores, kind="stable")[:candidates]
     best = scores[order[0]]
-    if not best > _LOWEST:
+    if np.isnan(scores).any() or not best > _LOWEST:
         return -1
-    if settings.temperature <= 0:
+    temperature = float(np.float32(settings.temperature))
+    if temperature <= 0:
         return int(order[0])
     order = order[: settings.top_k] if settings.top_k > 0 else order
     order = order[np.flatnonzero(scores[order] > _LOWEST)]
-    weights = np.exp((scores[order] - best) / float(np.float32(settings.temperature)))
+    weights = np.exp((scores[order] - best) / temperature)
     if settings.top_p < 1:
         before = (np.cumsum(weights) - weights) / weights.sum()
         weights = weights[: max(1, int(np.count_nonzero(before < np.float32(settings.top_p))))]

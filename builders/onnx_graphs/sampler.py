@@ -11,7 +11,8 @@ its warpers (transformers, generation/utils.py, `_get_logits_processor`):
 5. top-p (Holtzman et al., 2020, arXiv:1904.09751): the fewest of the likeliest whose share of what top-k left is p.
 
 Then the first token at which the sum of probabilities passes `uniform` times their total: the inverse of their
-cumulative distribution. -1 where no token is allowed, or the logits are no numbers.
+cumulative distribution. -1 where no token is allowed, or a logit of one that is allowed is no number: such a one is
+found by no comparison, wherever TopK puts it.
 
 Only so many candidates are sorted as the spec says, so that they bound top_k too: TensorRT's TopK takes at most 3840.
 """
@@ -30,7 +31,7 @@ _PREFIX = f"{DOMAIN}/Sample/"
 # `lowest` is the least number of float32, which models write in the place of minus infinity.
 _BODY = """
 <opset_import: ["" : 17], domain: "enginery">
-Sample (logits, ids, seen, temperature, top_k, top_p, repetition_penalty, uniform, allowed, ranks, count)
+Sample (logits, ids, seen, temperature, top_k, top_p, repetition_penalty, uniform, allowed, ranks, count, width)
     => (token, seen_next)
 {
     scores = Cast <to = 1> (logits)
@@ -103,7 +104,12 @@ Sample (logits, ids, seen, temperature, top_k, top_p, repetition_penalty, unifor
     chosen = Where (greedily, zero, inside)
     index = Cast <to = 7> (chosen)
     found = GatherElements <axis = 1> (tokens, index)
-    sound = Greater (best, lowest)
+    below_best = LessOrEqual (open, best)
+    comparable = Cast <to = 1> (below_best)
+    numbers = ReduceSum <keepdims = 1> (comparable, rows)
+    all_numbers = GreaterOrEqual (numbers, width)
+    possible_best = Greater (best, lowest)
+    sound = And (possible_best, all_numbers)
     missing = Constant <value = int64[1] {-1}> ()
     tokens_or_none = Where (sound, found, missing)
     token = Squeeze (tokens_or_none, rows)
@@ -129,7 +135,11 @@ def append_sampler(model: ModelProto, sampling: Sampling) -> None:
     graph.input.extend(_value(spec) for spec in added)
     graph.output.extend(_value(spec) for spec in sampling_outputs(sampling, batch))
     count = min(sampling.candidates, sampling.vocabulary)
-    constants = {"ranks": np.arange(count, dtype=np.float32)[None], "count": np.array([count])}
+    constants = {
+        "ranks": np.arange(count, dtype=np.float32)[None],
+        "count": np.array([count]),
+        "width": np.array(sampling.vocabulary, np.float32),
+    }
     graph.initializer.extend(numpy_helper.from_array(array, _PREFIX + name) for name, array in constants.items())
     given = {"logits": last, "ids": sampling.ids, "token": sampling.token, SEEN_NEXT: SEEN_NEXT}
     given |= {spec.name: spec.name for spec in added}

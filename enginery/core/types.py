@@ -196,7 +196,7 @@ class Sampling:
     token: str
     vocabulary: int
     candidates: int
-    revision: int = 1
+    revision: int = 2
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import enginery
+from enginery.core.errors import EngineryError
 
 
 def pull(registry: str, precision: str, dest: str) -> enginery.Generator:
@@ -14,7 +15,7 @@ def pull(registry: str, precision: str, dest: str) -> enginery.Generator:
 
 
 def main() -> None:
-    """Pull, and print each prompt with what follows it."""
+    """Pull, and print each prompt with what follows it; of what cannot be answered, why."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompts", nargs="+")
     parser.add_argument("--registry", default="registry")
@@ -27,15 +28,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--schema", type=Path, help="a file with the JSON schema that each answer keeps")
     asked = parser.parse_args()
+    try:
+        answers = answer(asked)
+    except (EngineryError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+    for text, found in zip(asked.prompts, answers, strict=True):
+        print(text + bytes(found).decode(errors="replace"))
+
+
+def answer(asked: argparse.Namespace) -> list[list[int]]:
+    """The bytes after each prompt."""
     grammar = enginery.Grammar.json_schema(asked.schema.read_text()) if asked.schema else None
     settings = enginery.SamplingSettings(asked.temperature, asked.top_k, asked.top_p, asked.repetition_penalty)
     prompts = [
         enginery.Prompt(text.encode(), settings, asked.count, asked.seed, constraint=grammar) for text in asked.prompts
     ]
     with TemporaryDirectory() as folder:
-        answers = pull(asked.registry, asked.precision, folder).generate(prompts)
-    for text, answer in zip(asked.prompts, answers, strict=True):
-        print(text + bytes(answer).decode(errors="replace"))
+        return pull(asked.registry, asked.precision, folder).generate(prompts)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from builders.onnx_graphs.sampler import append_sampler
 from enginery.core.errors import DataError
 from enginery.core.sampling import SamplingSettings, as_built, sampling_states
 from enginery.core.state import State, state_ends
-from enginery.generation import Generator, Prompt
+from enginery.generation import Generator
+from enginery.prompts import Prompt
 from tests.decoding import REQUEST, SAMPLING, VOCABULARY, make_decoder
 
 DRAWN = SamplingSettings(1.5, top_k=8, top_p=0.95, repetition_penalty=1.2)
@@ -158,7 +159,19 @@ def test_logits_that_are_no_numbers_are_an_error(folder):
     [
         (Prompt([]), "prompt 0 has no token"),
         (Prompt([12]), "prompt 0 has token 12; the vocabulary has 0 to 11"),
-        (Prompt([1], SamplingSettings(-1.0)), "temperature is -1.0; it must be 0 or more"),
+        (Prompt("class"), "prompt 0 is a text; give its bytes to a model over bytes, others the ids"),
+        (Prompt([1.5]), "prompt 0 has token 1.5; the vocabulary has 0 to 11, whole numbers"),
+        (Prompt([1], stop={12}), "prompt 0 has stop token 12; the vocabulary has 0 to 11"),
+        (Prompt([1], stop=3), "stop is 3; give the tokens that end an answer, as {0}"),
+        (Prompt([1], seed=-1), "seed is -1; it must be a whole number from 0"),
+        (Prompt([1], seed=2**128), "it must be a whole number from 0 to 2"),
+        (Prompt([1], most=-1), "most is -1; it must be a whole number, 0 or more"),
+        (Prompt([1], SamplingSettings(-1.0)), "temperature is -1.0; it must be from 0 to 3.4"),
+        (Prompt([1], SamplingSettings(float("nan"))), "temperature is nan"),
+        (Prompt([1], SamplingSettings(1e39)), r"temperature is 1e\+39"),
+        (Prompt([1], SamplingSettings(1.0, 1.5)), "top_k is 1.5; it must be a whole number, 0 for all tokens"),
+        (Prompt([1], SamplingSettings(1.0, 2**63)), "top_k is 9223372036854775808"),
+        (Prompt([1], SamplingSettings(repetition_penalty=1e-46)), "repetition_penalty is 1e-46; it must be above 0"),
         (Prompt([1], SamplingSettings(top_p=1.1)), "top_p is 1.1; it must be from 0 to 1"),
         (Prompt([1], SamplingSettings(repetition_penalty=0.0)), "repetition_penalty is 0.0; it must be above 0"),
     ],

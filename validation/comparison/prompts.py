@@ -18,8 +18,9 @@ from enginery.core.sampling import sampling_inputs, sampling_states
 from enginery.core.state import without_states
 from enginery.core.types import Sampling, Session
 from enginery.decoders import Decoder, find_progress
-from enginery.generation import Generator, Prompt
+from enginery.generation import Generator
 from enginery.grammars import Grammar, read_grammar
+from enginery.prompts import Prompt
 from enginery.streams import Streams
 from validation.comparison.sessions import run
 from validation.golden.golden_set import GoldenSequences

@@ -11,7 +11,7 @@ from builders.onnx_graphs.sampler import append_sampler
 from enginery.core.errors import ModelError
 from enginery.core.sampling import SamplingSettings
 from enginery.core.types import Sampling
-from enginery.sampling import first_inputs, settings_inputs
+from enginery.sampling import first_inputs, sample, settings_inputs
 from validation.calls.sampler import is_right
 
 SIZE = 9
@@ -84,6 +84,19 @@ def test_no_token_is_drawn_where_none_is_allowed_or_the_logits_are_no_numbers():
         allowed[0] = False
         assert draw(rows, settings, allowed=allowed)[0].tolist()[:3] == [-1, -1, -1]
         assert draw(rows, settings, allowed=allowed)[0][3] >= 0
+
+
+@pytest.mark.parametrize("place", range(SIZE))
+@pytest.mark.parametrize("settings", [SamplingSettings(), SamplingSettings(1.0, 3, 0.5)])
+def test_one_logit_that_is_no_number_is_found_wherever_it_stands_but_not_where_it_is_not_allowed(place, settings):
+    row, allowed = np.arange(SIZE, dtype=np.float32), np.arange(SIZE) != place
+    row[place] = np.nan
+    none = np.zeros(SIZE, bool)
+    for session, count in ((SESSIONS[SIZE], SIZE), (SESSIONS[4], 4)):
+        assert draw([row], settings, session)[0] == [-1]
+        assert draw([row], settings, session, allowed=[allowed])[0][0] >= 0
+        assert sample(row, settings, 0.0, none, ~none, count) == -1
+        assert sample(row, settings, 0.0, none, allowed, count) >= 0
 
 
 def test_each_row_has_its_own_settings_and_what_was_read_is_held():

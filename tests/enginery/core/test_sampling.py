@@ -30,6 +30,6 @@ def test_a_request_is_written_with_its_sampler_and_as_before_without():
     assert decode(encode(REQUEST), BuildRequest) == REQUEST
     plain = replace(REQUEST, sampling=None)
     assert "sampling" not in plain.to_json()
-    assert plain.key != REQUEST.key != replace(REQUEST, sampling=replace(SAMPLING, revision=2)).key
+    assert plain.key != REQUEST.key != replace(REQUEST, sampling=replace(SAMPLING, revision=SAMPLING.revision + 1)).key
     assert sampling_states(None) == ()
     assert [state.input for state in sampling_states(SAMPLING)] == ["seen"]
