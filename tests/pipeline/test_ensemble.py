@@ -33,7 +33,7 @@ from pipeline.cli.published import local_context
 from pipeline.cli.registry.registry import _show_layers
 from pipeline.compile.ensembles.forecast import EnsembleForecast
 from pipeline.operations.golden import golden_of
-from pipeline.operations.offline import write_offline_bundle
+from pipeline.operations.offline.bundle import write_offline_bundle
 from pipeline.operations.pending import pending_of, prove
 from pipeline.operations.revalidate import spec_of
 from pipeline.operations.revalidate_ensemble import revalidate_ensemble

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from builders.backends import discovery as backends
+from builders.backends.compatibility import find_incompatibility
 from builders.execution.jobs import Job, ProcessLimits, Request
 from builders.execution.process import run_job
 from enginery.core.digest import digest_of, digest_of_file
@@ -261,7 +262,7 @@ def _prove_folder(bench: _Bench, carried: OfflineBundle) -> Iterator[OfflineTria
             found = TrialOutcome(outcome="skipped", reason=reason)
         else:
             place = engine.path.resolve(), engine.digest, carried.folder.resolve()
-            found = bench.try_(name, ProveBundled(engine.request, engine.options, *place, bench.terms()))
+            found = bench.try_(name, ProveBundled(engine.request, *place, bench.terms(), engine.prompts))
         yield OfflineTrial(
             **vars(found),
             model=carried.model,
@@ -281,8 +282,6 @@ def _cannot(engine: BundledEngine, here: Target) -> str:
         backend = backends.configure(engine.request.backend, engine.options)
     except EngineryError as error:
         return str(error)
-    if not backend.versions():
-        return f"{backend.name} is not installed; {backend.install}"
     if engine.request.target.is_cpu != here.is_cpu:
         return f"it is for {engine.request.target.name}, and this run is of {here.name}"
-    return backend.runs(engine.request.target) or ""
+    return find_incompatibility(backend, engine.request) or ""

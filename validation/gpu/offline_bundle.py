@@ -1,6 +1,6 @@
 """Published engines in a folder, to be run on a machine without the registry and judged on another one.
 
-    carry.json             model, version and manifest of the engines; digest, request and file of each
+    carry.json             model, version and manifest of the engines; digest, request, file and prompts of each
     cases.json, cases.npz  the golden cases
     engines/               the engines' files
 
@@ -8,14 +8,15 @@
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from builders.onnx_graphs.shard_names import list_shards
-from enginery.core.codec import decode, encode
+from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_file, is_digest
 from enginery.core.errors import IntegrityError, ModelError
 from enginery.core.types import BuildRequest, Scalar
+from validation.gpu.recording import BundledPrompts
 
 KIND, FORMAT = "enginery-carried", 1
 
@@ -25,6 +26,7 @@ class _Entry:
     digest: str
     request: BuildRequest
     file: str
+    prompts: BundledPrompts | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,12 @@ class _BundleDocument:
 
 @dataclass(frozen=True)
 class BundledEngine:
-    """One engine. path: its file."""
+    """One engine. path: its file.  prompts: None where the version has none."""
 
     digest: str
     request: BuildRequest
     path: Path
+    prompts: BundledPrompts | None = None
 
     @property
     def options(self) -> dict[str, Scalar]:
@@ -65,7 +68,7 @@ class OfflineBundle:
 
     def save(self) -> None:
         """Write carry.json; the files that it names exist already."""
-        engines = tuple(_Entry(item.digest, item.request, item.path.name) for item in self.engines)
+        engines = tuple(_Entry(item.digest, item.request, item.path.name, item.prompts) for item in self.engines)
         document = _BundleDocument(self.model, self.version, self.manifest, self.golden, engines)
         (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
 
@@ -94,4 +97,4 @@ def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
     for shard in list_shards(path) if path.suffix == ".onnx" else ():
         if digest_of_file(path.with_name(shard)) != shard:
             raise ValueError(f"shard {shard} of {path.name} was changed on the way")
-    return BundledEngine(digest, item.request, path)
+    return BundledEngine(digest, item.request, path, item.prompts)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from builders.backends import discovery
+from builders.backends import compatibility, discovery
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginery.arrays import Array
@@ -23,9 +23,10 @@ from enginery.core.text import pluralize
 from enginery.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
 from validation.comparison.sessions import expected_checks, run
 from validation.golden.golden_set import GoldenSet
-from validation.gpu.cases import PackedArray, RecordingSession, load_cases
+from validation.gpu.cases import load_cases
 from validation.gpu.peaks import Peaks, measure_peaks
 from validation.gpu.peers import Peer, TorchSession, make_peer
+from validation.gpu.recording import BundledPrompts, PackedArray, record_proof
 from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, TrialOutcome
 from validation.gpu.tasks import build_for_any_generation
 from validation.latency.machine import SystemLoadMonitor
@@ -115,30 +116,30 @@ class TryPeer:
 
 @dataclass(frozen=True)
 class ProveBundled:
-    """Run a published engine on its golden cases, and keep its answers, to be judged on another machine."""
+    """Make the calls of a published engine's proof, and keep its answers, to be judged on another machine."""
 
     request: BuildRequest
-    options: Mapping[str, Scalar]
     engine: Path
     digest: str
     cases: Path
     terms: TrialTerms
+    prompts: BundledPrompts | None = None
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
         """Versions, answers and times, or what went wrong."""
         wanted, path = self.request, self.engine
-        backend = discovery.configure(wanted.backend, dict(self.options))
+        backend = discovery.configure(wanted.backend, dict(wanted.options))
         carried = Engine(wanted, path, self.digest, path.stat().st_size, path.suffix)
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
         trial = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
 
         def check(session: Session) -> tuple[Check, ...]:
-            return expected_checks("engine", RecordingSession(session, answers), golden, _budget(wanted))
+            return record_proof(session, wanted, golden, self.prompts, answers)
 
         try:
-            trial = _prove(lambda: backend.open(carried), check, trial)
-            return _time(lambda: backend.open(carried), golden, self.terms, trial)
+            trial = _prove(lambda: compatibility.open_sampler(carried), check, trial)
+            return _time(lambda: compatibility.open_engine(carried), golden, self.terms, trial)
         except _Failed as failed:
             return replace(trial, outcome=failed.outcome, reason=str(failed))
 
@@ -229,7 +230,7 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
 
 
 def _batch(inputs: Tensors) -> int:
-    return int(next(iter(inputs.values())).shape[0])
+    return int(next((array.shape[0] for array in inputs.values() if array.ndim), 1))
 
 
 def _compare(

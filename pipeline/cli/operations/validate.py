@@ -112,7 +112,7 @@ def _run(
 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
-    from pipeline.operations.offline import write_offline_bundle
+    from pipeline.operations.offline.bundle import write_offline_bundle
 
     made = write_offline_bundle(store, manifest, folder, wanted)
     if as_json:
@@ -123,7 +123,7 @@ def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] 
 
 
 def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
-    from pipeline.operations.offline import import_file
+    from pipeline.operations.offline.imports import import_file
 
     found = import_file(store, path)
     if as_json:
