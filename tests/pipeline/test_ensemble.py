@@ -33,7 +33,6 @@ from pipeline.cli.published import local_context
 from pipeline.cli.registry.registry import _show_layers
 from pipeline.compile.ensembles.forecast import EnsembleForecast
 from pipeline.operations.golden import golden_of
-from pipeline.operations.offline.bundle import write_offline_bundle
 from pipeline.operations.pending import pending_of, prove
 from pipeline.operations.revalidate import spec_of
 from pipeline.operations.revalidate_ensemble import revalidate_ensemble
@@ -228,11 +227,10 @@ def publish_waiting(store: Store, whole: Manifest, entries: tuple[EngineEntry, .
     return publish(store, replace(whole, content=digest_of("another"), engines=()), approved, []).version
 
 
-@pytest.mark.parametrize("use", ["carry", "oci", "spec", "golden", "layers"])
+@pytest.mark.parametrize("use", ["oci", "spec", "golden", "layers"])
 def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
     whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
     uses: dict[str, Callable[[], object]] = {
-        "carry": lambda: write_offline_bundle(store, whole, tmp_path / "bundle"),
         "oci": lambda: export_oci(store, locate(store, reference), tmp_path / "oci"),
         "spec": lambda: spec_of(whole),
         "golden": lambda: golden_of(store, "pair@1"),

@@ -49,7 +49,8 @@ Answers = Mapping[str, Mapping[str, PackedArray]]
 class RecordingSession(Session):
     """A session that keeps the first answer to each call, in `answers`.
 
-    only: names of the outputs to keep; default: all.  follow: whether a call that was answered before gets that answer,
+    only: names of the outputs to keep; default: all.  scope: whose answers these are, where several sessions' are kept
+    together.  follow: whether a call that was answered before gets that answer,
     so that a sequence goes on from what is on record where a device does not repeat its bits.
     """
 
@@ -59,15 +60,16 @@ class RecordingSession(Session):
         answers: dict[str, dict[str, PackedArray]] | None = None,
         only: Collection[str] | None = None,
         follow: bool = False,
+        scope: str = "",
     ) -> None:
         self.inputs: Sequence[TensorSpec] = session.inputs
         self.outputs: Sequence[TensorSpec] = session.outputs
         self.answers = {} if answers is None else answers
-        self._session, self._only, self._follow = session, only, follow
+        self._session, self._only, self._follow, self._scope = session, only, follow, scope
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """Run, and keep the outputs."""
-        asked = question(inputs)
+        asked = question(inputs, self._scope)
         if self._follow and asked in self.answers:
             return {name: unpack(value) for name, value in self.answers[asked].items()}
         found, only = self._session.run(inputs), self._only
@@ -80,12 +82,14 @@ class ReplaySession(Session):
     """A session that gives recorded answers. Running it raises IntegrityError for inputs without an answer, and for a
     damaged answer."""
 
-    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], answers: Answers) -> None:
-        self.inputs, self.outputs, self._answers = inputs, outputs, answers
+    def __init__(
+        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], answers: Answers, scope: str = ""
+    ) -> None:
+        self.inputs, self.outputs, self._answers, self._scope = inputs, outputs, answers, scope
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The answer that was recorded for these inputs."""
-        found = self._answers.get(question(inputs))
+        found = self._answers.get(question(inputs, self._scope))
         if found is None:
             raise IntegrityError(
                 "no answer to it was recorded; carry the version anew, and run the kit with that folder"
@@ -138,16 +142,16 @@ def record_proof(
     return checks
 
 
-def replay_session(request: BuildRequest, answers: Answers) -> Session:
+def replay_session(request: BuildRequest, answers: Answers, scope: str = "") -> Session:
     """The engine of a request as `compatibility.open_engine` opens it, with the answers that were recorded of it."""
     whole = as_built(replace(request, quantized_states=()))
-    session = ReplaySession(whole.inputs, whole.outputs, answers)
+    session = ReplaySession(whole.inputs, whole.outputs, answers, scope)
     return WithoutSampler(session, request.sampling) if request.sampling else session
 
 
-def question(inputs: Tensors) -> str:
-    """The digest of inputs, by which their answer is kept."""
-    digest = hashlib.sha256()
+def question(inputs: Tensors, scope: str = "") -> str:
+    """The digest of inputs, by which their answer is kept. scope: as in `RecordingSession`."""
+    digest = hashlib.sha256(f"{scope}\0".encode() if scope else b"")
     for name in sorted(inputs):
         array = np.ascontiguousarray(inputs[name])
         digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())

@@ -113,12 +113,18 @@ def _run(
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
     from pipeline.operations.offline.bundle import write_offline_bundle
+    from pipeline.operations.offline.ensemble_bundle import write_ensemble_bundle
 
-    made = write_offline_bundle(store, manifest, folder, wanted)
+    write = write_ensemble_bundle if manifest.graphs else write_offline_bundle
+    made = write(store, manifest, folder, wanted)
+    engines = [item.digest for item in made.engines] + [item.digest for item in made.ensembles]
     if as_json:
-        emit_json({"model": made.model, "version": made.version, "engines": [item.digest for item in made.engines]})
+        emit_json({"model": made.model, "version": made.version, "engines": engines})
     else:
-        echo(f"{folder}: {pluralize(len(made.engines), 'engine')} of {made.model}@{made.version} and its golden cases")
+        graphs = f" with those of {', '.join(made.graphs)}" if made.graphs else ""
+        echo(
+            f"{folder}: {pluralize(len(engines), 'engine')} of {made.model}@{made.version}{graphs} and its golden cases"
+        )
     return []
 
 

@@ -1,7 +1,7 @@
 """Writes the folder that `python -m validation.gpu --carry` takes: the engines of a version, and what proves them."""
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,29 +35,48 @@ def write_offline_bundle(
     IntegrityError for a damaged blob.
     """
     require_model(manifest)
-    spec = spec_of(manifest)
-    if contract_of(spec):
-        raise InputError(
-            f"{manifest.model}@{manifest.version} promises a contract, which takes runs that are judged while they are "
-            "made; run `enginery validate` on a node with its GPU that reaches the registry"
-        )
+    require_empty(folder)
+    chosen = choose_engines(manifest, judge_entries(store, manifest), targets)
+    return write_engines(store, manifest, folder, chosen)
+
+
+def require_empty(folder: Path) -> None:
+    """Raise InputError for a folder that holds something."""
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
-    chosen = [
-        entry
-        for entry in judge_entries(store, manifest)
-        if entry.digest is not None and (targets is None or entry.target in targets)
-    ]
+
+
+def choose_engines(
+    manifest: Manifest, entries: Iterable[EngineEntry], targets: Collection[str] | None
+) -> list[EngineEntry]:
+    """Those of a version's engines that are for these targets. Raises UnknownNameError where none is."""
+    chosen = [entry for entry in entries if entry.digest and (targets is None or entry.target in targets)]
     if not chosen:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine to carry{' for that target' if targets else ''}; "
             f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
+        )
+    return chosen
+
+
+def require_carriable(manifest: Manifest, spec: ModelSpec, chosen: Collection[EngineEntry]) -> None:
+    """Raise InputError for a version with a contract, and for engines without weights of their own."""
+    if contract_of(spec):
+        raise InputError(
+            f"{manifest.model}@{manifest.version} promises a contract, which takes runs that are judged while they are "
+            "made; run `enginery validate` on a node with its GPU that reaches the registry"
         )
     if stripped := [entry.unit for entry in chosen if entry.is_stripped]:
         raise InputError(
             f"{', '.join(stripped)}: without weights of its own, which it takes from the registry; "
             "prove it on a node that reaches that, or carry other targets"
         )
+
+
+def write_engines(store: Store, manifest: Manifest, folder: Path, chosen: Collection[EngineEntry]) -> OfflineBundle:
+    """Write these engines of a version, and what proves them. Raises as `require_carriable`."""
+    spec = spec_of(manifest)
+    require_carriable(manifest, spec, chosen)
     place = folder / "engines"
     place.mkdir(parents=True)
     engines, prompts = {}, _answer_prompts(store, manifest, spec, chosen)

@@ -16,23 +16,28 @@ from pathlib import Path
 
 from builders.execution.jobs import Job, WorkerContext
 from builders.execution.process import run_job
+from builders.execution.workdir import workdir
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware.gpu_generations import product_of
 from enginery.core.names import Reference
 from enginery.core.parsing import parse_json
-from enginery.core.reports.proof import Check
+from enginery.core.reports.proof import Check, Report
 from enginery.core.types import CPU_KIND, Session, Tensors
-from enginery.registry.evidence.attestations import attest
-from enginery.registry.manifest import EngineEntry, Manifest, request_of
+from enginery.registry.ensembles import pinned_engines
+from enginery.registry.evidence.attestations import attest, judge_entries
+from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
+from pipeline.compile.ensembles.publication import GOLDEN, report_on, request_proof
+from pipeline.compile.ensembles.samples import LIMITS
 from pipeline.compile.steps.blobs import golden_set
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.compile.steps.proofs import CRASHED, CheckEngine, contract_of, engine_check
+from pipeline.operations.offline.ensemble_bundle import CheckEnsembleRecording
 from pipeline.operations.revalidate import as_built, published_proof, spec_of
+from pipeline.operations.revalidate_ensemble import read_ensemble, unit_of
 from pipeline.outcome import make_report
-from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
 from validation.gpu.devices import KitDevice
 from validation.gpu.recording import Answers
@@ -127,21 +132,56 @@ def _import_entry(store: Store, results: Results, item: OfflineTrial, reference:
     entry = _find_entry(manifest, item)
     _check_device(entry, results.device)
     _check_time(manifest, item.created_at)
+    if manifest.graphs:
+        return _import_ensemble(store, results, item, entry, manifest)
     spec = spec_of(manifest)
     if contract_of(spec):
         raise _Refused(
             f"{reference} promises a contract, which takes runs of its own; `enginery validate {reference}` on a node "
             "with that GPU shows it"
         )
-    proof, device = _prove(store, manifest, entry, spec, item), results.device
+    check = engine_check(as_built(entry), spec, (manifest.golden, manifest.onnx))
+    # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
+    judged = CheckRecording(replace(check, calls=None), _answers(item))
+    proof = _prove(entry, item, Job(f"judge {entry.unit}", judged, store.uri, engine_limits(spec, "proof")))
+    report = make_report(
+        as_built(entry), manifest.golden, [published_proof(entry, store), proof], None, _cpu_of(results)
+    )
+    return _attach(store, manifest, results, item, report)
+
+
+def _import_ensemble(
+    store: Store, results: Results, item: OfflineTrial, entry: EngineEntry, manifest: Manifest
+) -> Imported:
+    """Judge an engine of an ensemble whose graphs' engines are proven, and attach the report."""
+    parts = list(pinned_engines(store, manifest, entry))
+    for graph, pinned, engine in parts:
+        known = next(each for each in judge_entries(store, pinned) if each.unit == engine.unit)
+        if known.status != "proven":
+            reason = f"graph {graph.name!r}: {known.reason}"
+            return Imported(f"{item.model}@{item.version}", entry.unit, known.status, reason)
+    with workdir() as folder:
+        built = read_ensemble(manifest, store, folder)
+        proof = request_proof(unit_of(entry, {graph.name: engine for graph, _, engine in parts}), built)
+        job = Job(f"judge {entry.unit}", CheckEnsembleRecording(proof, _answers(item)), store.uri, LIMITS)
+        report = report_on(entry, built.golden.digest, _prove(entry, item, job), None, _cpu_of(results))
+    return _attach(store, manifest, results, item, report)
+
+
+def _cpu_of(results: Results) -> str:
+    return results.host.get(CPU_KIND, "a CPU of unknown kind")[:200]
+
+
+def _attach(store: Store, manifest: Manifest, results: Results, item: OfflineTrial, report: Report) -> Imported:
+    """Attach a report with what the results say of the machine."""
+    device = results.device
     said = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}
     host = {**{name: value[:200] for name, value in results.host.items()}, **said}
-    cpu = host.get(CPU_KIND, "a CPU of unknown kind")
-    report = make_report(as_built(entry), manifest.golden, [published_proof(entry, store), proof], None, cpu)
     versions = {name: value[:100] for name, value in (item.versions or {}).items()}
     reason = f"{report.reason}; answers recorded on {device.name}, judged here"
     attached = replace(report, created_at=item.created_at, host=host, versions=versions, reason=reason)
-    return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, attached))
+    reference = f"{item.model}@{item.version}"
+    return Imported(reference, report.unit, report.verdict, report.reason, attest(store, manifest, attached))
 
 
 def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
@@ -151,8 +191,8 @@ def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
         raise _Refused(f"this version has no engine {item.engine[:80]}; was it published anew since?")
     pairs = {
         "manifest": (item.manifest, manifest.digest),
-        "golden set": (item.golden, manifest.golden),
-        "build key": (item.build_key, request_of(entry).key),
+        "golden set": (item.golden, manifest.sources.get(GOLDEN) or manifest.golden),
+        "build key": (item.build_key, entry.build_key or ""),
     }
     for what, (theirs, ours) in pairs.items():
         if theirs != ours:
@@ -181,18 +221,19 @@ def _check_time(manifest: Manifest, stated: str) -> None:
         raise _Refused(f"it was made at {stated}, {'before this version was' if early else 'which is yet to come'}")
 
 
-def _prove(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, item: OfflineTrial) -> Proof:
+def _answers(item: OfflineTrial) -> Answers:
+    return item.answers or {}
+
+
+def _prove(entry: EngineEntry, item: OfflineTrial, judge: Job[Proof]) -> Proof:
     """The engine stage: measured from the recorded answers, or a failed check where the engine broke there."""
     if item.outcome in _BROKE:
         return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
     if item.outcome not in ("passed", "wrong") or item.answers is None:
         raise _Refused(f"its outcome is {item.outcome[:40]!r}, which this version does not know")
-    check = engine_check(as_built(entry), spec, (manifest.golden, manifest.onnx))
-    # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
-    judged = CheckRecording(replace(check, calls=None), item.answers)
     with tempfile.TemporaryDirectory(prefix="enginery-import-") as folder:
         try:
-            found = run_job(Job(f"judge {entry.unit}", judged, store.uri, engine_limits(spec, "proof")), Path(folder))
+            found = run_job(judge, Path(folder))
         except IntegrityError as error:
             raise _Refused(str(error)) from error
     if not entry.hardware.is_cpu and _equals_reference(found.checks):
