@@ -67,7 +67,7 @@ def show(
         return
     _print_heading(facts)
     print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
-    if caches := facts.manifest.caches:
+    if caches := facts.caches:
         echo("\ncompile caches")
         print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), caches)
     if facts.canaries:
