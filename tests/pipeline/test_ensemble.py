@@ -29,8 +29,9 @@ from enginery.registry.versions.channels import policy_refusal, promote, rollbac
 from enginery.registry.versions.lookup import load, locate
 from enginery.registry.versions.publish import publish
 from enginery.registry.versions.views import show_version
+from pipeline.cli.operations.refit import refit
 from pipeline.cli.published import local_context
-from pipeline.cli.registry.registry import _show_layers
+from pipeline.cli.registry.registry import _show_layers, _show_quantization
 from pipeline.compile.ensembles.forecast import EnsembleForecast
 from pipeline.operations.golden import golden_of
 from pipeline.operations.pending import pending_of, prove
@@ -227,7 +228,7 @@ def publish_waiting(store: Store, whole: Manifest, entries: tuple[EngineEntry, .
     return publish(store, replace(whole, content=digest_of("another"), engines=()), approved, []).version
 
 
-@pytest.mark.parametrize("use", ["oci", "spec", "golden", "layers"])
+@pytest.mark.parametrize("use", ["oci", "spec", "golden", "layers", "quantization", "refit"])
 def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
     whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
     uses: dict[str, Callable[[], object]] = {
@@ -235,6 +236,10 @@ def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_pa
         "spec": lambda: spec_of(whole),
         "golden": lambda: golden_of(store, "pair@1"),
         "layers": lambda: _show_layers("pair@1", "cpu int8 ensemble", store.uri, as_json=False),
+        "quantization": lambda: _show_quantization("pair@1", store.uri, as_json=False),
+        "refit": lambda: refit.main(
+            ["pair@1", "--weights-from", "pair@1", "--registry", store.uri], standalone_mode=False
+        ),
     }
     with pytest.raises(InputError, match=r"pair@1 is an ensemble, .* give one of pair-encoder@1, pair-decoder@1"):
         uses[use]()

@@ -177,6 +177,7 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
+    require_model(manifest)
     records = quantization_records(store, manifest)
     if as_json:
         emit_json(encode(records))
