@@ -243,6 +243,11 @@ class BuildRequest:
         return digest_of(self.to_json())
 
     @property
+    def seed(self) -> int:
+        """A seed: the same for the same build key, most likely another one for another."""
+        return int(self.key[:8], 16)
+
+    @property
     def unit(self) -> str:
         """The unit's short name, for people: 'sm_89 int8 tensorrt-rtx'."""
         return f"{self.target.name} {self.precision} {self.backend}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.cli.options import shown_progress
@@ -14,15 +15,20 @@ if TYPE_CHECKING:
 
 
 def trusted_manifest(store: "Store", reference: str) -> "Manifest":
-    """The manifest of a version. Raises UnknownNameError for none, UntrustedError without the signatures that the trust
-    policy requires."""
+    """The manifest of a version. Raises as `vouched_manifest`."""
+    return vouched_manifest(store, reference)[0]
+
+
+def vouched_manifest(store: "Store", reference: str, trust: Path | None = None) -> tuple["Manifest", bool]:
+    """The manifest of a version, and whether signatures of it were required and held. trust: as of `require`.
+
+    Raises UnknownNameError for none, UntrustedError without the signatures that the trust policy requires."""
     from enginery.core.names import parse_reference
     from enginery.registry.trust import require
     from enginery.registry.versions.lookup import locate
 
     manifest = locate(store, parse_reference(reference)).manifest
-    require(store, manifest)
-    return manifest
+    return manifest, bool(require(store, manifest, trust).signers)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Proofs of published ensembles on this machine: each of their graphs, and then the whole from end to end."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -87,9 +87,13 @@ def _prove(entry: EngineEntry, manifest: Manifest, built: BuiltEnsemble, context
         for found in revalidate(pinned, context, [engine.target], [str(engine.digest)], again=False):
             if found.entry.unit == engine.unit and found.verdict != "proven":
                 return Attested(entry, found.verdict, f"graph {graph.name!r}: {found.reason}")
-    engines = {graph.name: engine for graph, _, engine in parts}
-    precision = next(each for each in PRECISIONS if each == entry.precision)
-    unit = EnsembleUnit(entry.hardware, precision, engines, {})
+    unit = unit_of(entry, {graph.name: engine for graph, _, engine in parts})
     proof = prove(request_proof(unit, built), unit.name, context, afresh=True)
     report = report_on(entry, built.golden.digest, proof, None)
     return Attested(entry, report.verdict, report.reason, attest(context.store, manifest, report))
+
+
+def unit_of(entry: EngineEntry, engines: Mapping[str, EngineEntry]) -> EnsembleUnit:
+    """The unit that an entry of an ensemble was made of. engines: of its graphs."""
+    precision = next(each for each in PRECISIONS if each == entry.precision)
+    return EnsembleUnit(entry.hardware, precision, engines, {})

@@ -29,11 +29,11 @@ from enginery.registry.versions.channels import policy_refusal, promote, rollbac
 from enginery.registry.versions.lookup import load, locate
 from enginery.registry.versions.publish import publish
 from enginery.registry.versions.views import show_version
+from pipeline.cli.operations.refit import refit
 from pipeline.cli.published import local_context
-from pipeline.cli.registry.registry import _show_layers
+from pipeline.cli.registry.registry import _show_layers, _show_quantization
 from pipeline.compile.ensembles.forecast import EnsembleForecast
 from pipeline.operations.golden import golden_of
-from pipeline.operations.offline import write_offline_bundle
 from pipeline.operations.pending import pending_of, prove
 from pipeline.operations.revalidate import spec_of
 from pipeline.operations.revalidate_ensemble import revalidate_ensemble
@@ -228,15 +228,18 @@ def publish_waiting(store: Store, whole: Manifest, entries: tuple[EngineEntry, .
     return publish(store, replace(whole, content=digest_of("another"), engines=()), approved, []).version
 
 
-@pytest.mark.parametrize("use", ["carry", "oci", "spec", "golden", "layers"])
+@pytest.mark.parametrize("use", ["oci", "spec", "golden", "layers", "quantization", "refit"])
 def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
     whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
     uses: dict[str, Callable[[], object]] = {
-        "carry": lambda: write_offline_bundle(store, whole, tmp_path / "bundle"),
         "oci": lambda: export_oci(store, locate(store, reference), tmp_path / "oci"),
         "spec": lambda: spec_of(whole),
         "golden": lambda: golden_of(store, "pair@1"),
         "layers": lambda: _show_layers("pair@1", "cpu int8 ensemble", store.uri, as_json=False),
+        "quantization": lambda: _show_quantization("pair@1", store.uri, as_json=False),
+        "refit": lambda: refit.main(
+            ["pair@1", "--weights-from", "pair@1", "--registry", store.uri], standalone_mode=False
+        ),
     }
     with pytest.raises(InputError, match=r"pair@1 is an ensemble, .* give one of pair-encoder@1, pair-decoder@1"):
         uses[use]()

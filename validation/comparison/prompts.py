@@ -86,16 +86,31 @@ def _compare(
     model: Session, engine: Session, terms: PromptTerms, sequences: GoldenSequences, prompt: Sequence[int]
 ) -> tuple[Array, Array]:
     """Logits [most, vocabulary] of both at each position of the model's greedy answer."""
-    sides = _reads(model, terms, sequences), _reads(engine, terms, sequences)
-    found: list[tuple[Array, Array]] = []
-    for token in prompt:
-        last = sides[0](token), sides[1](token)
+    tokens, expected = _answer(model, terms, sequences, prompt)
+    return expected, read_along(engine, terms, sequences, tokens)
+
+
+def list_read_tokens(model: Session, terms: PromptTerms, sequences: GoldenSequences) -> tuple[tuple[int, ...], ...]:
+    """For each prompt, the tokens that both sides read: its own, and the model's greedy answer without its last."""
+    return tuple(tuple(_answer(model, terms, sequences, prompt)[0]) for prompt in terms.prompts)
+
+
+def read_along(session: Session, terms: PromptTerms, sequences: GoldenSequences, tokens: Sequence[int]) -> Array:
+    """Logits [most, vocabulary] behind the last of these tokens, which a session reads one by one."""
+    read = _reads(session, terms, sequences)
+    return np.stack([read(token) for token in tokens][-terms.most :])
+
+
+def _answer(
+    model: Session, terms: PromptTerms, sequences: GoldenSequences, prompt: Sequence[int]
+) -> tuple[list[int], Array]:
+    """The tokens of a prompt and of the greedy answer to it, which are read, and the logits of that answer."""
+    read, tokens = _reads(model, terms, sequences), list(prompt)
+    found = [read(token) for token in prompt][-1:]
     while len(found) < terms.most:
-        found.append(last)
-        if len(found) < terms.most:
-            token = int(last[0].argmax())
-            last = sides[0](token), sides[1](token)
-    return np.stack([pair[0] for pair in found]), np.stack([pair[1] for pair in found])
+        tokens.append(int(found[-1].argmax()))
+        found.append(read(tokens[-1]))
+    return tokens, np.stack(found)
 
 
 def _reads(session: Session, terms: PromptTerms, sequences: GoldenSequences) -> Callable[[int], Array]:

@@ -5,7 +5,8 @@ installed): no registry, Prefect, Ray or pydantic. With `--device cpu` the same 
 
 kit.py      the whole run                                   tasks.py           what is tried
 trials.py   one try, in a process of its own                models.py          ONNX models, the same on every machine
-cases.py    golden cases and recorded answers, as files     offline_bundle.py  published engines in a folder
+cases.py    golden cases, as files                          offline_bundle.py  published engines in a folder
+recording.py  answers to the calls of a proof, as text
 devices.py  device, driver and software of this machine     peaks.py           bandwidth and matrix rates of the device
 peers.py    PyTorch running the same graph                  results.py         the JSON
 page.py     docs/reference/gpu-results.md

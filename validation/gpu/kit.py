@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from builders.backends import discovery as backends
+from builders.backends.compatibility import find_incompatibility
 from builders.execution.jobs import Job, ProcessLimits, Request
 from builders.execution.process import run_job
 from enginery.core.digest import digest_of, digest_of_file
@@ -35,7 +36,7 @@ from validation.gpu.results import (
     TrialOutcome,
 )
 from validation.gpu.tasks import ANY_GENERATION, BuildTask, any_generation_task, model_key, other_tasks, own_tasks
-from validation.gpu.trials import MeasurePeaks, ProveBundled, TrialTerms, TryEngine, TryPeer
+from validation.gpu.trials import MeasurePeaks, ProveBundled, ProveBundledEnsemble, TrialTerms, TryEngine, TryPeer
 from validation.latency.roofline.graph_costs import graph_costs
 from validation.limits.noise_floor import DoubleSession
 
@@ -252,27 +253,53 @@ def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
 
 
 def _prove_folder(bench: _Bench, carried: OfflineBundle) -> Iterator[OfflineTrial]:
-    """Try a folder's engines; those that cannot run here are skipped with the reason."""
-    _, digest = load_cases(carried.folder)
+    """Try a folder's engines, those of an ensemble's graphs first; those that cannot run here are skipped with the
+    reason."""
+    for graph in carried.graphs.values():
+        yield from _prove_folder(bench, graph)
+    _, golden = load_cases(carried.folder)
+    cases, here = carried.folder.resolve(), bench.device.target
     for engine in carried.engines:
-        name, begun = f"{carried.model}@{carried.version} {engine.request.unit}", now()
-        if reason := _cannot(engine, bench.device.target):
-            bench.say(f"{name}: skipped, {reason}")
-            found = TrialOutcome(outcome="skipped", reason=reason)
-        else:
-            place = engine.path.resolve(), engine.digest, carried.folder.resolve()
-            found = bench.try_(name, ProveBundled(engine.request, engine.options, *place, bench.terms()))
-        yield OfflineTrial(
-            **vars(found),
-            model=carried.model,
-            version=carried.version,
-            manifest=carried.manifest,
-            golden=digest,
-            engine=engine.digest,
-            build_key=engine.request.key,
-            unit=engine.request.unit,
-            created_at=begun,
-        )
+        proof = ProveBundled(_resolve(engine), cases, bench.terms())
+        key, unit = engine.request.key, engine.request.unit
+        yield _prove_one(bench, carried, golden, (engine.digest, key, unit), _cannot(engine, here), proof)
+    for ensemble in carried.ensembles:
+        engines = {node.name: _resolve(carried.engine(node)) for node in ensemble.nodes}
+        reasons = [f"graph {name!r}: {why}" for name, engine in engines.items() if (why := _cannot(engine, here))]
+        whole = ProveBundledEnsemble(ensemble, engines, cases, bench.terms())
+        yield _prove_one(bench, carried, golden, (ensemble.digest, "", ensemble.unit), "".join(reasons[:1]), whole)
+
+
+def _resolve(engine: BundledEngine) -> BundledEngine:
+    return replace(engine, path=engine.path.resolve())
+
+
+def _prove_one(
+    bench: _Bench,
+    carried: OfflineBundle,
+    golden: str,
+    engine: tuple[str, str, str],
+    reason: str,
+    proof: Request[TrialOutcome],
+) -> OfflineTrial:
+    """The try of one engine, given by its digest, build key and unit. reason: why it is skipped; '' where it is not."""
+    name, begun = f"{carried.model}@{carried.version} {engine[2]}", now()
+    if reason:
+        bench.say(f"{name}: skipped, {reason}")
+        found = TrialOutcome(outcome="skipped", reason=reason)
+    else:
+        found = bench.try_(name, proof)
+    return OfflineTrial(
+        **vars(found),
+        model=carried.model,
+        version=carried.version,
+        manifest=carried.manifest,
+        golden=golden,
+        engine=engine[0],
+        build_key=engine[1],
+        unit=engine[2],
+        created_at=begun,
+    )
 
 
 def _cannot(engine: BundledEngine, here: Target) -> str:
@@ -281,8 +308,6 @@ def _cannot(engine: BundledEngine, here: Target) -> str:
         backend = backends.configure(engine.request.backend, engine.options)
     except EngineryError as error:
         return str(error)
-    if not backend.versions():
-        return f"{backend.name} is not installed; {backend.install}"
     if engine.request.target.is_cpu != here.is_cpu:
         return f"it is for {engine.request.target.name}, and this run is of {here.name}"
-    return backend.runs(engine.request.target) or ""
+    return find_incompatibility(backend, engine.request) or ""

@@ -1,21 +1,25 @@
 """Published engines in a folder, to be run on a machine without the registry and judged on another one.
 
-    carry.json             model, version and manifest of the engines; digest, request and file of each
+    carry.json             model, version and manifest of the engines; digest, request, file and prompts of each
     cases.json, cases.npz  the golden cases
     engines/               the engines' files
+    graphs/NAME/           of an ensemble, such a folder for each graph; its own has the golden data of the whole
 
 `enginery validate REF --carry FOLDER` writes it; `enginery validate --import RESULTS` judges the kit's results.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from builders.onnx_graphs.shard_names import list_shards
-from enginery.core.codec import decode, encode
+from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_file, is_digest
 from enginery.core.errors import IntegrityError, ModelError
-from enginery.core.types import BuildRequest, Scalar
+from enginery.core.names import inside
+from enginery.core.types import BuildRequest, Scalar, TensorSpec
+from validation.gpu.recording import BundledPrompts
 
 KIND, FORMAT = "enginery-carried", 1
 
@@ -25,6 +29,27 @@ class _Entry:
     digest: str
     request: BuildRequest
     file: str
+    prompts: BundledPrompts | None = field(default=None, metadata=OMIT_NONE)
+
+
+@dataclass(frozen=True)
+class BundledNode:
+    """A graph of an ensemble. engine: digest of the one that it is run by.  sources: what gives each of its inputs."""
+
+    name: str
+    engine: str
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class BundledEnsemble:
+    """An engine of an ensemble. inputs, outputs: of the whole."""
+
+    unit: str
+    digest: str
+    nodes: tuple[BundledNode, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True)
@@ -34,17 +59,19 @@ class _BundleDocument:
     manifest: str
     golden: str
     engines: tuple[_Entry, ...]
+    ensembles: tuple[BundledEnsemble, ...] = field(default=(), metadata=OMIT_DEFAULT)
     kind: str = KIND
     format: int = FORMAT
 
 
 @dataclass(frozen=True)
 class BundledEngine:
-    """One engine. path: its file."""
+    """One engine. path: its file.  prompts: None where the version has none."""
 
     digest: str
     request: BuildRequest
     path: Path
+    prompts: BundledPrompts | None = None
 
     @property
     def options(self) -> dict[str, Scalar]:
@@ -54,7 +81,10 @@ class BundledEngine:
 
 @dataclass(frozen=True)
 class OfflineBundle:
-    """The contents of a folder. manifest, golden: digests of the version's manifest and golden set."""
+    """The contents of a folder. manifest, golden: digests of the version's manifest and golden set.
+
+    ensembles: of a version that is one.  graphs: the folders of its graphs, by name.
+    """
 
     model: str
     version: str
@@ -62,12 +92,21 @@ class OfflineBundle:
     golden: str
     engines: tuple[BundledEngine, ...]
     folder: Path
+    ensembles: tuple[BundledEnsemble, ...] = ()
+    graphs: Mapping[str, "OfflineBundle"] = field(default_factory=dict)
 
     def save(self) -> None:
         """Write carry.json; the files that it names exist already."""
-        engines = tuple(_Entry(item.digest, item.request, item.path.name) for item in self.engines)
-        document = _BundleDocument(self.model, self.version, self.manifest, self.golden, engines)
+        engines = tuple(_Entry(item.digest, item.request, item.path.name, item.prompts) for item in self.engines)
+        document = _BundleDocument(self.model, self.version, self.manifest, self.golden, engines, self.ensembles)
         (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
+
+    def engine(self, node: BundledNode) -> BundledEngine:
+        """The engine of a graph. Raises IntegrityError where its folder does not have it."""
+        for found in self.graphs[node.name].engines:
+            if found.digest == node.engine:
+                return found
+        raise IntegrityError(f"{self.folder} lacks engine {node.engine} of graph {node.name!r}; carry it anew")
 
     @classmethod
     def load(cls, folder: Path) -> "OfflineBundle":
@@ -77,7 +116,10 @@ class OfflineBundle:
             if (found.kind, found.format) != (KIND, FORMAT):
                 raise ValueError(f"kind {found.kind[:40]}, format {found.format}")
             engines = tuple(_check_engine(item, folder) for item in found.engines)
-            return cls(found.model, found.version, found.manifest, found.golden, engines, folder)
+            names = {node.name for ensemble in found.ensembles for node in ensemble.nodes}
+            graphs = {name: cls.load(folder / "graphs" / inside(name)) for name in sorted(names)}
+            about = found.model, found.version, found.manifest, found.golden
+            return cls(*about, engines, folder, found.ensembles, graphs)
         except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
             raise IntegrityError(
                 f"{folder} was not written by `enginery validate --carry` ({str(error)[:200]}); carry it anew"
@@ -94,4 +136,4 @@ def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
     for shard in list_shards(path) if path.suffix == ".onnx" else ():
         if digest_of_file(path.with_name(shard)) != shard:
             raise ValueError(f"shard {shard} of {path.name} was changed on the way")
-    return BundledEngine(digest, item.request, path)
+    return BundledEngine(digest, item.request, path, item.prompts)

@@ -24,9 +24,9 @@ from enginery.core.errors import IntegrityError
 from enginery.core.reports.latency import Quantile, Ratio
 from enginery.core.reports.proof import Check
 from enginery.core.types import Scalar
-from validation.gpu.cases import Answers
 from validation.gpu.devices import KitDevice
 from validation.gpu.peaks import Peaks
+from validation.gpu.recording import Answers
 
 KIND, FORMAT = "enginery-gpu-results", 1
 # Answers of carried engines are in it.

@@ -6,14 +6,15 @@ A driver or a compiler that crashes ends this one try. A failure is an outcome: 
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from builders.backends import discovery
+from builders.as_built import WithoutSampler
+from builders.backends import compatibility, discovery
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginery.arrays import Array
@@ -21,11 +22,14 @@ from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.reports.proof import Check, describe
 from enginery.core.text import pluralize
 from enginery.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
+from enginery.ensembles import Ensemble, EnsembleGraph, most_rows
 from validation.comparison.sessions import expected_checks, run
 from validation.golden.golden_set import GoldenSet
-from validation.gpu.cases import PackedArray, RecordingSession, load_cases
+from validation.gpu.cases import load_cases
+from validation.gpu.offline_bundle import BundledEngine, BundledEnsemble
 from validation.gpu.peaks import Peaks, measure_peaks
 from validation.gpu.peers import Peer, TorchSession, make_peer
+from validation.gpu.recording import PackedArray, RecordingSession, record_proof
 from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, TrialOutcome
 from validation.gpu.tasks import build_for_any_generation
 from validation.latency.machine import SystemLoadMonitor
@@ -115,32 +119,76 @@ class TryPeer:
 
 @dataclass(frozen=True)
 class ProveBundled:
-    """Run a published engine on its golden cases, and keep its answers, to be judged on another machine."""
+    """Make the calls of a published engine's proof, and keep its answers, to be judged on another machine."""
 
-    request: BuildRequest
-    options: Mapping[str, Scalar]
-    engine: Path
-    digest: str
+    engine: BundledEngine
     cases: Path
     terms: TrialTerms
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
         """Versions, answers and times, or what went wrong."""
-        wanted, path = self.request, self.engine
-        backend = discovery.configure(wanted.backend, dict(self.options))
-        carried = Engine(wanted, path, self.digest, path.stat().st_size, path.suffix)
+        wanted, carried = self.engine.request, _carried(self.engine)
+        backend = discovery.configure(wanted.backend, dict(wanted.options))
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
         trial = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
 
         def check(session: Session) -> tuple[Check, ...]:
-            return expected_checks("engine", RecordingSession(session, answers), golden, _budget(wanted))
+            return record_proof(session, wanted, golden, self.engine.prompts, answers)
 
         try:
-            trial = _prove(lambda: backend.open(carried), check, trial)
-            return _time(lambda: backend.open(carried), golden, self.terms, trial)
+            trial = _prove(lambda: compatibility.open_sampler(carried), check, trial)
+            return _time(lambda: compatibility.open_engine(carried), golden, self.terms, trial)
         except _Failed as failed:
             return replace(trial, outcome=failed.outcome, reason=str(failed))
+
+
+@dataclass(frozen=True)
+class ProveBundledEnsemble:
+    """Run a published ensemble from end to end, and keep what each of its engines answers. engines: by graph.
+
+    What it gives is not judged here: the graphs in fp32 that it is held to lie in the registry."""
+
+    ensemble: BundledEnsemble
+    engines: Mapping[str, BundledEngine]
+    cases: Path
+    terms: TrialTerms
+
+    def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
+        """Versions, answers and times, or what went wrong."""
+        golden, _ = load_cases(self.cases)
+        answers: dict[str, dict[str, PackedArray]] = {}
+        versions = {name: text for engine in self.engines.values() for name, text in engine.request.toolchain}
+        trial = TrialOutcome(versions=versions, answers=answers)
+
+        def record(session: Session) -> tuple[Check, ...]:
+            for case in golden.cases:
+                run(session, case.inputs)
+            return ()
+
+        try:
+            trial = _prove(lambda: self._open(answers), record, trial)
+            return _time(self._open, golden, self.terms, trial)
+        except _Failed as failed:
+            return replace(trial, outcome=failed.outcome, reason=str(failed))
+
+    @contextmanager
+    def _open(self, answers: dict[str, dict[str, PackedArray]] | None = None) -> Iterator[Ensemble]:
+        """The engines as one session. answers: is filled with those of each."""
+        nodes: dict[str, EnsembleGraph] = {}
+        with ExitStack() as stack:
+            for node in self.ensemble.nodes:
+                engine = self.engines[node.name]
+                request, whole = engine.request, stack.enter_context(compatibility.open_sampler(_carried(engine)))
+                kept = whole if answers is None else RecordingSession(whole, answers, scope=node.name)
+                own = WithoutSampler(kept, request.sampling) if request.sampling else kept
+                most = most_rows(request.inputs, request.outputs, request.profiles)
+                nodes[node.name] = EnsembleGraph(own.run, own.inputs, node.sources, own.outputs, most)
+            yield Ensemble(nodes, self.ensemble.inputs, self.ensemble.outputs)
+
+
+def _carried(engine: BundledEngine) -> Engine:
+    return Engine(engine.request, engine.path, engine.digest, engine.path.stat().st_size, engine.path.suffix)
 
 
 @dataclass(frozen=True)
@@ -229,7 +277,7 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
 
 
 def _batch(inputs: Tensors) -> int:
-    return int(next(iter(inputs.values())).shape[0])
+    return int(next((array.shape[0] for array in inputs.values() if array.ndim), 1))
 
 
 def _compare(

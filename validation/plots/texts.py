@@ -30,6 +30,7 @@ def seconds_text(value: float) -> str:
     """A time, given in seconds, with its unit: '12.3 ms'; '' for NaN and infinities."""
     if not math.isfinite(value):
         return ""
+    value = float(f"{value:.3g}")  # 999.9 ns are 1 µs, and not 1e+03 ns
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}"

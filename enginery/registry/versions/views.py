@@ -63,7 +63,7 @@ class ListedVersion:
 class VersionStatus:
     """A version with everything that was added since it was published.
 
-    engines: with their current status; of an ensemble with the size of all engines that each stands for.
+    engines, caches: with their current status; engines of an ensemble with the size of all that each stands for.
     channels: that point to it.  latencies: reports by the engine's digest.  page: URI of its HTML report; None without
     one.
     """
@@ -74,6 +74,7 @@ class VersionStatus:
     latencies: Mapping[str, Sequence["LatencyReport"]]
     canaries: tuple[CanaryVerdict, ...]
     page: str | None
+    caches: tuple[JudgedEntry, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """The JSON that `enginery show --json` prints: the manifest's fields, and these."""
@@ -85,6 +86,7 @@ class VersionStatus:
             "latencies": encode(self.latencies),
             "canaries": [asdict(found) for found in self.canaries],
             "page": self.page,
+            **({"caches": [asdict(entry) for entry in self.caches]} if self.caches else {}),
         }
 
 
@@ -137,6 +139,7 @@ def show_version(store: Store, reference: Reference) -> VersionStatus:
         tuple(canaries(store, manifest)),
         # The page is long, so its folder is listed in place of reading it.
         store.locator(key) if key.rpartition("/")[2] in store.children(f"{key.rpartition('/')[0]}/") else None,
+        judge_entries(store, replace(manifest, engines=manifest.caches, graphs=())),
     )
 
 

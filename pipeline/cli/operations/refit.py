@@ -61,11 +61,13 @@ def refit(
     With a spec, engines that cannot be refitted are built as by `enginery build`; with a version, nothing is built.
     Exit code 1 if nothing was refitted or a unit failed.
     """
+    from enginery.registry.ensembles import require_model
     from enginery.registry.store.base import open_store
     from pipeline.orchestration.run import RunOptions
 
     store = open_store(registry)
     base = trusted_manifest(store, reference)
+    require_model(base)
     if Path(weights).suffix in (".yaml", ".yml"):
         options = RunOptions(registry, targets, precisions, backends)
         found, published = _refit_with_spec(base, Path(weights), options, quiet, dry_run)

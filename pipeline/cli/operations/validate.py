@@ -14,13 +14,15 @@ from pipeline.cli.options import (
     progress_options,
     registry_option,
     targets_option,
+    trust_option,
 )
-from pipeline.cli.published import local_context, trusted_manifest
+from pipeline.cli.published import local_context, vouched_manifest
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from enginery.registry.manifest import Manifest
     from enginery.registry.store.base import Store
+    from pipeline.operations.revalidate import Attested
 
 _COLUMNS = ("unit", "status", "why")
 
@@ -40,6 +42,13 @@ _COLUMNS = ("unit", "status", "why")
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Judge the results file that `python -m validation.gpu --carry` made of such a folder, and attach it.",
 )
+@path_option(
+    "--cache",
+    "Prove REF's compile caches of torch instead, with the model's files in this folder, that of its spec.",
+    file_okay=False,
+)
+@trust_option
+@click.option("--allow-unsigned", is_flag=True, help="With --cache: run its code without a signature.")
 @progress_options
 @json_option
 @click.pass_context
@@ -50,14 +59,18 @@ def validate(
     targets: str | None,
     carry: Path | None,
     imported: Path | None,
+    cache: Path | None,
+    trust: Path | None,
+    allow_unsigned: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
     """Run the engines of REF that this machine can run, and attach the proof to the registry.
 
     On a node with a GPU this turns an unproven engine into a proven one. For a node that cannot reach the registry,
-    --carry takes the engines there and --import brings the results back (docs/guides/gpu-check.md). Exit code 1 if a
-    check failed.
+    --carry takes the engines there and --import brings the results back (docs/guides/gpu-check.md). --cache measures
+    the warm start of compile caches again, whose code needs a signature that --trust asks for, or --allow-unsigned
+    (docs/guides/compile-caches.md). Exit code 1 if a check failed, or a cache or a result was refused.
     """
     from enginery.core.hardware.targets import parse_targets
     from enginery.registry.store.base import open_store
@@ -66,15 +79,52 @@ def validate(
         raise click.UsageError("--import takes neither a reference, --carry nor --target: the file says what it is of")
     if not imported and not reference:
         raise click.UsageError("name a model or a version of it, or give --import FILE")
+    if cache and (imported or carry):
+        raise click.UsageError("--cache takes neither --carry nor --import: a cache is proven where it is used")
+    if allow_unsigned and not cache:
+        raise click.UsageError("--allow-unsigned is for --cache: engines are no code")
     store = open_store(registry)
     wanted = {item.name for name in targets.split(",") for item in parse_targets(name)} if targets else None
     if imported:
         verdicts = _import(store, imported, as_json)
-    elif carry:
-        verdicts = _carry(store, trusted_manifest(store, str(reference)), carry, wanted, as_json)
+        ctx.exit(_exit_code(verdicts))
+    manifest, signed = vouched_manifest(store, str(reference), trust)
+    if carry:
+        verdicts = _carry(store, manifest, carry, wanted, as_json)
+    elif cache:
+        _require_signed(manifest, signed, allow_unsigned)
+        verdicts = _start(store, manifest, cache, wanted, quiet, as_json)
     else:
-        verdicts = _run(store, trusted_manifest(store, str(reference)), wanted, targets, quiet, as_json)
-    ctx.exit(1 if {"failed", "refused"} & set(verdicts) else 0)
+        verdicts = _run(store, manifest, wanted, targets, quiet, as_json)
+    ctx.exit(_exit_code(verdicts))
+
+
+def _exit_code(verdicts: list[str]) -> int:
+    return 1 if {"failed", "refused"} & set(verdicts) else 0
+
+
+def _require_signed(manifest: "Manifest", signed: bool, allow_unsigned: bool) -> None:
+    """Raise UntrustedError for a version whose caches nobody answers for."""
+    from enginery.registry.trust.requirement import UntrustedError
+
+    if not signed and not allow_unsigned:
+        raise UntrustedError(
+            f"{manifest.model}@{manifest.version}: its compile caches are code (pickles and shared libraries), and no "
+            "signature was asked for; give a --trust policy that requires one, or --allow-unsigned if whoever can "
+            "write to the registry may run code here"
+        )
+
+
+def _start(
+    store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, quiet: bool, as_json: bool
+) -> list[str]:
+    """Start the compile caches for the targets `wanted`, print their verdicts and return them."""
+    from pipeline.operations.revalidate_caches import revalidate_caches
+
+    with local_context(store, quiet) as context:
+        results = list(revalidate_caches(manifest, context, folder, wanted))
+    _print_verdicts(manifest, results, "caches", as_json)
+    return [item.verdict for item in results]
 
 
 def _run(
@@ -93,8 +143,14 @@ def _run(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
             f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
         )
+    _print_verdicts(manifest, results, "engines", as_json)
+    return [item.verdict for item in results]
+
+
+def _print_verdicts(manifest: "Manifest", results: "list[Attested]", what: str, as_json: bool) -> None:
+    """what: 'engines' or 'caches'."""
     if as_json:
-        engines = [
+        items = [
             {
                 **{name: getattr(item.entry, name) for name in ("target", "precision", "backend", "digest")},
                 "status": item.verdict,
@@ -104,26 +160,31 @@ def _run(
             }
             for item in results
         ]
-        emit_json({"model": manifest.model, "version": manifest.version, "engines": engines})
+        emit_json({"model": manifest.model, "version": manifest.version, what: items})
     else:
         rows = [[item.entry.unit, item.verdict, item.reason] for item in results]
         print_table(_COLUMNS, rows, title=f"{manifest.model}@{manifest.version}")
-    return [item.verdict for item in results]
 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
-    from pipeline.operations.offline import write_offline_bundle
+    from pipeline.operations.offline.bundle import write_offline_bundle
+    from pipeline.operations.offline.ensemble_bundle import write_ensemble_bundle
 
-    made = write_offline_bundle(store, manifest, folder, wanted)
+    write = write_ensemble_bundle if manifest.graphs else write_offline_bundle
+    made = write(store, manifest, folder, wanted)
+    engines = [item.digest for item in made.engines] + [item.digest for item in made.ensembles]
     if as_json:
-        emit_json({"model": made.model, "version": made.version, "engines": [item.digest for item in made.engines]})
+        emit_json({"model": made.model, "version": made.version, "engines": engines})
     else:
-        echo(f"{folder}: {pluralize(len(made.engines), 'engine')} of {made.model}@{made.version} and its golden cases")
+        graphs = f" with those of {', '.join(made.graphs)}" if made.graphs else ""
+        echo(
+            f"{folder}: {pluralize(len(engines), 'engine')} of {made.model}@{made.version}{graphs} and its golden cases"
+        )
     return []
 
 
 def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
-    from pipeline.operations.offline import import_file
+    from pipeline.operations.offline.imports import import_file
 
     found = import_file(store, path)
     if as_json:

@@ -67,7 +67,7 @@ def show(
         return
     _print_heading(facts)
     print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
-    if caches := facts.manifest.caches:
+    if caches := facts.caches:
         echo("\ncompile caches")
         print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), caches)
     if facts.canaries:
@@ -177,6 +177,7 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
+    require_model(manifest)
     records = quantization_records(store, manifest)
     if as_json:
         emit_json(encode(records))

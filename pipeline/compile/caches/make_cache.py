@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # Of the CPU seconds of a cold start.
 MOST_RATIO = 0.3
+# The folder of what a cold process compiles.
+COLD = "inductor"
 
 
 @dataclass(frozen=True)
@@ -54,30 +56,47 @@ class MakeCache:
     def run(self, context: WorkerContext) -> MadeCache:
         """The cache. Raises ModelError for a model that torch.compile cannot compile, EngineryError on a machine that
         makes no cache for the target."""
-        from validation.comparison.sessions import expected_checks
-        from validation.limits.budget import budgets
-
         place, workdir = open_store(context.store), context.workdir
         check_worker(self.target, self.runtimes)
         enter_phase("fetching")
         frozen = golden_set(place, self.golden, workdir)
         model = replace(self.model, root=fetch_sources(place, self.sources, workdir)) if self.sources else self.model
-        folder, archive = workdir / "inductor", workdir / f"torch{SUFFIX}"
-        folder.mkdir()
-        enter_phase("cold start")
-        with CompiledSession(replace(model, folder=folder), self.outputs) as cold:
-            _run_all(cold, frozen)
-        pack(folder, replace(cold.recipe, probes=cold.answers[-1].probes), archive)
+        archive = workdir / f"torch{SUFFIX}"
+        cold = start_cold(model, self.outputs, frozen, workdir)
+        pack(workdir / COLD, replace(cold.recipe, probes=cold.answers[-1].probes), archive)
         digest = digest_of_file(archive)
-        enter_phase("warm start")
-        with CompiledSession(replace(model, cache=archive, digest=digest), self.outputs) as warm:
-            _run_all(warm, frozen)
-            limits = budgets("engine", PRECISION, frozen.noise).override(self.limits)
-            checks = tuple(expected_checks("engine", warm, frozen, limits))
+        warm, checks = start_warm(replace(model, cache=archive, digest=digest), self.outputs, frozen, self.limits)
         enter_phase("storing")
         maker = describe_maker(self.target)
         checks += tuple(judge_start(cold, warm))
-        return MadeCache(place.put_file(archive), archive.stat().st_size, checks, (_describe(cold, warm),), maker)
+        return MadeCache(place.put_file(archive), archive.stat().st_size, checks, (describe(cold, warm),), maker)
+
+
+def start_cold(
+    model: CompileModel, outputs: tuple[TensorSpec, ...], golden: "GoldenSet", workdir: Path
+) -> CompiledSession:
+    """A process that has compiled the model at every size of the golden set, and ended. What it compiled is in the
+    folder `COLD` of `workdir`."""
+    enter_phase("cold start")
+    folder = workdir / COLD
+    folder.mkdir()
+    with CompiledSession(replace(model, folder=folder), outputs) as cold:
+        _run_all(cold, golden)
+    return cold
+
+
+def start_warm(
+    model: CompileModel, outputs: tuple[TensorSpec, ...], golden: "GoldenSet", limits: Mapping[str, float]
+) -> tuple[CompiledSession, tuple[Check, ...]]:
+    """A process that has started out of a cache, and ended, with the checks of its answers. model: with the cache."""
+    from validation.comparison.sessions import expected_checks
+    from validation.limits.budget import budgets
+
+    enter_phase("warm start")
+    with CompiledSession(model, outputs) as warm:
+        _run_all(warm, golden)
+        held = budgets("engine", PRECISION, golden.noise).override(limits)
+        return warm, tuple(expected_checks("engine", warm, golden, held))
 
 
 def check_worker(target: Target, runtimes: Mapping[str, str]) -> None:
@@ -127,7 +146,9 @@ def judge_start(cold: CompiledSession, warm: CompiledSession) -> Iterator[Check]
     yield Check("engine", "recompilations", "", "every size", more, 0, more <= 0)
 
 
-def _describe(cold: CompiledSession, warm: CompiledSession) -> str:
+def describe(cold: CompiledSession, warm: CompiledSession) -> str:
+    """What both processes took to their first answers, in words."""
+
     def words(session: CompiledSession) -> str:
         first = session.answers[0]
         return f"{first.cpu_s:.1f} CPU seconds ({first.wall_s:.1f} s)"

@@ -61,33 +61,40 @@ class ProveEnsemble:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
+        place = open_store(context.store)
+        with ExitStack() as stack:
+            opened = dict[str, Session]()
+            for name, blob in self.engines.items():
+                folder = context.workdir / f"engine-{name}"
+                folder.mkdir()
+                opened[name] = stack.enter_context(open_session(place, blob, folder))
+            return self.compare(opened, context)
+
+    def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
+        """The checks of sessions in the engines' place. alone: whether each is run among graphs in fp32 too."""
         from enginery.ensembles import most_rows
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
 
-        place = open_store(context.store)
-        with ExitStack() as stack:
-            opened = dict[str, tuple[Session, int | None]]()
-            for name, blob in self.engines.items():
-                folder = context.workdir / f"engine-{name}"
-                folder.mkdir()
-                session, request = stack.enter_context(open_session(place, blob, folder)), blob.request
-                opened[name] = session, most_rows(request.inputs, request.outputs, request.profiles)
-            golden = self._freeze_steps(context) if self.whole.states else self._freeze(context)
-            proof = self._stages(context, opened).checks(golden, opened)
-            checks = proof.checks
-            for name, found in opened.items():
-                with self._open(context, {name: found}) as chain:
-                    alone = expected_checks("engine", chain, golden, default_budget("engine", self.precision))
-                checks += tuple(unjudged(f"{name}{ALONE}", alone))
-            if self._functions:
-                with self._open(context, opened, freely=True) as chain:
-                    checks += tuple(_free_running(chain, golden, self._given))
-            if not self.metrics:
-                return replace(proof, checks=checks)
-            answers = golden if self.whole.states else self._answer(context)
-            with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, opened) as chain:
-                return proof_of(checks, chain, answers, self.metrics, "engine", proof.spreads, proof.free_running)
+        opened = dict[str, tuple[Session, int | None]]()
+        for name, session in engines.items():
+            request = self.engines[name].request
+            opened[name] = session, most_rows(request.inputs, request.outputs, request.profiles)
+        golden = self._freeze_steps(context) if self.whole.states else self._freeze(context)
+        proof = self._stages(context, opened).checks(golden, opened)
+        checks = proof.checks
+        for name, one in opened.items() if alone else ():
+            with self._open(context, {name: one}) as chain:
+                found = expected_checks("engine", chain, golden, default_budget("engine", self.precision))
+            checks += tuple(unjudged(f"{name}{ALONE}", found))
+        if self._functions:
+            with self._open(context, opened, freely=True) as chain:
+                checks += tuple(_free_running(chain, golden, self._given))
+        if not self.metrics:
+            return replace(proof, checks=checks)
+        place, answers = open_store(context.store), golden if self.whole.states else self._answer(context)
+        with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, opened) as chain:
+            return proof_of(checks, chain, answers, self.metrics, "engine", proof.spreads, proof.free_running)
 
     def _stages(self, context: WorkerContext, opened: Parts) -> Stages:
         place, exported = open_store(context.store), {graph.name: graph.model for graph in self.graphs}

@@ -84,11 +84,12 @@ def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: R
     return JudgedEnsemble(judged, report, size, proof.metrics)
 
 
-def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | None) -> Report:
-    """The report on an ensemble's engine. cannot_run: as of `make_report`."""
+def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | None, cpu: str | None = None) -> Report:
+    """The report on an ensemble's engine. cannot_run: as of `make_report`.  cpu: the kind of CPU that it ran on;
+    default: this machine's."""
     verdict, reason = judge(proof.checks, cannot_run)
     if entry.hardware.is_cpu and cannot_run is None:
-        reason = f"{reason}, on {this_kind().name}"
+        reason = f"{reason}, on {cpu or this_kind().name}"
     return Report(
         unit=entry.unit,
         target=entry.target,

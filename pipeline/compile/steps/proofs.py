@@ -95,6 +95,11 @@ class CheckEngine:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
+        with open_session(open_store(context.store), self.engine, context.workdir) as actual:
+            return self.compare(actual, context)
+
+    def compare(self, actual: Session, context: WorkerContext) -> Proof:
+        """The checks of a session in the engine's place."""
         from validation.calls.sampler import sampler_checks
         from validation.comparison.free_running import check_free_running, step_spreads
         from validation.comparison.sessions import drift_checks
@@ -108,10 +113,7 @@ class CheckEngine:
         frozen = golden_set(place, self.golden, workdir)
         spreads = step_spreads(frozen, along)
         graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-        with (
-            open_reference(place, graph, frozen, self.answers) as expected,
-            open_session(place, self.engine, workdir) as actual,
-        ):
+        with open_reference(place, graph, frozen, self.answers) as expected:
             held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
             usual: dict[str, Drift] = {}
             drift = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
@@ -133,7 +135,7 @@ class CheckEngine:
             if self.calls:
                 checks += check_calls(self.calls, wanted, pair, frozen, graph, checks, compared_s)
             if isinstance(actual, WithoutSampler):
-                checks += tuple(sampler_checks(actual.whole, actual.sampling, frozen, seed_of(wanted)))
+                checks += tuple(sampler_checks(actual.whole, actual.sampling, frozen, wanted.seed))
             if self.contract:
                 checks += _check_contract(self.contract, expected, actual, frozen, held)
             told, prompts = _answer_prompts(self.prompts, actual, frozen, place, workdir) if self.prompts else ([], ())
@@ -182,7 +184,7 @@ def check_calls(
         return calls.bitwise or repeats_bits(request, graph)
 
     passed = all(check.passed for check in compared)
-    return tuple(call_checks(pair, shapes, golden, seed_of(request), allowance, bits, passed))
+    return tuple(call_checks(pair, shapes, golden, request.seed, allowance, bits, passed))
 
 
 def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -> "GoldenSet":
@@ -197,11 +199,6 @@ def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -
         text: make(parse_only(text, dims), request.inputs, groups, VALUES_SEED, request.precision) for text in sizes
     }
     return GoldenSet([Case(text, "edge", inputs, {}) for text, inputs in made.items()], noise=golden.noise)
-
-
-def seed_of(request: BuildRequest) -> int:
-    """The seed of a build: the same for the same build key, most likely another one for another."""
-    return int(request.key[:8], 16)
 
 
 def repeats_bits(request: BuildRequest, graph: Path) -> bool:
@@ -268,16 +265,7 @@ def try_to_prove(
     without. Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when
     cancelled.
     """
-    request = built.unit.request
-    check = CheckEngine(
-        built.blob,
-        proven_by[0],
-        limits_of(spec, request.precision, "engine"),
-        metrics_of(spec, request.precision),
-        contract_of(spec),
-        calls_of(spec),
-        prompts=prompts_of(spec, request, proven_by[1]),
-    )
+    request, check = built.unit.request, engine_check(built, spec, proven_by)
     key = {
         **encode(check),
         "engine": built.digest,
@@ -290,6 +278,20 @@ def try_to_prove(
     known = replace(check, answers=answers)
     job = Job(f"prove {built.unit.name}", known, context.store.uri, engine_limits(spec, "proof"))
     return prove_or_crash("check-engine", key, job, context)
+
+
+def engine_check(built: Built, spec: "ModelSpec", proven_by: tuple[str, str]) -> CheckEngine:
+    """What proves an engine by its spec. proven_by: as in `try_to_prove`."""
+    request = built.unit.request
+    return CheckEngine(
+        built.blob,
+        proven_by[0],
+        limits_of(spec, request.precision, "engine"),
+        metrics_of(spec, request.precision),
+        contract_of(spec),
+        calls_of(spec),
+        prompts=prompts_of(spec, request, proven_by[1]),
+    )
 
 
 def prove_or_crash(step: str, key: Json, job: Job[Proof], context: RunContext) -> Proof:

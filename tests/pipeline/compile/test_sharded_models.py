@@ -15,7 +15,7 @@ from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import locate
 from pipeline.compile import preflight
 from pipeline.compile.steps import exports
-from pipeline.operations.offline import write_offline_bundle
+from pipeline.operations.offline.bundle import write_offline_bundle
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, answers, units, write_model
 from validation.gpu.offline_bundle import OfflineBundle

@@ -21,13 +21,15 @@ from enginery.registry.manifest import Manifest, request_of
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.lookup import load
 from pipeline.compile.steps.blobs import runnable
-from pipeline.operations import offline
-from pipeline.operations.offline import Imported, import_results, write_offline_bundle
+from pipeline.operations.offline import bundle, imports
+from pipeline.operations.offline.bundle import write_offline_bundle
+from pipeline.operations.offline.imports import Imported, import_results
 from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
-from validation.gpu.cases import PackedArray, RecordingSession, load_cases, pack, unpack
+from validation.gpu.cases import load_cases
 from validation.gpu.devices import KitDevice
 from validation.gpu.kit import KitOptions, run_kit
+from validation.gpu.recording import PackedArray, RecordingSession, pack, unpack
 from validation.gpu.results import OfflineTrial, Results
 
 Change = Callable[[dict[str, Any]], None]
@@ -47,7 +49,7 @@ def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run here: each process of its own costs a second."""
-    monkeypatch.setattr(offline, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+    monkeypatch.setattr(imports, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
     store, manifest = place
     entries = judge_entries(store, manifest)
     stripped = [replace(item, requires=(*item.requires, Weights("0" * 64))) for item in entries]
-    monkeypatch.setattr(offline, "judge_entries", lambda *_: stripped)
+    monkeypatch.setattr(bundle, "judge_entries", lambda *_: stripped)
     with pytest.raises(InputError, match=r"without weights.*carry other targets"):
         write_offline_bundle(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -147,7 +149,7 @@ DOCTORED: dict[str, tuple[Change, str]] = {
     "yet to come": (with_field("created_at", "2999-01-01T00:00:00+00:00"), "yet to come"),
     "no time": (with_field("created_at", "2026-01-01"), "no time with a zone"),
     "an outcome of its own": (with_field("outcome", "splendid"), "'splendid', which this version does not know"),
-    "a case left out": (without_an_answer, "no answer was recorded for this case"),
+    "a case left out": (without_an_answer, "no answer to it was recorded"),
     "a damaged answer": (with_a_damaged_answer, "a recorded answer is damaged"),
 }
 
@@ -202,7 +204,7 @@ def test_what_did_not_finish_there_says_nothing_of_the_engine(
 def test_a_version_with_a_contract_asks_for_runs_of_its_own(
     place: tuple[Store, Manifest], returned_once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offline, "contract_of", lambda _: {"bitwise": {}})
+    monkeypatch.setattr(imports, "contract_of", lambda _: {"bitwise": {}})
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
     assert found.verdict == "refused" and "`enginery validate tiny@1` on a node" in found.reason
 

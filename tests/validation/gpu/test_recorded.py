@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from enginery.core.codec import decode, encode
-from enginery.core.errors import DataError, IntegrityError
+from enginery.core.errors import IntegrityError
 from enginery.core.types import TensorSpec
-from validation.gpu.cases import PackedArray, RecordingSession, ReplaySession, pack, question, unpack
+from validation.gpu.recording import PackedArray, RecordingSession, ReplaySession, pack, question, unpack
 
 ARRAYS = hnp.arrays(
     st.sampled_from([np.float32, np.float16, np.int64, np.bool_, np.uint8]), hnp.array_shapes(min_dims=0, min_side=0)
@@ -44,7 +44,7 @@ def test_an_answer_belongs_to_its_question() -> None:
     others = [{"x": np.arange(4, dtype=np.float32)}, {"x": asked["x"].view(np.int32)}, {"y": asked["x"]}]
     others += [{"x": asked["x"].reshape(3, 1)}, {"x": asked["x"] + 1}]
     for other in others:
-        with pytest.raises(DataError, match="no answer was recorded"):
+        with pytest.raises(IntegrityError, match="no answer to it was recorded"):
             played.run(other)
     assert len({question(item) for item in [asked, *others]}) == 6
 

@@ -16,7 +16,7 @@ from enginery.core.hardware.targets import parse_targets
 from enginery.core.reports.proof import Check, judge
 from enginery.core.types import BuildRequest
 from pipeline.compile.steps import proofs
-from pipeline.compile.steps.proofs import CheckEngine, calls_of, repeats_bits, seed_of
+from pipeline.compile.steps.proofs import CheckEngine, calls_of, repeats_bits
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.faults.bench import Bench
 from tests.faults.nets import after, mlp, rows, with_swapped
@@ -132,7 +132,7 @@ def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model
         names = discovery.options_of(tool), ()
         other = BuildRequest("0" * 64, "fp32", target, backend, (), (), (), *names)
         assert repeats_bits(other, tmp_path / "graph.onnx") == bits
-    assert seed_of(request) == seed_of(bench.engine().blob.request)
+    assert request.seed == bench.engine().blob.request.seed
 
 
 @pytest.mark.parametrize(

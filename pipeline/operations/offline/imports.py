@@ -1,4 +1,4 @@
-"""Proofs from GPU machines that reach no registry: the folder of engines to take there, and judging what comes back.
+"""Judges the results of engines that were carried to a machine without the registry.
 
 What the results say of themselves is checked where it can be: engine, build key, golden set and manifest against the
 registry, the device against the engine's target, the time against the version's. Drift is measured here, between the
@@ -9,124 +9,75 @@ whoever can compute the model can make up answers that fit.
 
 import math
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from builders.execution.jobs import Job, WorkerContext
 from builders.execution.process import run_job
-from enginery.core.errors import DataError, InputError, IntegrityError, UnknownNameError
+from builders.execution.workdir import workdir
+from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware.gpu_generations import product_of
 from enginery.core.names import Reference
 from enginery.core.parsing import parse_json
-from enginery.core.reports.proof import Check
-from enginery.core.types import CPU_KIND, BuildRequest
-from enginery.registry.ensembles import require_model
+from enginery.core.reports.proof import Check, Report
+from enginery.core.types import CPU_KIND, Session, Tensors
+from enginery.registry.ensembles import pinned_engines
 from enginery.registry.evidence.attestations import attest, judge_entries
-from enginery.registry.manifest import EngineEntry, Manifest, request_of
+from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
-from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set, proof_of, runnable
-from pipeline.compile.steps.drift_limits import engine_drift_limits
-from pipeline.compile.steps.keys import engine_limits, limits_of, metrics_of
-from pipeline.compile.steps.proofs import CRASHED, contract_of
+from pipeline.compile.ensembles.publication import GOLDEN, report_on, request_proof
+from pipeline.compile.ensembles.samples import LIMITS
+from pipeline.compile.steps.blobs import golden_set
+from pipeline.compile.steps.keys import engine_limits
+from pipeline.compile.steps.proofs import CRASHED, CheckEngine, contract_of, engine_check
+from pipeline.operations.offline.ensemble_bundle import CheckEnsembleRecording
 from pipeline.operations.revalidate import as_built, published_proof, spec_of
+from pipeline.operations.revalidate_ensemble import read_ensemble, unit_of
 from pipeline.outcome import make_report
-from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
-from validation.golden.golden_set import GoldenSet
-from validation.gpu.cases import Answers, save_cases
 from validation.gpu.devices import KitDevice
-from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
+from validation.gpu.recording import Answers
 from validation.gpu.results import MAX_BYTES, OfflineTrial, Results
-from validation.metrics.tasks.terms import TaskMetric
 
 # Clocks differ by less than this.
 _CLOCKS = timedelta(minutes=10)
 _BROKE = ("load failed", "run failed", "crashed")
 
 
-def write_offline_bundle(
-    store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None
-) -> OfflineBundle:
-    """Write a version's engines and golden cases into a folder, for `python -m validation.gpu --carry` on a machine
-    with torch, numpy and onnx; see `validation.gpu.offline_bundle`.
-
-    targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something, and for
-    engines without weights of their own, UnknownNameError where no engine is left, IntegrityError for a damaged blob.
-    """
-    require_model(manifest)
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
-    chosen = [
-        entry
-        for entry in judge_entries(store, manifest)
-        if entry.digest is not None and (targets is None or entry.target in targets)
-    ]
-    if not chosen:
-        raise UnknownNameError(
-            f"{manifest.model}@{manifest.version} has no engine to carry{' for that target' if targets else ''}; "
-            f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
-        )
-    if stripped := [entry.unit for entry in chosen if entry.is_stripped]:
-        raise InputError(
-            f"{', '.join(stripped)}: without weights of its own, which it takes from the registry; "
-            "prove it on a node that reaches that, or carry other targets"
-        )
-    place = folder / "engines"
-    place.mkdir(parents=True)
-    engines = {}
-    for entry in chosen:
-        digest = str(entry.digest)
-        fetch_one = fetch_graph if entry.suffix == ".onnx" else fetch
-        path = fetch_one(store, digest, place / f"{digest}{entry.suffix or ''}")
-        engines[digest] = BundledEngine(digest, request_of(entry), path)
-    golden = fetch(store, manifest.golden, folder / "golden.safetensors")
-    save_cases(GoldenSet.load(golden), manifest.golden, folder)
-    golden.unlink()
-    about = (manifest.model, manifest.version, manifest.digest, manifest.golden)
-    made = OfflineBundle(*about, tuple(engines.values()), folder)
-    made.save()
-    return made
-
-
 @dataclass(frozen=True)
 class CheckRecording:
-    """Measure the drift of recorded answers: the engine stage of `CheckEngine`, without running the engine.
+    """Measure the drift of recorded answers, as `check` does with the engine at hand. answers: as
+    `validation.gpu.recording.ReplaySession` gives them."""
 
-    request: what the engine was built from.  golden: digest of the golden set.  limits: the spec's, by metric.
-    answers: as `validation.gpu.cases.ReplaySession` gives them.
-    """
-
-    request: BuildRequest
-    golden: str
-    limits: Mapping[str, float]
-    metrics: tuple[TaskMetric, ...]
+    check: CheckEngine
     answers: Answers
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises IntegrityError for an answer that is damaged or missing: it says nothing of the engine."""
-        from builders.reference import ReferenceSession
-        from validation.comparison.sessions import drift_checks, run
-        from validation.gpu.cases import ReplaySession
-        from validation.metrics.tally import Spreads
+        from validation.comparison.sessions import run
+        from validation.golden.free_running import FreeRunningSession
+        from validation.gpu.recording import replay_session
 
-        place, spreads = open_store(context.store), Spreads()
-        wanted, workdir = self.request, context.workdir
-        frozen = golden_set(place, self.golden, workdir)
-        actual = ReplaySession(wanted.inputs, wanted.outputs, self.answers)
-        for case in frozen.cases:
+        frozen = golden_set(open_store(context.store), self.check.golden, context.workdir)
+        actual = replay_session(self.check.engine.request, self.answers)
+
+        def ask(session: Session, what: str, inputs: Tensors) -> None:
             try:
-                run(actual, case.inputs)
-            except DataError as error:
-                raise IntegrityError(f"case {case.name!r}: {error}") from error
-        graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-        with ReferenceSession(graph) as expected:
-            held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
-            checks = drift_checks("engine", expected, actual, frozen, held, spreads)
-            return proof_of(checks, actual, frozen, self.metrics, "engine", spreads.at("engine"))
+                run(session, inputs)
+            except EngineryError as error:
+                raise IntegrityError(f"{what}: {error}") from error
+
+        for case in frozen.cases:
+            ask(actual, f"case {case.name!r}", case.inputs)
+        if frozen.sequences:
+            rolled = FreeRunningSession(actual, frozen.sequences)
+            for case in frozen.sequences.golden.cases:
+                ask(rolled, f"sequence {case.name!r}", case.inputs)
+        return self.check.compare(actual, context)
 
 
 @dataclass(frozen=True)
@@ -181,22 +132,56 @@ def _import_entry(store: Store, results: Results, item: OfflineTrial, reference:
     entry = _find_entry(manifest, item)
     _check_device(entry, results.device)
     _check_time(manifest, item.created_at)
+    if manifest.graphs:
+        return _import_ensemble(store, results, item, entry, manifest)
     spec = spec_of(manifest)
-    if contract_of(spec) or spec.state:
-        what = "promises a contract" if contract_of(spec) else "hands its state from step to step"
+    if contract_of(spec):
         raise _Refused(
-            f"{reference} {what}, which takes runs of its own; `enginery validate {reference}` on a node with that GPU "
-            "shows it"
+            f"{reference} promises a contract, which takes runs of its own; `enginery validate {reference}` on a node "
+            "with that GPU shows it"
         )
-    proof, device = _prove(store, manifest, entry, spec, item), results.device
+    check = engine_check(as_built(entry), spec, (manifest.golden, manifest.onnx))
+    # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
+    judged = CheckRecording(replace(check, calls=None), _answers(item))
+    proof = _prove(entry, item, Job(f"judge {entry.unit}", judged, store.uri, engine_limits(spec, "proof")))
+    report = make_report(
+        as_built(entry), manifest.golden, [published_proof(entry, store), proof], None, _cpu_of(results)
+    )
+    return _attach(store, manifest, results, item, report)
+
+
+def _import_ensemble(
+    store: Store, results: Results, item: OfflineTrial, entry: EngineEntry, manifest: Manifest
+) -> Imported:
+    """Judge an engine of an ensemble whose graphs' engines are proven, and attach the report."""
+    parts = list(pinned_engines(store, manifest, entry))
+    for graph, pinned, engine in parts:
+        known = next(each for each in judge_entries(store, pinned) if each.unit == engine.unit)
+        if known.status != "proven":
+            reason = f"graph {graph.name!r}: {known.reason}"
+            return Imported(f"{item.model}@{item.version}", entry.unit, known.status, reason)
+    with workdir() as folder:
+        built = read_ensemble(manifest, store, folder)
+        proof = request_proof(unit_of(entry, {graph.name: engine for graph, _, engine in parts}), built)
+        job = Job(f"judge {entry.unit}", CheckEnsembleRecording(proof, _answers(item)), store.uri, LIMITS)
+        report = report_on(entry, built.golden.digest, _prove(entry, item, job), None, _cpu_of(results))
+    return _attach(store, manifest, results, item, report)
+
+
+def _cpu_of(results: Results) -> str:
+    return results.host.get(CPU_KIND, "a CPU of unknown kind")[:200]
+
+
+def _attach(store: Store, manifest: Manifest, results: Results, item: OfflineTrial, report: Report) -> Imported:
+    """Attach a report with what the results say of the machine."""
+    device = results.device
     said = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}
     host = {**{name: value[:200] for name, value in results.host.items()}, **said}
-    cpu = host.get(CPU_KIND, "a CPU of unknown kind")
-    report = make_report(as_built(entry), manifest.golden, [published_proof(entry, store), proof], None, cpu)
     versions = {name: value[:100] for name, value in (item.versions or {}).items()}
     reason = f"{report.reason}; answers recorded on {device.name}, judged here"
     attached = replace(report, created_at=item.created_at, host=host, versions=versions, reason=reason)
-    return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, attached))
+    reference = f"{item.model}@{item.version}"
+    return Imported(reference, report.unit, report.verdict, report.reason, attest(store, manifest, attached))
 
 
 def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
@@ -206,8 +191,8 @@ def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
         raise _Refused(f"this version has no engine {item.engine[:80]}; was it published anew since?")
     pairs = {
         "manifest": (item.manifest, manifest.digest),
-        "golden set": (item.golden, manifest.golden),
-        "build key": (item.build_key, request_of(entry).key),
+        "golden set": (item.golden, manifest.sources.get(GOLDEN) or manifest.golden),
+        "build key": (item.build_key, entry.build_key or ""),
     }
     for what, (theirs, ours) in pairs.items():
         if theirs != ours:
@@ -236,18 +221,19 @@ def _check_time(manifest: Manifest, stated: str) -> None:
         raise _Refused(f"it was made at {stated}, {'before this version was' if early else 'which is yet to come'}")
 
 
-def _prove(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, item: OfflineTrial) -> Proof:
+def _answers(item: OfflineTrial) -> Answers:
+    return item.answers or {}
+
+
+def _prove(entry: EngineEntry, item: OfflineTrial, judge: Job[Proof]) -> Proof:
     """The engine stage: measured from the recorded answers, or a failed check where the engine broke there."""
     if item.outcome in _BROKE:
         return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
     if item.outcome not in ("passed", "wrong") or item.answers is None:
         raise _Refused(f"its outcome is {item.outcome[:40]!r}, which this version does not know")
-    request = request_of(entry)
-    limits = limits_of(spec, request.precision, "engine")
-    check = CheckRecording(request, manifest.golden, limits, metrics_of(spec, request.precision), item.answers)
     with tempfile.TemporaryDirectory(prefix="enginery-import-") as folder:
         try:
-            found = run_job(Job(f"judge {entry.unit}", check, store.uri, engine_limits(spec, "proof")), Path(folder))
+            found = run_job(judge, Path(folder))
         except IntegrityError as error:
             raise _Refused(str(error)) from error
     if not entry.hardware.is_cpu and _equals_reference(found.checks):

@@ -1,0 +1,43 @@
+"""The job that proves a compile cache again: its warm start, against a cold one on the same machine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from builders.execution.jobs import WorkerContext
+from enginery.compile_caches.archive import SUFFIX
+from enginery.core.types import TensorSpec
+from enginery.registry.store.base import open_store
+from enginery.user_code.compiling import CompileModel
+from pipeline.compile.caches.make_cache import describe, judge_start, start_cold, start_warm
+from pipeline.compile.steps.blobs import fetch, golden_set
+from pipeline.values import Proof
+
+
+@dataclass(frozen=True)
+class ProvenStart:
+    """A cache's checks, and what both processes took, in words."""
+
+    proof: Proof
+    note: str
+
+
+@dataclass(frozen=True)
+class ProveCache:
+    """Start a cold process, and one out of the published cache. model: its files on this machine.  cache, golden:
+    digests.  outputs, limits: as of `MakeCache`."""
+
+    model: CompileModel
+    cache: str
+    golden: str
+    outputs: tuple[TensorSpec, ...]
+    limits: Mapping[str, float]
+
+    def run(self, context: WorkerContext) -> ProvenStart:
+        """The checks. Raises EngineryError for another model than the cache was made from, and as `fetch`."""
+        place, workdir = open_store(context.store), context.workdir
+        golden = golden_set(place, self.golden, workdir)
+        archive = fetch(place, self.cache, workdir / f"torch{SUFFIX}")
+        cold = start_cold(self.model, self.outputs, golden, workdir)
+        from_cache = replace(self.model, cache=archive, digest=self.cache)
+        warm, checks = start_warm(from_cache, self.outputs, golden, self.limits)
+        return ProvenStart(Proof((*checks, *judge_start(cold, warm))), describe(cold, warm))

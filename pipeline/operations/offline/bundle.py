@@ -1,0 +1,139 @@
+"""Writes the folder that `python -m validation.gpu --carry` takes: the engines of a version, and what proves them."""
+
+import tempfile
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from builders.execution.jobs import Job, WorkerContext
+from builders.execution.process import run_job
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.reports.prompts import PromptTerms
+from enginery.registry.ensembles import require_model
+from enginery.registry.evidence.attestations import judge_entries
+from enginery.registry.manifest import EngineEntry, Manifest, request_of
+from enginery.registry.store.base import Store, open_store
+from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set
+from pipeline.compile.steps.keys import step_limits
+from pipeline.compile.steps.proofs import contract_of, prompts_of
+from pipeline.operations.revalidate import spec_of
+from pipeline.spec.model import ModelSpec
+from validation.golden.golden_set import GoldenSet
+from validation.gpu.cases import save_cases
+from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
+from validation.gpu.recording import BundledPrompts
+
+
+def write_offline_bundle(
+    store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None
+) -> OfflineBundle:
+    """Write a version's engines and golden cases into a folder, for `python -m validation.gpu --carry` on a machine
+    with torch, numpy and onnx; see `validation.gpu.offline_bundle`.
+
+    targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something, for a
+    version with a contract and for engines without weights of their own, UnknownNameError where no engine is left,
+    IntegrityError for a damaged blob.
+    """
+    require_model(manifest)
+    require_empty(folder)
+    chosen = choose_engines(manifest, judge_entries(store, manifest), targets)
+    return write_engines(store, manifest, folder, chosen)
+
+
+def require_empty(folder: Path) -> None:
+    """Raise InputError for a folder that holds something."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
+
+
+def choose_engines(
+    manifest: Manifest, entries: Iterable[EngineEntry], targets: Collection[str] | None
+) -> list[EngineEntry]:
+    """Those of a version's engines that are for these targets. Raises UnknownNameError where none is."""
+    chosen = [entry for entry in entries if entry.digest and (targets is None or entry.target in targets)]
+    if not chosen:
+        raise UnknownNameError(
+            f"{manifest.model}@{manifest.version} has no engine to carry{' for that target' if targets else ''}; "
+            f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
+        )
+    return chosen
+
+
+def require_carriable(manifest: Manifest, spec: ModelSpec, chosen: Collection[EngineEntry]) -> None:
+    """Raise InputError for a version with a contract, and for engines without weights of their own."""
+    if contract_of(spec):
+        raise InputError(
+            f"{manifest.model}@{manifest.version} promises a contract, which takes runs that are judged while they are "
+            "made; run `enginery validate` on a node with its GPU that reaches the registry"
+        )
+    if stripped := [entry.unit for entry in chosen if entry.is_stripped]:
+        raise InputError(
+            f"{', '.join(stripped)}: without weights of its own, which it takes from the registry; "
+            "prove it on a node that reaches that, or carry other targets"
+        )
+
+
+def write_engines(store: Store, manifest: Manifest, folder: Path, chosen: Collection[EngineEntry]) -> OfflineBundle:
+    """Write these engines of a version, and what proves them. Raises as `require_carriable`."""
+    spec = spec_of(manifest)
+    require_carriable(manifest, spec, chosen)
+    place = folder / "engines"
+    place.mkdir(parents=True)
+    engines, prompts = {}, _answer_prompts(store, manifest, spec, chosen)
+    for entry in chosen:
+        digest = str(entry.digest)
+        fetch_one = fetch_graph if entry.suffix == ".onnx" else fetch
+        path = fetch_one(store, digest, place / f"{digest}{entry.suffix or ''}")
+        engines[digest] = BundledEngine(digest, request_of(entry), path, prompts.get(entry.unit))
+    golden = fetch(store, manifest.golden, folder / "golden.safetensors")
+    save_cases(GoldenSet.load(golden), manifest.golden, folder)
+    golden.unlink()
+    about = (manifest.model, manifest.version, manifest.digest, manifest.golden)
+    made = OfflineBundle(*about, tuple(engines.values()), folder)
+    made.save()
+    return made
+
+
+@dataclass(frozen=True)
+class ReadTokens:
+    """Tokens that are read for each golden prompt."""
+
+    tokens: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class AnswerPrompts:
+    """Let the exported model answer golden prompts, which engines read along elsewhere. model, golden: digests."""
+
+    model: str
+    golden: str
+    terms: PromptTerms
+
+    def run(self, context: WorkerContext) -> ReadTokens:
+        """The tokens of each prompt and of its answer. Raises as `ReferenceSession`."""
+        from builders.reference import ReferenceSession, threads_for
+        from validation.comparison.prompts import list_read_tokens
+
+        store = open_store(context.store)
+        sequences = golden_set(store, self.golden, context.workdir).sequences
+        if sequences is None:
+            return ReadTokens(())
+        path = fetch_graph(store, self.model, context.workdir / "exported.onnx")
+        with ReferenceSession(path, threads=threads_for(path, True)) as model:
+            return ReadTokens(list_read_tokens(model, self.terms, sequences))
+
+
+def _answer_prompts(
+    store: Store, manifest: Manifest, spec: ModelSpec, entries: Collection[EngineEntry]
+) -> dict[str, BundledPrompts]:
+    """The golden prompts of engines with what they read, by unit."""
+    asked = {entry.unit: prompts_of(spec, request_of(entry), manifest.onnx) for entry in entries}
+    # Limits are of a precision, and the tokens of none.
+    tokens: dict[int, tuple[tuple[int, ...], ...]] = {}
+    for calls in asked.values():
+        if calls and calls.terms.rows not in tokens:
+            request = AnswerPrompts(calls.model, manifest.golden, calls.terms)
+            job = Job("answer prompts", request, store.uri, step_limits(spec, "proof"))
+            with tempfile.TemporaryDirectory(prefix="enginery-carry-") as folder:
+                tokens[calls.terms.rows] = run_job(job, Path(folder)).tokens
+    return {unit: BundledPrompts(calls.terms, tokens[calls.terms.rows]) for unit, calls in asked.items() if calls}

@@ -1,0 +1,108 @@
+"""Proofs of published compile caches on this machine: a warm start, measured again beside a cold one."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from builders.execution.jobs import Job
+from enginery.compile_caches.recipe import PRECISION
+from enginery.compile_caches.warm_start import StaleCacheError, check_fresh
+from enginery.core.digest import digest_of
+from enginery.core.errors import EngineryError, InputError, UnknownNameError
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.machine import describe_host
+from enginery.core.origin import this_process
+from enginery.core.reports.proof import Report, judge
+from enginery.core.text import now
+from enginery.registry.evidence.attestations import attest, judge_entries
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.user_code.compiling import CompileModel
+from pipeline.compile.caches.plan import device_of
+from pipeline.compile.caches.prove_cache import ProveCache, ProvenStart
+from pipeline.compile.run_context import RunContext, shown_turn, stops_run
+from pipeline.compile.steps.keys import engine_limits, limits_of
+from pipeline.operations.revalidate import Attested, spec_of
+from pipeline.spec.model import ModelSpec
+
+
+def revalidate_caches(
+    manifest: Manifest, context: RunContext, model: Path, targets: Collection[str] | None = None
+) -> Iterator[Attested]:
+    """Start each compile cache of a version, and attach a report; 'refused', with what differs, of one that was made
+    for another machine, installation or model. The caller answers for its publisher: a cache is code.
+
+    model: the folder with the model's files, which are that of its spec.  targets: names to keep to; None for all.
+    Raises UnknownNameError for a version without such a cache, InputError without the model's files, IntegrityError for
+    a damaged blob.
+    """
+    whole = replace(manifest, engines=manifest.caches)
+    chosen = [entry for entry in judge_entries(context.store, whole) if targets is None or entry.target in targets]
+    if not chosen:
+        raise UnknownNameError(
+            f"{manifest.model}@{manifest.version} has no compile cache{' for that target' if targets else ''}; "
+            f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
+        )
+    spec = spec_of(manifest)
+    needed = [spec.source_file, *([spec.source.weights] if spec.source.weights else [])]
+    if absent := [name for name in needed if not (model / name).is_file()]:
+        raise InputError(f"{model} has no {absent[0]}, which the cache's model is made of; name the folder of its spec")
+    for known in chosen:
+        entry = known.on_cpu(this_kind().name)
+        if entry.digest is None:
+            yield Attested(entry, entry.status, entry.reason)
+            continue
+        try:
+            check_fresh(entry.requires, entry.unit)
+        except StaleCacheError as error:
+            yield Attested(entry, "refused", str(error))
+            continue
+        yield _prove(entry, whole, spec, model, context)
+
+
+def _prove(entry: EngineEntry, whole: Manifest, spec: ModelSpec, folder: Path, context: RunContext) -> Attested:
+    """Start a cache and attach the report. whole: the version with its caches as engines."""
+    source, section = spec.source, spec.compile_cache
+    if section is None:
+        return Attested(entry, "refused", "its spec asks for no compile cache; build it again")
+    model = CompileModel(
+        folder.absolute(),
+        spec.source_file,
+        source.function,
+        section.options(spec.tensors()),
+        dict(source.arguments),
+        source.weights,
+        source.module,
+        device_of(entry.hardware),
+    )
+    limits = limits_of(spec, PRECISION, "engine")
+    request = ProveCache(model, str(entry.digest), whole.golden, entry.outputs, limits)
+    job = Job(f"prove {entry.unit}", request, context.store.uri, engine_limits(spec, "build"))
+    machine = digest_of({"proving on": this_process().host})
+    try:
+        with shown_turn(context, machine, f"proving {entry.unit} of {whole.model}@{whole.version}"):
+            found = context.run_job(context.executor, job.name, job)
+    except EngineryError as error:
+        if stops_run(error):
+            raise
+        return Attested(entry, "refused", str(error))
+    report = _report_on(entry, whole, found)
+    return Attested(entry, report.verdict, report.reason, attest(context.store, whole, report))
+
+
+def _report_on(entry: EngineEntry, whole: Manifest, found: ProvenStart) -> Report:
+    verdict, reason = judge(found.proof.checks)
+    on = f", on {this_kind().name}" if entry.hardware.is_cpu else ""
+    return Report(
+        entry.unit,
+        entry.target,
+        entry.precision,
+        entry.backend,
+        entry.digest,
+        whole.golden,
+        found.proof.checks,
+        verdict,
+        f"{reason}{on}; {found.note}",
+        now(),
+        describe_host(),
+        dict(entry.toolchain),
+    )

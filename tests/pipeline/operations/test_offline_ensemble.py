@@ -1,0 +1,128 @@
+"""Ensembles carried to a machine without the registry: their graphs, and the whole by what its engines answered."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import enginery
+from builders.execution.jobs import WorkerContext
+from enginery.core.errors import InputError
+from enginery.registry.evidence.attestations import judge_entries
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions.lookup import load
+from pipeline.operations.offline import bundle, imports
+from pipeline.operations.offline.ensemble_bundle import write_ensemble_bundle
+from pipeline.operations.offline.imports import Imported, import_results
+from tests import stateful_ensembles
+from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
+from validation.gpu.kit import KitOptions, run_kit
+from validation.gpu.results import Results
+
+
+def run_here(patch: pytest.MonkeyPatch) -> None:
+    """Jobs run in this process: each of its own costs a second."""
+    for module in (bundle, imports):
+        patch.setattr(module, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Manifest]:
+    folder = tmp_path_factory.mktemp("pair")
+    encoder, decoder = {**ENCODER, "precisions": ["int8"]}, {**DECODER, "precisions": ["int8"]}
+    enginery.build(write_ensemble(folder / "project", PAIR, encoder, decoder), registry=folder / "registry")
+    store = open_store(folder / "registry")
+    return store, load(store, "pair", "1")
+
+
+@pytest.fixture(scope="module")
+def returned(place: tuple[Store, Manifest], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("carried") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        run_here(patch)
+        made = write_ensemble_bundle(*place, out)
+    assert list(made.graphs) == ["encoder", "decoder"] and len(made.ensembles) == 1
+    found = run_kit(KitOptions("cpu", (), carry=(out,), seconds=0.01, peaks=False), lambda _: None)
+    document: dict[str, Any] = json.loads(found.to_bytes())
+    return document
+
+
+def judge(store: Store, document: dict[str, Any]) -> list[Imported]:
+    return list(import_results(store, Results.from_json(document)))
+
+
+def test_graphs_and_the_whole_are_proven_by_what_came_back(
+    place: tuple[Store, Manifest], returned: dict[str, Any]
+) -> None:
+    store, manifest = place
+    assert [item["outcome"] for item in returned["carried"]] == ["passed"] * 3
+    found = judge(store, returned)
+    assert [item.reference for item in found] == ["pair-decoder@1", "pair-encoder@1", "pair@1"]
+    assert {item.verdict for item in found} == {"proven"}, found
+    report = json.loads(next(Path(store.uri.removeprefix("file://")).rglob(f"{found[2].report}.json")).read_bytes())
+    assert {(check["joint"], check["case"]) for check in report["checks"]} >= {
+        ("quantization", "golden"),
+        ("engine", "golden"),
+        ("engine", "end to end"),
+    }
+    (entry,) = judge_entries(store, manifest)
+    assert "proven by attestation" in entry.reason
+
+
+def test_answers_of_one_graph_that_are_missing_or_the_other_graphs_are_refused(
+    place: tuple[Store, Manifest], returned: dict[str, Any]
+) -> None:
+    document = copy.deepcopy(returned)
+    del document["carried"][:2]
+    answers = document["carried"][0]["answers"]
+    for asked in list(answers)[:4]:
+        gone = answers.pop(asked)
+        (found,) = judge(place[0], document)
+        assert found.verdict == "refused" and "no answer to it was recorded" in found.reason
+        answers[asked] = gone
+    document["carried"][0]["golden"] = "0" * 64
+    (found,) = judge(place[0], document)
+    assert found.verdict == "refused" and "its golden set is 000" in found.reason
+
+
+def test_the_whole_waits_for_its_graphs(
+    place: tuple[Store, Manifest], returned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = imports.judge_entries
+
+    def waiting(store: Store, manifest: Manifest) -> list[Any]:
+        return [replace(entry, status="unproven", reason="not run yet") for entry in known(store, manifest)]
+
+    monkeypatch.setattr(imports, "judge_entries", waiting)
+    document = copy.deepcopy(returned)
+    del document["carried"][:2]
+    (found,) = judge(place[0], document)
+    assert (found.verdict, found.reason, found.report) == ("unproven", "graph 'encoder': not run yet", None)
+
+
+def test_functions_between_graphs_are_not_carried(place: tuple[Store, Manifest], tmp_path: Path) -> None:
+    store, manifest = place
+    cutting = replace(manifest, spec={**manifest.spec, "functions": {"cut": {}}})
+    with pytest.raises(InputError, match=r"functions 'cut'.*carry one of its graphs"):
+        write_ensemble_bundle(store, cutting, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_sequences_of_several_graphs_are_not_carried(tmp_path: Path) -> None:
+    alone: dict[str, Any] = {"precisions": ["fp32"], "targets": ["cpu"]}
+    parts = ({**spec, **alone} for spec in (stateful_ensembles.ENCODER, stateful_ensembles.DECODER))
+    spec = stateful_ensembles.write_stateful_ensemble(tmp_path / "project", stateful_ensembles.TOLD, *parts)
+    enginery.build(spec, registry=tmp_path / "registry")
+    store = open_store(tmp_path / "registry")
+    with pytest.raises(InputError, match=r"graph 'decoder' has state.*carry one of its graphs"):
+        write_ensemble_bundle(store, load(store, "told", "1"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

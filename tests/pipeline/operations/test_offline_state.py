@@ -1,0 +1,121 @@
+"""Models with state carried to a machine without the registry: their sequences, golden prompts and samplers."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import enginery
+from builders.execution.jobs import WorkerContext
+from enginery.core.errors import InputError
+from enginery.registry.evidence.attestations import judge_entries
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions.lookup import load
+from pipeline.operations.offline import bundle, imports
+from pipeline.operations.offline.bundle import write_offline_bundle
+from pipeline.operations.offline.imports import Imported, import_results
+from tests.decoding import DECODER, write_decoder
+from tests.stateful import RECURRENT, write_stateful
+from validation.gpu.kit import KitOptions, run_kit
+from validation.gpu.results import Results
+
+TALKER: dict[str, Any] = {
+    **DECODER,
+    "sampling": {
+        **DECODER["sampling"],
+        "prompts": {"given": ["A", "class"], "most": 3, "constraint": {"regex": "[a-c]{3}"}},
+    },
+}
+
+
+def write_talker(folder: Path, spec: dict[str, Any]) -> Path:
+    return write_decoder(folder, spec, 256)
+
+
+SPECS: dict[str, tuple[dict[str, Any], Callable[[Path, dict[str, Any]], Path]]] = {
+    "recurrent": ({**RECURRENT, "precisions": ["fp16", "int8"]}, write_stateful),
+    "decoder": (TALKER, write_talker),
+}
+
+
+def run_here(patch: pytest.MonkeyPatch) -> None:
+    """Jobs run in this process: each of its own costs a second."""
+    for module in (bundle, imports):
+        patch.setattr(module, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(monkeypatch)
+
+
+def carry(store: Store, manifest: Manifest, folder: Path) -> dict[str, Any]:
+    """The results of the kit, as a document, for a version that was carried to this machine's CPU."""
+    write_offline_bundle(store, manifest, folder)
+    found = run_kit(KitOptions("cpu", (), carry=(folder,), seconds=0.01, peaks=False), lambda _: None)
+    document: dict[str, Any] = json.loads(found.to_bytes())
+    return document
+
+
+def judge(store: Store, document: dict[str, Any]) -> list[Imported]:
+    return list(import_results(store, Results.from_json(document)))
+
+
+@pytest.fixture(scope="module", params=list(SPECS))
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Manifest]:
+    spec, write = SPECS[request.param]
+    folder = tmp_path_factory.mktemp(request.param) / "project"
+    outcome = enginery.build(write(folder, spec), registry=folder.parent / "registry")
+    store = open_store(folder.parent / "registry")
+    return store, load(store, str(outcome.model), str(outcome.version))
+
+
+@pytest.fixture(scope="module")
+def returned(built: tuple[Store, Manifest], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        run_here(patch)
+        return carry(*built, tmp_path_factory.mktemp("carried") / "out")
+
+
+def test_sequences_prompts_and_draws_are_run_there_and_judged_here(
+    built: tuple[Store, Manifest], returned: dict[str, Any]
+) -> None:
+    store, manifest = built
+    assert [item["outcome"] for item in returned["carried"]] == ["passed"] * len(manifest.engines)
+    found = judge(store, returned)
+    assert {item.verdict for item in found} == {"proven"}, found
+    for item in found:
+        report = json.loads(next(Path(store.uri.removeprefix("file://")).rglob(f"{item.report}.json")).read_bytes())
+        free = [check for check in report["checks"] if check["case"] == "free running" and check["joint"] == "engine"]
+        assert free and report["free_running"]
+        names = {check["name"] for check in report["checks"]}
+        wanted = {"sampler", "kl_nats", "keeps_grammar"}
+        assert names & wanted == (wanted if manifest.model == "decoder" else set())
+    assert all("proven by attestation" in entry.reason for entry in judge_entries(store, manifest))
+
+
+def test_an_answer_that_is_missing_is_refused_whatever_it_is_to(
+    built: tuple[Store, Manifest], returned: dict[str, Any]
+) -> None:
+    """Each fifth answer in turn: of golden cases, steps of sequences, prompts and draws."""
+    document = copy.deepcopy(returned)
+    del document["carried"][1:]
+    answers = document["carried"][0]["answers"]
+    for asked in list(answers)[::5]:
+        gone = answers.pop(asked)
+        (found,) = judge(built[0], document)
+        assert found.verdict == "refused" and "no answer to it was recorded" in found.reason
+        answers[asked] = gone
+
+
+def test_a_contract_is_told_before_anything_is_carried(
+    built: tuple[Store, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "contract_of", lambda _: {"bitwise": {}})
+    with pytest.raises(InputError, match=r"promises a contract.*reaches the registry"):
+        write_offline_bundle(*built, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
