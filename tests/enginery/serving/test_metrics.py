@@ -59,3 +59,9 @@ def test_serving_loads_no_framework_before_it_is_needed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_guides_example_runs_as_it_is():
+    (snippet,) = [part for part in PAGE.read_text().split("```python\n")[1:] if "import numpy" in part]
+    done = subprocess.run([sys.executable, "-c", snippet.split("```")[0]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
