@@ -8,7 +8,7 @@ import numpy as np
 
 from enginery.arrays import find_profile
 from enginery.core.errors import EngineryError
-from enginery.core.reports.proof import Check, describe
+from enginery.core.reports.proof import PADDING, Check, describe
 from enginery.core.types import BuildRequest, Session
 from enginery.serving.pad_plan import plan_padding
 from enginery.serving.padding import Padding
@@ -39,9 +39,9 @@ def padding_checks(
             wrong.append(reason)
     if not tried:
         note = "no golden or edge case can be padded within the profiles; add smaller samples, or remove pad"
-        return [Check("engine", "padding", "", "all", None, 0.0, False, note)]
+        return [Check("engine", PADDING, "", "all", None, 0.0, False, note)]
     note = f"{wrong[0]}; {len(wrong)} of {tried} padded cases" if wrong else f"{tried} padded cases"
-    return [Check("engine", "padding", "", "all", float(len(wrong)), 0.0, not wrong, note)]
+    return [Check("engine", PADDING, "", "all", float(len(wrong)), 0.0, not wrong, note)]
 
 
 def next_sizes(request: BuildRequest, padding: Padding, sizes: Mapping[str, int]) -> dict[str, int] | None:

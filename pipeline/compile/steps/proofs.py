@@ -282,7 +282,7 @@ def try_to_prove(
         contract_of(spec),
         calls_of(spec),
         prompts=prompts_of(spec, request, proven_by[1]),
-        padding=found if (found := padding_of(spec.model_dump(mode="json"))).inputs else None,
+        padding=padding_rules(spec),
     )
     key = {
         **encode(check),
@@ -320,6 +320,12 @@ def calls_of(spec: "ModelSpec") -> ExtraCalls | None:
     """The calls beside the golden set that the spec asks for; None when it asks for none."""
     calls, bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
     return ExtraCalls(calls.seconds, bitwise, model_shapes(spec)) if calls else None
+
+
+def padding_rules(spec: "ModelSpec") -> Padding | None:
+    """How the spec lets a server pad requests; None when it does not."""
+    found = padding_of(spec.model_dump(mode="json"))
+    return found if found.inputs else None
 
 
 def prompts_of(spec: "ModelSpec", request: BuildRequest, model: str) -> PromptCalls | None:
