@@ -15,7 +15,7 @@ from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set
 from pipeline.compile.steps.keys import step_limits
-from pipeline.compile.steps.proofs import contract_of, prompts_of
+from pipeline.compile.steps.proofs import contract_of, padding_rules, prompts_of
 from pipeline.operations.revalidate import spec_of
 from pipeline.spec.model import ModelSpec
 from validation.golden.golden_set import GoldenSet
@@ -59,12 +59,17 @@ def choose_engines(
     return chosen
 
 
+def own_runs(spec: ModelSpec) -> str:
+    """Why a version cannot be proven by recorded answers: what its spec asks that takes runs of its own; '' for none."""
+    asked = {"promises a contract": contract_of(spec), "lets servers pad": padding_rules(spec)}
+    return next((words for words, terms in asked.items() if terms), "")
+
+
 def require_carriable(manifest: Manifest, spec: ModelSpec, chosen: Collection[EngineEntry]) -> None:
-    """Raise InputError for a version with a contract, and for engines without weights of their own."""
-    if contract_of(spec):
+    """Raise InputError for a version with `own_runs`, and for engines without weights of their own."""
+    if what := own_runs(spec):
         raise InputError(
-            f"{manifest.model}@{manifest.version} promises a contract, which takes runs that are judged while they are "
-            "made; run `enginery validate` on a node with its GPU that reaches the registry"
+            f"{manifest.model}@{manifest.version} {what}, which takes runs that are judged while they are made; run `enginery validate` on a node with its GPU that reaches the registry"
         )
     if stripped := [entry.unit for entry in chosen if entry.is_stripped]:
         raise InputError(

@@ -33,7 +33,8 @@ from pipeline.compile.ensembles.publication import GOLDEN, report_on, request_pr
 from pipeline.compile.ensembles.samples import LIMITS
 from pipeline.compile.steps.blobs import golden_set
 from pipeline.compile.steps.keys import engine_limits
-from pipeline.compile.steps.proofs import CRASHED, CheckEngine, contract_of, engine_check
+from pipeline.compile.steps.proofs import CRASHED, CheckEngine, engine_check
+from pipeline.operations.offline.bundle import own_runs
 from pipeline.operations.offline.ensemble_bundle import CheckEnsembleRecording
 from pipeline.operations.revalidate import as_built, published_proof, spec_of
 from pipeline.operations.revalidate_ensemble import read_ensemble, unit_of
@@ -135,9 +136,9 @@ def _import_entry(store: Store, results: Results, item: OfflineTrial, reference:
     if manifest.graphs:
         return _import_ensemble(store, results, item, entry, manifest)
     spec = spec_of(manifest)
-    if contract_of(spec):
+    if what := own_runs(spec):
         raise _Refused(
-            f"{reference} promises a contract, which takes runs of its own; `enginery validate {reference}` on a node "
+            f"{reference} {what}, which takes runs of its own; `enginery validate {reference}` on a node "
             "with that GPU shows it"
         )
     check = engine_check(as_built(entry), spec, (manifest.golden, manifest.onnx))
