@@ -60,7 +60,7 @@ def choose_engines(
 
 
 def own_runs(spec: ModelSpec) -> str:
-    """Why a version cannot be proven by recorded answers: what its spec asks that takes runs of its own; '' for none."""
+    """What a spec asks that takes runs of its own, and cannot be proven by recorded answers; '' for nothing."""
     asked = {"promises a contract": contract_of(spec), "lets servers pad": padding_rules(spec)}
     return next((words for words, terms in asked.items() if terms), "")
 
@@ -69,7 +69,8 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, chosen: Collection[En
     """Raise InputError for a version with `own_runs`, and for engines without weights of their own."""
     if what := own_runs(spec):
         raise InputError(
-            f"{manifest.model}@{manifest.version} {what}, which takes runs that are judged while they are made; run `enginery validate` on a node with its GPU that reaches the registry"
+            f"{manifest.model}@{manifest.version} {what}, which takes runs that are judged while they are made; "
+            "run `enginery validate` on a node with its GPU that reaches the registry"
         )
     if stripped := [entry.unit for entry in chosen if entry.is_stripped]:
         raise InputError(
