@@ -11,7 +11,7 @@ from enginery.core.reports.latency import LatencyReport, LatencyTerms
 from enginery.registry.evidence.latencies import latencies, read_latency_report
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.composition import InProcess, prepare_plainly
-from pipeline.compile.plan import Selection
+from pipeline.compile.plan import Selection, candidates
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import build, recall_engine
 from pipeline.compile.steps.keys import engine_limits, model_shapes
@@ -52,9 +52,10 @@ class EngineTimer:
 
         Raises EngineryError where it cannot be built.
         """
-        only: dict[str, object] = {"targets": ("cpu",), "precisions": ("fp32",), "backends": DEFAULT_BACKENDS}
-        plain = spec.model_copy(update=only)
+        plain = spec.model_copy(update={"targets": ("cpu",), "precisions": ("fp32",)})
         selection = Selection(tuple(parse_targets("cpu")), ("fp32",))
+        if not candidates(plain, selection):
+            plain = plain.model_copy(update={"backends": DEFAULT_BACKENDS})
         prepared = prepare_plainly(plain, selection, context, InProcess())
         for unit in prepared.plan.units:
             if unit.action in ("build", "cached"):

@@ -46,7 +46,7 @@ def partition_dim(costs: Array, most: int) -> list[tuple[float, Partition]]:
     count = len(costs) - 1
     best = costs[0].copy()
     before: list[Array] = []
-    found = [(float(best[count]), (count - 1,))]
+    found: list[tuple[float, Partition]] = [(float(best[count]), (count - 1,))]
     for _ in range(1, min(most, count)):
         sums = best[:, None] + costs
         before.append(sums.argmin(0))

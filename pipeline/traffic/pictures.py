@@ -68,8 +68,14 @@ def draw_histogram(dim: str, counts: SizeCounts, buckets: Mapping[str, Sequence[
     total = sum(counts.counts.values())
     words = f"{total} requests by {dim}: half up to {counts.quantiles[0]:g}, the largest {counts.greatest}"
     words += "".join(f"; {name} buckets up to {', '.join(map(str, ends))}" for name, ends in buckets.items())
-    x = Axis(float(low), top * 1.03, f"{dim} of a request" + (", logarithmic" if log else ""), log)
-    return Plot("buckets", words, x, Axis(0.0, 1.2 * most, "requests"), tuple(marks), tuple(keys), WIDTH, HEIGHT)
+    x = Axis(float(low), top * 1.03, f"{dim} of a request" + (", logarithmic" if log else ""), log, _count)
+    return Plot(
+        "buckets", words, x, Axis(0.0, 1.2 * most, "requests", text=_count), tuple(marks), tuple(keys), WIDTH, HEIGHT
+    )
+
+
+def _count(value: float) -> str:
+    return f"{value:,.10g}"
 
 
 def _bar_edges(low: float, top: float, log: bool) -> "np.ndarray":
@@ -113,10 +119,10 @@ def _draw_hours(summary: TrafficSummary, dim: str) -> Plot:
 
 
 def _hour_axis(summary: TrafficSummary) -> Axis:
-    names = [hour.name for hour in summary.hours]
-    step = max(len(names) // 6, 1)
+    names = [hour.name[-5:] if summary.start else hour.name for hour in summary.hours]
+    step = math.ceil(len(names) / 9)
     ticks = tuple((float(index), names[index]) for index in range(0, len(names), step))
-    return Axis(-0.5, len(names) - 0.5, "UTC" if summary.start else "", ticks=ticks)
+    return Axis(-0.5, len(names) - 0.5, f"UTC, from {summary.start}" if summary.start else "", ticks=ticks)
 
 
 def _draw_pair(pair: PairCounts) -> Plot:

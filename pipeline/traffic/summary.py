@@ -16,6 +16,8 @@ HOUR_S = 3600.0
 # With more hours than this they are put together by the hour of the day.
 MOST_HOURS = 48
 QUANTILES = (0.5, 0.9, 0.99)
+# Rates are over a minute at least: an hour of which a second was recorded has none.
+_LEAST_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def _split_hours(traffic: TrafficAtPlace, dims: Sequence[Dim]) -> "list[HourOfTr
         seconds = _seconds_in(int(key), 24 if by_day else None, first, float(trace.at[-1]))
         name = f"{key:02}:00" if by_day else _name_hour(int(key), traffic.absolute)
         sizes = {dim.name: count_sizes(trace.sizes[dim.name][chosen]) for dim in dims}
-        rate = float(chosen.sum()) / max(seconds, 1.0) / traffic.sampling
+        rate = float(chosen.sum()) / max(seconds, _LEAST_S) / traffic.sampling
         found.append(HourOfTraffic(name, int(chosen.sum()), rate, sizes))
     return found
 

@@ -74,8 +74,8 @@ def write_png(plots: Sequence[Plot], path: Path, scale: float = 2.0) -> None:
             figure, _ = _figure(plot, LIGHT, scale)
             figure.patch.set(visible=True, facecolor=LIGHT["card"])
             canvas = FigureCanvasAgg(figure)
-            canvas.draw()
-            drawn.append(np.array(canvas.buffer_rgba()))
+            canvas.draw()  # type: ignore[no-untyped-call]
+            drawn.append(np.array(canvas.buffer_rgba()))  # type: ignore[no-untyped-call]
     imsave(path, np.concatenate(drawn))
 
 

@@ -120,7 +120,9 @@ def buckets(
         split = split_beyond(found.trace, model.named_dims())
         chosen = _engine(engine or latencies, target, precision, context)
         if chosen and chosen.manifest.model != model.model:
-            raise InputError(f"{engine or latencies} is an engine of {chosen.manifest.model}, and SPEC is {model.model}")
+            raise InputError(
+                f"{engine or latencies} is an engine of {chosen.manifest.model}, and SPEC is {model.model}"
+            )
         advice = advise_buckets(model, found, split, options, context, chosen, recorded=latencies is not None)
     if out is not None:
         _draw(advice, split, out)
