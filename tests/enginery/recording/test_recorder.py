@@ -212,3 +212,15 @@ def test_an_error_that_is_no_text_does_not_fail_the_request(tmp_path, error, kep
     with ObservationLog(tmp_path / "log.jsonl") as log:
         assert log.append(0.01, ok=False, error=error)
     assert read_observations(tmp_path / "log.jsonl").error == [kept]
+
+
+def test_traffic_keeps_when_it_began_and_the_model_it_is_of(tmp_path):
+    with Recorder(tmp_path / "a.jsonl", model="digits") as recorder:
+        for at in (1_700_000_003.0, 1_700_000_001.0):
+            recorder.append({"x": np.zeros((1, 2), np.float32)}, at)
+    found = read_traffic(tmp_path / "a.jsonl", (TensorSpec("x", "float32", (1, 2)),))
+    assert found.start == 1_700_000_001.0 and [one.at for one in found.requests] == [0.0, 2.0]
+    assert found.model == "digits"
+    (tmp_path / "b.jsonl").write_text('{"inputs": {"x": [[1.0, 2.0]]}}\n')
+    untimed = read_traffic(tmp_path / "b.jsonl", (TensorSpec("x", "float32", (1, 2)),))
+    assert untimed.start == 0.0 and untimed.model == ""

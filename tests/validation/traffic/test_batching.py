@@ -76,3 +76,10 @@ def test_each_request_is_answered_once_in_a_batch_that_holds_it(most, wait_s, bu
     assert (found.batches <= np.maximum(most, 3)).all()
     assert (found.waited_s >= -1e-12).all() and (found.service_s > 0).all()
     assert found.busy_s <= found.seconds + 1e-9
+
+
+def test_each_request_has_the_index_of_its_batch():
+    at = np.array([0.0, 0.1, 0.2, 5.0])
+    ones, zeros = np.ones(4, np.int64), np.zeros(4, np.int64)
+    found = simulate_batching(at, ones, zeros, [[constant(1.0)] * 2], BatchPolicy(2, 0.0))
+    assert found.batch_of.tolist() == [0, 1, 1, 2] and found.batches[found.batch_of].tolist() == [1, 2, 2, 1]

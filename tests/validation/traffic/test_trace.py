@@ -16,8 +16,10 @@ def request(at: float, ids: tuple[int, int], mask: tuple[int, int]) -> RecordedR
 
 
 def test_a_trace_has_the_size_of_each_dim_in_each_request():
-    trace = trace_of(RecordedTraffic((request(0.0, (1, 7), (1, 7)), request(2.0, (2, 9), (2, 9))), ""), INPUTS)
-    assert trace.at.tolist() == [0.0, 2.0] and trace.per_second == 0.5
+    trace = trace_of(
+        RecordedTraffic((request(0.0, (1, 7), (1, 7)), request(2.0, (2, 9), (2, 9))), "", start=1e9), INPUTS
+    )
+    assert trace.at.tolist() == [0.0, 2.0] and trace.per_second == 0.5 and trace.start == 1e9
     assert {dim: sizes.tolist() for dim, sizes in trace.sizes.items()} == {"batch": [1, 2], "length": [7, 9]}
 
 

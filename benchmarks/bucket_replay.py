@@ -1,0 +1,125 @@
+"""A small dynamic batcher that runs a trace against a real session: what `bench_buckets` holds predictions to.
+
+The policy is that of `validation.traffic.batching`. By the wall clock the loop admits each request when its time has
+come (open loop), sleeps where nothing is ready, and runs padded batches. By the CPU clock nothing sleeps: time is that
+of the arrivals and of the runs, each in the CPU seconds of a session with one thread.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from enginery.arrays import Array
+from enginery.core.types import Session
+from validation.traffic.batching import BatchPolicy
+from validation.traffic.trace import Trace
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """busy_s: seconds of all runs.  requests, runs: their numbers.  p99_s: latency from arrival to answer."""
+
+    busy_s: float
+    requests: int
+    runs: int
+    p99_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Engine seconds of a request."""
+        return self.busy_s / self.requests
+
+
+class WallStopwatch:
+    """Times runs of a session by the wall clock."""
+
+    by_cpu = False
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def time(self, inputs: Mapping[str, Array]) -> float:
+        """Seconds of a run."""
+        begun = time.perf_counter()
+        self._session.run(inputs)
+        return time.perf_counter() - begun
+
+
+class CpuStopwatch:
+    """Times runs of a session with one thread by its CPU time, as shares of a fixed run's, which is repeated all along:
+    on a machine that others use, CPU seconds too take up to twice as long from one minute to the next."""
+
+    by_cpu = True
+    _EVERY, _KEPT = 8, 5
+
+    def __init__(self, session: Session, fixed_s: float) -> None:
+        self._session, self._fixed_s = session, fixed_s
+        self._inputs, self._runs = pad(np.array([96]), 96), 0
+        self._fixed = deque((self.run_fixed() for _ in range(self._KEPT)), self._KEPT)
+
+    def run_fixed(self) -> float:
+        """CPU seconds of the fixed run."""
+        return self._cpu_s(self._inputs)
+
+    def time(self, inputs: Mapping[str, Array]) -> float:
+        """CPU seconds of a run, where the fixed run takes `fixed_s`."""
+        if self._runs % self._EVERY == 0:
+            self._fixed.append(self.run_fixed())
+        self._runs += 1
+        return self._cpu_s(inputs) * self._fixed_s / float(np.median(self._fixed))
+
+    def _cpu_s(self, inputs: Mapping[str, Array]) -> float:
+        begun = time.thread_time()
+        self._session.run(inputs)
+        return time.thread_time() - begun
+
+
+def replay(
+    trace: Trace, edges: Sequence[int], policy: BatchPolicy, stopwatch: WallStopwatch | CpuStopwatch
+) -> Replayed:
+    """Run a trace of requests of one sample, whose sizes are those of the dim `sequence`. edges: of its buckets."""
+    sizes, arrivals = trace.sizes["sequence"], trace.at.tolist()
+    places = np.searchsorted(edges, sizes).tolist()
+    queues: list[deque[int]] = [deque() for _ in edges]
+    begun, now, following, runs, busy = time.perf_counter(), 0.0, 0, 0, 0.0
+    done = np.zeros(len(arrivals))
+    while runs == 0 or following < len(arrivals) or any(queues):
+        if not stopwatch.by_cpu:
+            now = time.perf_counter() - begun
+        while following < len(arrivals) and arrivals[following] <= now:
+            queues[places[following]].append(following)
+            following += 1
+        ready, wakes = _choose(queues, arrivals, policy, now)
+        if ready is None:
+            wakes = min(wakes, arrivals[following]) if following < len(arrivals) else wakes
+            if not stopwatch.by_cpu:
+                time.sleep(max(wakes - (time.perf_counter() - begun), 0.0))
+            now = wakes
+            continue
+        taken = [queues[ready].popleft() for _ in range(min(policy.most, len(queues[ready])))]
+        inputs = pad(sizes[taken], edges[ready])
+        seconds = stopwatch.time(inputs)
+        runs, busy, now = runs + 1, busy + seconds, now + seconds
+        done[taken] = now if stopwatch.by_cpu else time.perf_counter() - begun
+    return Replayed(busy, len(arrivals), runs, float(np.quantile(done - trace.at, 0.99)))
+
+
+def _choose(
+    queues: Sequence[deque[int]], arrivals: Sequence[float], policy: BatchPolicy, now: float
+) -> tuple[int | None, float]:
+    """The ready queue with the oldest request, or None; and when the next one will be."""
+    heads = [(arrivals[queue[0]], index) for index, queue in enumerate(queues) if queue]
+    ready = [
+        head for head in heads if len(queues[head[1]]) >= policy.most or head[0] + policy.wait_s <= now
+    ]  # fmt: skip
+    return (min(ready)[1] if ready else None), min((at + policy.wait_s for at, _ in heads), default=np.inf)
+
+
+def pad(sizes: Array, edge: int) -> Mapping[str, Array]:
+    """A batch of made-up texts of these sizes, padded to `edge`."""
+    places = np.arange(edge)[None] < sizes[:, None]
+    ids = np.where(places, 1 + (np.arange(edge)[None] * 7 + sizes[:, None]) % 256, 0)
+    return {"input_ids": ids.astype(np.int64), "attention_mask": places.astype(np.int64)}

@@ -1,0 +1,115 @@
+"""Choosing buckets, and what they are said to save."""
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, TensorSpec
+from pipeline.traffic.choice import choose_buckets, search_buckets
+from pipeline.traffic.plan import BucketOptions
+from pipeline.traffic.plan_costs import resample_plans, serve_trace
+from tests.pipeline.traffic.instances import (
+    BATCH,
+    LENGTH,
+    KnownTimes,
+    latency,
+    measure,
+    seconds_at,
+    task_of,
+    trace_of_sizes,
+)
+from validation.traffic.batching import BatchPolicy
+
+RNG = np.random.default_rng(0)
+TWO_KINDS = np.where(RNG.random(1000) < 0.7, RNG.integers(5, 10, 1000), RNG.integers(30, 36, 1000)).tolist()
+
+
+def test_two_kinds_of_requests_get_buckets_at_their_ends():
+    task = task_of(trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
+    choice = choose_buckets(task, measure(task.first_sizes()), measure, 3, 0.0)
+    assert choice.edges == {"length": (9, 35, 64)} and choice.gap == 0.0
+    plans = {plan.name: plan for plan in choice.plans}
+    assert [*plans] == ["chosen", "one profile", "powers of two", "present"]
+    assert plans["powers of two"].edges["length"] == (1, 2, 4, 8, 16, 32, 64)
+    direct = np.mean([seconds_at(1, 9 if size <= 9 else 35) for size in TWO_KINDS])
+    assert plans["chosen"].seconds.value == pytest.approx(direct, rel=0.02)
+    assert plans["one profile"].seconds.value == pytest.approx(seconds_at(1, 64), rel=0.02)
+    saved = plans["one profile"].saved
+    assert saved.low < saved.value < saved.high and saved.value == pytest.approx(
+        1 - direct / seconds_at(1, 64), rel=0.02
+    )
+    assert plans["chosen"].saved is None and plans["chosen"].padding < 0.3 < plans["one profile"].padding
+
+
+def test_the_edges_that_are_chosen_are_timed_themselves():
+    asked = []
+
+    def noting(sizes):
+        asked.extend(sizes)
+        return measure(sizes)
+
+    task = task_of(trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
+    first = task.first_sizes()
+    choice = choose_buckets(task, measure(first), noting, 3, 0.0)
+    assert {"batch": 1, "length": 35} in [*asked, *first] and {"batch": 1, "length": 9} in [*asked, *first]
+    assert choice.timed == len(first) + len(asked)
+
+
+def test_a_price_makes_fewer_buckets():
+    task = task_of(trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
+    known = measure(task.first_sizes())
+    counts = [len(choose_buckets(task, known, None, 64, price).edges["length"]) for price in (0.0, 200.0, 1e6)]
+    assert counts[0] > counts[1] > counts[2] == 1
+
+
+def test_with_a_batcher_fewer_buckets_batch_better():
+    lengths = np.random.default_rng(1).integers(20, 41, 1500).tolist()
+    known = KnownTimes(lambda batch, length: 5e-3 + 1e-6 * batch * length)
+    alone = task_of(trace_of_sizes(lengths, 150.0), BucketOptions(batch=1))
+    together = task_of(trace_of_sizes(lengths, 150.0), BucketOptions(batch=8, wait_s=0.02))
+    assert together.policy == BatchPolicy(8, 0.02) and alone.policy is None
+    counts = [len(search_buckets(task, known, 64, 0.0)[0].partitions[0]) for task in (alone, together)]
+    assert counts[0] > 10 > counts[1]
+    _, served = search_buckets(together, known, 64, 0.0)
+    many = serve_trace(together.grid, {"length": tuple(range(20, 65))}, known, together.policy)
+    assert served.batch > 1.5 * many.batch and served.mean_s < 0.7 * many.mean_s
+
+
+def test_two_dims_are_chosen_together_and_the_gap_is_told():
+    rng = np.random.default_rng(2)
+    trace = trace_of_sizes(rng.integers(1, 65, 400), width=rng.choice([3, 30], 400))
+    inputs = (TensorSpec("image", "float32", ("batch", "length", "width")),)
+    dims = (BATCH, LENGTH, Dim("width", 1, 32, 32))
+    task = task_of(trace, BucketOptions(batch=1), dims, inputs)
+    choice = choose_buckets(task, measure(task.first_sizes()), measure, 8, 0.0)
+    assert choice.edges["width"] == (3, 32) and len(choice.edges["length"]) == 4
+    assert 0 <= choice.gap < 0.2
+    only = task_of(trace, BucketOptions(("width",), batch=1), dims, inputs)
+    assert choose_buckets(only, measure(only.first_sizes()), None, 8, 0.0).edges.keys() == {"width"}
+
+
+def test_a_size_beyond_the_times_on_record_says_how_to_time_it():
+    task = task_of(trace_of_sizes([3, 50]), BucketOptions(batch=1))
+    with pytest.raises(DataError, match=r"length=3 is beyond what was timed.*enginery profile"):
+        choose_buckets(
+            task, [latency({"batch": 1, "length": 8}, 1.0), latency({"batch": 1, "length": 64}, 2.0)], None, 4, 0
+        )
+
+
+def test_intervals_hold_the_truth_of_most_samples():
+    """Of 40 traces of one process, 95 % intervals of what is saved hold the saving over a long trace in 33 at least."""
+    rng = np.random.default_rng(5)
+    times = KnownTimes()
+
+    def saved(sizes, seed):
+        task = task_of(trace_of_sizes(sizes, seed=seed), BucketOptions(batch=1))
+        plans = [serve_trace(task.grid, {"length": edges}, times, None) for edges in ((10, 64), (64,))]
+        resamples = resample_plans(plans, seed)
+        return 1 - plans[0].mean_s / plans[1].mean_s, np.quantile(1 - resamples[0] / resamples[1], (0.025, 0.975))
+
+    def draw(count):
+        return np.where(rng.random(count) < 0.5, 5, 40)
+
+    truth, _ = saved(draw(100_000), 0)
+    held = sum(low <= truth <= high for low, high in (saved(draw(300), seed)[1] for seed in range(40)))
+    assert held >= 33

@@ -1,0 +1,103 @@
+"""What is chosen for, and every option that the model or its traffic has nothing for."""
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import DataError, InputError
+from enginery.core.types import Dim, TensorSpec
+from pipeline.traffic.place import TrafficAtPlace
+from pipeline.traffic.plan import BucketOptions, plan_task, powers_of_two, present_buckets, whole_range
+from pipeline.traffic.request_grid import MOST_ALONE, grid_of
+from tests.pipeline.traffic.instances import BATCH, INPUTS, LENGTH, task_of, trace_of_sizes
+from validation.traffic.batching import BatchPolicy
+
+
+def test_the_batcher_fills_the_batch_dim_by_default():
+    task = task_of(trace_of_sizes([1, 2, 3]))
+    assert task.chosen == ("length",) and task.policy == BatchPolicy(8, 0.0) and task.remarks == ()
+    assert task.grid.edges_of("length").tolist() == [1, 2, 3, 64]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (BucketOptions(("lenght",)), "'lenght' is no dynamic dim of the model; .*length"),
+        (BucketOptions(("fixed",)), "'fixed' has the size 7 alone"),
+        (BucketOptions(batch=9), r"--batch 9 is more than dims.batch takes \(1..8\)"),
+        (BucketOptions(("batch",), batch=4), "batch gets no buckets of its own where requests are put together"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, words):
+    dims = (BATCH, LENGTH, Dim("fixed", 7, 7, 7))
+    inputs = (*INPUTS, TensorSpec("more", "float32", ("batch", "fixed")))
+    with pytest.raises(InputError, match=words):
+        task_of(trace_of_sizes([1, 2], fixed=[7, 7]), options, dims, inputs)
+
+
+def test_without_times_batches_are_not_known():
+    untimed = trace_of_sizes([1, 2, 3], None)
+    with pytest.raises(DataError, match="no times of arrival, so how batches form is not known"):
+        task_of(untimed, BucketOptions(batch=4, most=2))
+    with pytest.raises(DataError, match="no times of arrival"):
+        task_of(untimed, BucketOptions(wait_s=0.01, most=2))
+    with pytest.raises(InputError, match=r"a profile has no price.*--most"):
+        task_of(untimed)
+    task = task_of(untimed, BucketOptions(most=2))
+    assert task.policy is None and "each request is taken to run alone" in task.remarks[0] and task.grid.seconds == 0
+    rated = task_of(trace_of_sizes([5] * 2000, None), BucketOptions(rate=50.0))
+    assert rated.policy == BatchPolicy(8, 0.0) and rated.grid.seconds == pytest.approx(40.0, rel=0.1)
+
+
+def test_a_model_without_a_batch_or_without_dims():
+    inputs = (TensorSpec("x", "float32", (3, "length")),)
+    trace = trace_of_sizes([1, 2, 3])
+    assert task_of(trace, dims=(LENGTH,), inputs=inputs).policy is None
+    with pytest.raises(InputError, match="cannot be put together"):
+        task_of(trace, BucketOptions(batch=4), (LENGTH,), inputs)
+    with pytest.raises(InputError, match="no dynamic dim but the batch"):
+        task_of(trace, dims=(BATCH,), inputs=(TensorSpec("x", "float32", ("batch", 8)),))
+    only = task_of(trace, BucketOptions(("batch",)), (BATCH,), (TensorSpec("x", "float32", ("batch", 8)),))
+    assert only.chosen == ("batch",) and only.batch is None and only.policy is None
+
+
+def test_more_buckets_than_sizes_are_remarked():
+    task = task_of(trace_of_sizes([4, 9, 9]), BucketOptions(most=30))
+    assert "length has 2 distinct sizes in the traffic" in task.remarks[0]
+
+
+def test_the_rate_is_that_of_the_real_traffic():
+    trace = trace_of_sizes([5] * 1000, 10.0)
+    sampled = plan_task(INPUTS, (BATCH, LENGTH), TrafficAtPlace(trace, (), sampling=0.25), trace, BucketOptions())
+    assert sampled.grid.seconds == pytest.approx(25.0, rel=0.1)
+    asked = plan_task(INPUTS, (BATCH, LENGTH), TrafficAtPlace(trace, (), 0.25), trace, BucketOptions(rate=500.0))
+    assert asked.grid.seconds == pytest.approx(2.0, rel=0.01)
+
+
+def test_edges_are_multiples_of_the_dims():
+    steps = Dim("length", 16, 160, 160, (), 16)
+    task = task_of(trace_of_sizes([3, 17, 33, 60]), dims=(BATCH, steps))
+    assert task.grid.edges_of("length").tolist() == [16, 32, 48, 64, 160]
+    assert powers_of_two(task) == {"length": (16, 32, 64, 128, 160)} and whole_range(task) == {"length": (160,)}
+    shrunk = task_of(trace_of_sizes([3, 17, 33, 60]), BucketOptions(shrink=True), (BATCH, steps))
+    assert shrunk.grid.edges_of("length").tolist() == [16, 32, 48, 64]
+    assert present_buckets(task_of(trace_of_sizes([3, 4]), dims=(BATCH, Dim("length", 1, 64, 64, (8, 64))))) == {
+        "length": (8, 64)
+    }
+
+
+def test_many_sizes_are_thinned_and_long_traces_cut():
+    rng = np.random.default_rng(0)
+    trace = trace_of_sizes(rng.integers(1, 5000, 150_000))
+    wide = Dim("length", 1, 5000, 5000)
+    grid = grid_of(trace, (BATCH, wide), "batch", ("length",), tops={"length": 5000}, at=trace.at)
+    assert len(grid.edges[0]) <= MOST_ALONE + 1 and grid.edges[0][-1] == 5000 and len(grid) == 100_000
+    assert (grid.edges[0][grid.places[:, 0]] >= grid.sizes[:, 0]).all()
+    assert grid.seconds == pytest.approx(trace.at[-1] * 2 / 3, rel=0.05) and (np.diff(grid.at) >= 0).all()
+
+
+def test_too_many_dims_are_refused():
+    names = ("a", "b", "c", "d", "e")
+    dims = tuple(Dim(name, 1, 4, 4) for name in names)
+    with pytest.raises(InputError, match="b, c, d, e are 4 dims, and 3 at most"):
+        sizes = {name: [1, 2] for name in names}
+        task_of(trace_of_sizes([1, 2], **sizes), dims=dims, inputs=(TensorSpec("x", "int8", names),))

@@ -1,0 +1,98 @@
+"""Histograms, hours and bursts of traces with known ones; their tables and pictures."""
+
+import numpy as np
+import pytest
+
+from enginery.core.types import Dim
+from pipeline.traffic.pictures import draw_histogram, draw_traffic
+from pipeline.traffic.place import TrafficAtPlace
+from pipeline.traffic.summary import count_sizes, measure_bursts, summarize
+from pipeline.traffic.tables import describe_traffic, dim_rows, histogram_rows, hour_table, pair_table
+from validation.plots.files import stack_svg
+from validation.traffic.trace import Trace
+
+MIDNIGHT = 1_772_409_600.0
+DIMS = (Dim("batch", 1, 4, 4), Dim("length", 1, 8, 8, (4, 8)))
+
+
+def traffic(at, lengths, start=MIDNIGHT, sampling=1.0) -> TrafficAtPlace:
+    lengths = np.array(lengths)
+    sizes = {"batch": 1 + lengths % 2, "length": lengths}
+    return TrafficAtPlace(Trace(np.array(at, float), sizes, start), (), sampling)
+
+
+def test_histograms_alone_and_joint():
+    found = summarize(traffic([0, 1, 2, 3], [3, 5, 3, 9]), DIMS)
+    assert found.dims["length"].counts == {3: 2, 5: 1, 9: 1} and found.dims["length"].quantiles[0] == 4.0
+    assert found.beyond == {"length": 1} and found.requests == 4
+    (pair,) = found.pairs
+    assert pair.dims == ("batch", "length") and pair.counts == ((2, 3, 2), (2, 5, 1), (2, 9, 1))
+    assert dim_rows(found)[1][:5] == ["length", "4", "3", "3", "5"]
+    columns, rows = pair_table(pair)
+    assert columns == ["batch \\ length", "up to 3", "up to 5", "up to 9"] and rows == [
+        ["up to 2", "50 %", "25 %", "25 %"]
+    ]
+    assert any("length: 1 request beyond the spec's dims (25 %)" in line for line in describe_traffic(found))
+
+
+def test_hours_have_absolute_names_and_rates_of_what_was_recorded():
+    at = [*np.arange(0, 3600, 10.0), *np.arange(3600, 5400, 1.0)]
+    found = summarize(traffic(at, [1] * 360 + [6] * 1800, sampling=0.5), DIMS)
+    assert [hour.name for hour in found.hours] == ["2026-03-02 00:00", "2026-03-02 01:00"]
+    assert [hour.requests for hour in found.hours] == [360, 1800]
+    assert [hour.per_second for hour in found.hours] == pytest.approx([0.2, 2.0], rel=0.01)
+    assert found.hours[1].sizes["length"].counts == {6: 1800} and found.per_second == pytest.approx(0.8, rel=0.01)
+    columns, rows = hour_table(found)
+    assert columns[:3] == ["hour", "requests", "a second"] and rows[1][0] == "2026-03-02 01:00"
+
+
+def test_many_days_are_put_together_by_the_hour_of_the_day():
+    days = np.arange(0, 5 * 86400, 600.0)
+    found = summarize(traffic(days, 1 + (days // 3600 % 24).astype(int)), DIMS)
+    assert len(found.hours) == 24 and found.hours[13].name == "13:00" and found.hours[13].requests == 30
+    assert found.hours[13].per_second == pytest.approx(1 / 600, rel=0.01)
+    assert found.hours[13].sizes["length"].counts == {14: 30}
+
+
+def test_times_that_are_not_absolute_count_from_the_first_request():
+    found = summarize(traffic([0.0, 4000.0], [1, 2], start=5.0), DIMS)
+    assert [hour.name for hour in found.hours] == ["hour 0", "hour 1"] and found.start is None
+
+
+def test_without_times_there_are_no_rates():
+    found = summarize(traffic([0.0, 0.0], [1, 2], start=0.0), DIMS)
+    assert found.hours == () and found.bursts is None and found.per_second is None
+    assert "without times of arrival: no rates, no hours" in [*describe_traffic(found)]
+
+
+def test_bursts():
+    poisson = np.cumsum(np.random.default_rng(0).exponential(0.05, 20_000))
+    assert measure_bursts(poisson).dispersion == pytest.approx(1.0, abs=0.15)
+    clumped = np.repeat(np.arange(0, 1000, 10.0), 20) + np.tile(np.arange(20) * 0.01, 100)
+    found = measure_bursts(clumped)
+    assert found.peak_per_second == 20 and found.dispersion > 10 and found.longest_gap_s == pytest.approx(9.81)
+
+
+def test_rows_of_a_histogram_are_the_buckets_where_there_are_some():
+    counts = count_sizes(np.array([1, 2, 4, 5, 9]))
+    assert [row[:3] for row in histogram_rows(counts, (4, 8))] == [
+        ["1..4", "3", "60 %"],
+        ["5..8", "1", "20 %"],
+        ["9", "1", "20 %"],
+    ]
+    assert sum(int(row[1]) for row in histogram_rows(count_sizes(np.arange(1, 500)), (500,))) == 499
+
+
+def test_every_request_is_in_a_bar():
+    for sizes in (np.array([7]), np.arange(1, 900), np.array([1, 1, 2, 800]), np.array([0, 3])):
+        plot = draw_histogram("length", count_sizes(sizes), {"present": (1000,)})
+        bars = plot.marks[0]
+        assert sum(bars.heights) == len(sizes) and bars.edges[-1] >= sizes.max()
+
+
+def test_pictures_of_traffic():
+    found = summarize(traffic(np.arange(0, 7200, 20.0), 1 + np.arange(360) % 8), DIMS)
+    plots = draw_traffic(found, {"batch": (4,), "length": (4, 8)})
+    assert [plot.kind for plot in plots] == ["buckets", "buckets", "rates", "hours", "hours", "loglog"]
+    text = stack_svg(plots)
+    assert "present: up to 8" in text and "requests a second by hour" in text
