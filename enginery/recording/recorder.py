@@ -66,7 +66,7 @@ class Recorder(_Log):
     """Appends a share of the requests, each with its time of arrival, to a file that `enginery canary run` replays.
 
     sampling: the share that is kept, at random, which the file's head states.  max_bytes: the file never grows beyond
-    that.  made: where the traffic is from, if it is not real.
+    that.  made: where the traffic is from, if it is not real.  model: the name of the model that is asked.
     kept, lost: numbers of requests.  full: whether the file has reached its size.  failure: the last error, or None.
     Raises InputError for a share or size out of range, UnavailableError for a file that cannot be opened.
     """
@@ -79,10 +79,12 @@ class Recorder(_Log):
         max_bytes: int = MOST_BYTES,
         seed: int | None = None,
         made: str = "",
+        model: str = "",
     ) -> None:
         if not 0.0 < sampling <= 1.0:
             raise InputError(f"sampling is {sampling}; give a share above 0 and at most 1")
-        header = {"format": FORMAT, "kind": TRAFFIC, "sampling": sampling, **({"made": made} if made else {})}
+        header: dict[str, object] = {"format": FORMAT, "kind": TRAFFIC, "sampling": sampling}
+        header |= {name: value for name, value in (("made", made), ("model", model)) if value}
         super().__init__(path, header, max_bytes)
         self._sampling, self._random = sampling, random.Random(seed)  # noqa: S311 - a sample, not a secret
 

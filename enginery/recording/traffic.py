@@ -47,6 +47,8 @@ class RecordedTraffic:
     cut: whether a last line was half written and left out.  made: how it was generated; '' for recorded traffic.
     surplus: arrays of generated traffic that are no inputs, such as labels of golden data, and were left out.
     timed: whether the file has times of arrival; if not, every `at` is 0 and the requests are in the order of the file.
+    start: the first arrival as the file has it, in seconds since the epoch where it was recorded so; 0 without times.
+    model: the model that was asked, where the file says it.
     """
 
     requests: tuple[RecordedRequest, ...]
@@ -56,6 +58,8 @@ class RecordedTraffic:
     made: str = ""
     surplus: tuple[str, ...] = ()
     timed: bool = True
+    start: float = 0.0
+    model: str = ""
 
     @property
     def seconds(self) -> float:
@@ -97,7 +101,7 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
     Generated traffic holds all arrays of its file of samples; those that are no inputs are left out.
     Raises DataError naming the line for a record that does not fit, and for more than `most_bytes` of inputs.
     """
-    sampling, made, cut = 1.0, "", False
+    sampling, made, model, cut = 1.0, "", "", False
     surplus: dict[str, None] = {}
     known = {spec.name for spec in inputs}
     if path.suffix == ".npz":
@@ -108,7 +112,7 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
         for number, record in lines:
             try:
                 if "kind" in record:
-                    sampling, made = _read_head(record)
+                    sampling, made, model = _read_head(record)
                     continue
                 if made and isinstance(given := record.get("inputs"), dict):
                     surplus |= dict.fromkeys(name for name in given if name not in known)
@@ -126,17 +130,18 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
         raise DataError(f"{path} holds no requests; `enginery record` records them")
     timed = not math.isnan(found[0].at)
     found.sort(key=lambda request: request.at if timed else 0.0)
-    start = found[0].at
+    start = found[0].at if timed else 0.0
     requests = tuple(replace(one, at=one.at - start if timed else 0.0) for one in found)
-    return RecordedTraffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus), timed)
+    return RecordedTraffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus), timed, start, model)
 
 
-def _read_head(record: Record) -> tuple[float, str]:
-    """The share of the traffic that was recorded, and how it was generated ('' if not). Raises ValueError."""
+def _read_head(record: Record) -> tuple[float, str, str]:
+    """The share of the traffic that was recorded, how it was generated ('' if not), and the model that was asked (''
+    where that is not said). Raises ValueError."""
     if record.get("kind") != TRAFFIC or record.get("format") != FORMAT:
         raise ValueError(f"is the head of {str(record.get('kind'))[:60]!r}; traffic of format {FORMAT} is needed")
     sampling = number_in(record, "sampling", above=0.0) if "sampling" in record else 1.0
-    return sampling, text_in(record, "made", 200)
+    return sampling, text_in(record, "made", 200), text_in(record, "model", 200)
 
 
 def _read_request(record: Record, specs: Sequence[TensorSpec]) -> RecordedRequest:

@@ -42,12 +42,16 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "check-reproducible": ("operations.engines", "Build an engine again: same bytes, same outputs?"),
         "refit": ("operations.refit", "Give engines new weights without building them."),
     },
+    "Traffic": {
+        "traffic": ("traffic.traffic", "Show the sizes, rates and bursts of recorded requests."),
+        "buckets": ("traffic.buckets", "Choose the buckets that cost recorded traffic least."),
+    },
     "Serving": {
         "resolve": ("registry.pull", "Show which engines fit a machine, and why not the others."),
         "rollback": ("registry.registry", "Point a channel back to the version before."),
         "history": ("registry.channels", "Show who moved a channel, when and why."),
         "policy": ("registry.channels", "Show or set what a channel requires of a version."),
-        "record": ("operations.record", "Record requests for a canary."),
+        "record": ("operations.record", "Record requests for a canary or for buckets."),
         "canary": ("operations.canary", "Compare a candidate with the version in service."),
         "fleet": ("machines.fleet", "Compare a cluster's nodes with the registry."),
     },

@@ -10,7 +10,8 @@ import math
 import threading
 import warnings
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,9 +22,11 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.image import imsave
 from matplotlib.legend_handler import HandlerPatch
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
@@ -36,7 +39,13 @@ from validation.plots.charts import SENTINELS, Axis, Bars, Dot, Key, Line, Mark,
 
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 _LABELS = ("axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "legend.labelcolor")
-_COLOURS: Any = {"grid.color": SENTINELS["line"], **dict.fromkeys(_LABELS, SENTINELS["muted"])}
+# A page's colours for light (validation/reporting/report.css), for pictures that are no text.
+LIGHT: Mapping[str, str] = {
+    "ink": "#1d2126", "muted": "#626a73", "line": "#e4e1dc", "card": "#ffffff", "accent": "#2f5d9e",
+    "proven-soft": "#ddf2e6", "failed": "#b3261e", "failed-fill": "#d4483d", "proven-fill": "#2f9e6b",
+    "unproven-fill": "#e0a437", "refused-fill": "#c4bfb6", "c1": "#2f5d9e", "c2": "#c9831a", "c3": "#2b8a72",
+    "c4": "#8e4a9e", "c5": "#b0453c", "c6": "#6d7680",
+}  # fmt: skip
 _FONT = FontProperties(family="DejaVu Sans", size=12)
 # Pixels that an entry of the legend takes beside its text, and the height of a row of entries.
 _HANDLE, _ROW = 44.0, 15
@@ -49,28 +58,56 @@ def draw(plot: Plot) -> tuple[str, Plot]:
 
     The id of a mark's group is its kind, a colon, and its title.
     """
-    with _LOCK, matplotlib.rc_context(_COLOURS, _STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        columns = _columns(plot.legend, plot.width)
-        rows = math.ceil(len(plot.legend) / columns)
-        plot = replace(plot, height=plot.height + _ROW * max(0, rows - 1))  # no less room for the data
-        figure = Figure(figsize=(plot.width / 72, plot.height / 72))
-        axes = figure.add_subplot()
-        axes.patch.set_visible(False)
-        _lay(axes, "x", plot.x)
-        _lay(axes, "y", plot.y)
-        figure.supxlabel(fit_text(plot.x.label, plot.width - 8), size="medium", color=SENTINELS["muted"])
-        axes.set_title(fit_text(plot.y.label, plot.width - 60))
-        for order, mark in enumerate(plot.marks):
-            _add(axes, plot, mark, zorder=10 + order, clip_on=False, gid=f"{mark.kind}:{visible(mark.title)}")
-        if plot.legend:
-            handles = [_handle(key, plot.width) for key in plot.legend]
-            round_keys = {Circle: HandlerPatch(lambda *, width, height, **_: Circle((width / 2, height / 2), 4))}
-            figure.legend(handles=handles, handler_map=round_keys, loc="outside upper left", ncols=columns)
+    with _settings(SENTINELS):
+        figure, plot = _figure(plot, SENTINELS)
         out = io.StringIO()
         nameless = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         FigureCanvasSVG(figure).print_svg(out, metadata=nameless)  # type: ignore[no-untyped-call]
         return out.getvalue(), plot
+
+
+def write_png(plots: Sequence[Plot], path: Path, scale: float = 2.0) -> None:
+    """Write plots of equal width, one beneath the other, in light colours. scale: pixels for each of the plots'."""
+    drawn = []
+    with _settings(LIGHT):
+        for plot in plots:
+            figure, _ = _figure(plot, LIGHT, scale)
+            figure.patch.set(visible=True, facecolor=LIGHT["card"])
+            canvas = FigureCanvasAgg(figure)
+            canvas.draw()
+            drawn.append(np.array(canvas.buffer_rgba()))
+    imsave(path, np.concatenate(drawn))
+
+
+@contextmanager
+def _settings(colours: Mapping[str, str]) -> Iterator[None]:
+    """matplotlib's settings for one drawing."""
+    own: Any = {"grid.color": colours["line"], **dict.fromkeys(_LABELS, colours["muted"])}
+    with _LOCK, matplotlib.rc_context(own, _STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def _figure(plot: Plot, colours: Mapping[str, str], scale: float = 1.0) -> tuple[Figure, Plot]:
+    """The figure of a plot, and the plot with the height that its legend needs. scale: pixels for each of its own."""
+    columns = _columns(plot.legend, plot.width)
+    rows = math.ceil(len(plot.legend) / columns)
+    plot = replace(plot, height=plot.height + _ROW * max(0, rows - 1))  # no less room for the data
+    figure = Figure(figsize=(plot.width / 72, plot.height / 72), dpi=72 * scale)
+    axes = figure.add_subplot()
+    axes.patch.set_visible(False)
+    _lay(axes, "x", plot.x)
+    _lay(axes, "y", plot.y)
+    figure.supxlabel(fit_text(plot.x.label, plot.width - 8), size="medium", color=colours["muted"])
+    axes.set_title(fit_text(plot.y.label, plot.width - 60))
+    for order, mark in enumerate(plot.marks):
+        gid = f"{mark.kind}:{visible(mark.title)}"
+        _add(axes, plot, mark, colours, scale, zorder=10 + order, clip_on=False, gid=gid)
+    if plot.legend:
+        handles = [_handle(key, plot.width, colours) for key in plot.legend]
+        round_keys = {Circle: HandlerPatch(lambda *, width, height, **_: Circle((width / 2, height / 2), 4))}
+        figure.legend(handles=handles, handler_map=round_keys, loc="outside upper left", ncols=columns)
+    return figure, plot
 
 
 @lru_cache(4096)
@@ -106,7 +143,7 @@ def _lay(axes: Axes, name: Literal["x", "y"], axis: Axis) -> None:
     axes.set(**{f"{name}lim": (axis.low, axis.high)})
 
 
-def _add(axes: Axes, plot: Plot, mark: Mark, **common: Any) -> None:
+def _add(axes: Axes, plot: Plot, mark: Mark, colours: Mapping[str, str], scale: float, **common: Any) -> None:
     """Draw one mark; what lies beyond the axes is drawn at their ends."""
 
     def within(values: Any, axis: Axis) -> Any:
@@ -117,25 +154,25 @@ def _add(axes: Axes, plot: Plot, mark: Mark, **common: Any) -> None:
     match mark:
         case Line(xs, ys, colour, width):
             common |= {"linestyle": "--" if mark.dash else "-", "drawstyle": "steps-post" if mark.steps else "default"}
-            axes.plot(within(xs, plot.x), within(ys, plot.y), color=SENTINELS[colour], linewidth=width, **common)
+            axes.plot(within(xs, plot.x), within(ys, plot.y), color=colours[colour], linewidth=width, **common)
         case Bars(edges, heights, colour):
             tops, base = within(heights, plot.y), plot.y.low
-            axes.stairs(tops, within(edges, plot.x), baseline=base, fill=True, color=SENTINELS[colour], **common)
+            axes.stairs(tops, within(edges, plot.x), baseline=base, fill=True, color=colours[colour], **common)
         case Dot(x, y, colour, radius):
             data: Any = axes.transData  # typed too narrowly by ScaledTranslation
             place = ScaledTranslation(within(x, plot.x), within(y, plot.y), data)
-            look: Any = {"fill": False, "linewidth": 2, "edgecolor": SENTINELS[colour]}
-            look = look if mark.hollow else {"facecolor": SENTINELS[colour]}
-            axes.add_artist(Circle((0, 0), radius, transform=place, **look, **common))
+            look: Any = {"fill": False, "linewidth": 2, "edgecolor": colours[colour]}
+            look = look if mark.hollow else {"facecolor": colours[colour]}
+            axes.add_artist(Circle((0, 0), radius * scale, transform=place, **look, **common))
         case Text(x, y, text, anchor, colour):
             axes.annotate(
                 fit_text(text, mark.most),
                 (within(x, plot.x), within(y, plot.y)),
-                (mark.dx, mark.dy),
+                (mark.dx * scale, mark.dy * scale),
                 textcoords="offset pixels",
                 annotation_clip=False,
                 ha=anchor,
-                color=SENTINELS[colour],
+                color=colours[colour],
                 weight="bold" if mark.bold else "normal",
                 **common,
             )
@@ -148,8 +185,8 @@ def _columns(keys: Sequence[Key], width: float) -> int:
     return next(fits, 1)
 
 
-def _handle(key: Key, width: float) -> Artist:
+def _handle(key: Key, width: float, colours: Mapping[str, str]) -> Artist:
     label = fit_text(key.text, width - _HANDLE)
     if key.dot:
-        return Circle((0, 0), facecolor=SENTINELS[key.colour], label=label)
-    return Line2D([], [], color=SENTINELS[key.colour], linewidth=2.5, linestyle="--" if key.dash else "-", label=label)
+        return Circle((0, 0), facecolor=colours[key.colour], label=label)
+    return Line2D([], [], color=colours[key.colour], linewidth=2.5, linestyle="--" if key.dash else "-", label=label)

@@ -28,8 +28,8 @@ class BatchPolicy:
 class SimulatedService:
     """What the simulation gave. waited_s, service_s: of each request, float64 [requests], in the order of arrival.
 
-    batches: samples in each batch, int64 [batches].  busy_s: seconds that the worker ran.  seconds: from the first
-    arrival to the last answer.
+    batches: samples in each batch, int64 [batches].  batch_of: index of each request's batch, int64 [requests].
+    busy_s: seconds that the worker ran.  seconds: from the first arrival to the last answer.
     """
 
     waited_s: Array
@@ -37,6 +37,7 @@ class SimulatedService:
     batches: Array
     busy_s: float
     seconds: float
+    batch_of: Array
 
     @property
     def latency_s(self) -> Array:
@@ -65,7 +66,7 @@ def simulate_batching(
     held = [0] * len(tables)
     draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
     begun, service = [0.0] * len(arrivals), [0.0] * len(arrivals)
-    batches: list[int] = []
+    batch_of, batches = [0] * len(arrivals), list[int]()
     now = busy = 0.0
     following, left = 0, len(arrivals)
     while left:
@@ -82,11 +83,12 @@ def simulate_batching(
         held[ready] -= size
         seconds = _quantile(tables[ready][min(size, len(tables[ready])) - 1], draws[len(batches)])
         for index in taken:
-            begun[index], service[index] = now, seconds
+            begun[index], service[index], batch_of[index] = now, seconds, len(batches)
         batches.append(size)
         now, busy, left = now + seconds, busy + seconds, left - len(taken)
     waited = np.array(begun) - at
-    return SimulatedService(waited, np.array(service), np.array(batches, np.int64), busy, now - arrivals[0])
+    sizes, members = np.array(batches, np.int64), np.array(batch_of, np.int64)
+    return SimulatedService(waited, np.array(service), sizes, busy, now - arrivals[0], members)
 
 
 def _quantile(curve: Sequence[float], share: float) -> float:

@@ -14,10 +14,12 @@ from enginery.recording.traffic import RecordedTraffic
 @dataclass(frozen=True, eq=False)
 class Trace:
     """Requests in the order of their arrival. at: seconds since the first, float64 [requests], rising; all 0 where the
-    traffic has no times.  sizes: named dim -> its size in each request, int64 [requests]."""
+    traffic has no times.  sizes: named dim -> its size in each request, int64 [requests].  start: when the first one
+    came, in seconds since the epoch where that was recorded; 0 without times."""
 
     at: Array
     sizes: Mapping[str, Array]
+    start: float = 0.0
 
     def __len__(self) -> int:
         return len(self.at)
@@ -51,7 +53,7 @@ def trace_of(traffic: RecordedTraffic, inputs: Sequence[TensorSpec]) -> Trace:
         for dim, size in found.items():
             sizes[dim].append(size)
     at = np.array([request.at for request in traffic.requests], np.float64)
-    return Trace(at, {dim: np.array(values, np.int64) for dim, values in sizes.items()})
+    return Trace(at, {dim: np.array(values, np.int64) for dim, values in sizes.items()}, traffic.start)
 
 
 def _is_name(dim: int | str) -> bool:

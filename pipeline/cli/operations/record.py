@@ -25,6 +25,7 @@ _Request = tuple[Mapping[str, object], float | None, float | None]
 @number_option("--requests", click.IntRange(1), None, "With --samples: number of requests.", shown="each sample once")
 @number_option("--batch", click.IntRange(1), 1, "With --samples: samples per request.")
 @number_option("--seed", click.IntRange(0), 0, "Seed of the sampling and the arrivals.")
+@click.option("--model", default="", metavar="NAME", help="Name of the model that is asked, which TRAFFIC then says.")
 def record(
     traffic: Path,
     sampling: float,
@@ -34,8 +35,9 @@ def record(
     requests: int | None,
     batch: int,
     seed: int,
+    model: str,
 ) -> None:
-    """Append requests from stdin to TRAFFIC, for `enginery canary run`.
+    """Append requests from stdin to TRAFFIC, for `enginery canary run`, `traffic` and `buckets`.
 
     One JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5, "latency": 0.01}; without `at`, the
     time of reading; `latency` may be left out: seconds until the answer.
@@ -50,7 +52,7 @@ def record(
     made = f"{samples.name}, Poisson arrivals at {per_second:g} a second, seed {seed}" if samples else ""
     found = _make_up(samples, per_second, requests, batch, seed) if samples and per_second else _from_stdin()
     first = [*itertools.islice(found, 1)]  # a mistake in it leaves no file behind
-    with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=made) as recorder:
+    with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=made, model=model) as recorder:
         try:
             for inputs, at, latency in itertools.chain(first, found):
                 if not recorder.append_json(inputs, at, latency=latency) and recorder.full:

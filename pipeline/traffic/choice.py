@@ -1,0 +1,164 @@
+"""The buckets that cost a trace least, and what they save against others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from enginery.core.codec import OMIT_DEFAULT
+from enginery.core.reports.latency import BucketLatency
+from pipeline.traffic.batch_growth import BatchGrowth
+from pipeline.traffic.interval_costs import CostModel
+from pipeline.traffic.partition import Partitioned, partition_grid
+from pipeline.traffic.plan import BucketTask, powers_of_two, present_buckets, whole_range
+from pipeline.traffic.plan_costs import (
+    Interval95,
+    ServedTrace,
+    edges_of,
+    interval_of,
+    resample_plans,
+    serve_trace,
+)
+from pipeline.traffic.run_times import MOST_TIMED, RunTimes, edges_to_time
+from validation.traffic.service_times import ServiceTimes
+
+# The most profiles without --most; more are refused by compilers (`pipeline.compile.plan.MOST_PROFILES`).
+MOST_PROFILES = 64
+DAY_S = 86400.0
+# Rounds of choosing, simulating how long batches wait, and choosing again; and of timing the edges that were chosen.
+_ROUNDS, _TIMINGS = 4, 2
+Measure = Callable[[Sequence[Mapping[str, int]]], Sequence[BucketLatency]]
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """name: 'chosen', 'one profile', 'powers of two', 'present'.  edges: of each dim.  seconds: engine seconds of a
+    request.  price_s: of the profiles, for each request.  padding, batch, utilization: as in `ServedTrace`.
+
+    saved: share of its cost, seconds and price, that the chosen buckets save; None of themselves.
+    """
+
+    name: str
+    edges: Mapping[str, tuple[int, ...]]
+    profiles: int
+    seconds: Interval95
+    price_s: float
+    padding: float
+    batch: float
+    utilization: float | None
+    saved: Interval95 | None = field(default=None, metadata=OMIT_DEFAULT)
+
+    @property
+    def cost_s(self) -> float:
+        """Engine seconds of a request with its share of the profiles' price."""
+        return self.seconds.value + self.price_s
+
+
+@dataclass(frozen=True)
+class BucketChoice:
+    """edges: of the dims that were chosen.  gap: share by which the buckets may cost more than the best; 0 for one dim.
+
+    timed: number of sizes at which the engine was timed.  plans: the chosen one first.
+    """
+
+    edges: Mapping[str, tuple[int, ...]]
+    gap: float
+    timed: int
+    plans: tuple[BucketPlan, ...]
+
+
+def choose_buckets(
+    task: BucketTask, known: Sequence[BucketLatency], measure: Measure | None, most: int, price_s: float
+) -> BucketChoice:
+    """The buckets of least cost. known: times of runs.  measure: times the engine at the
+    edges that are chosen; None to use the known times alone.
+
+    most: profiles at most.  price_s: of a profile, in engine seconds a day. Raises DataError for a size beyond those
+    that were timed, and what `measure` raises.
+    """
+    timed = {tuple(sorted(item.sizes.items())): item for item in known}
+    price = price_s * task.grid.seconds / DAY_S
+    for _ in range(_TIMINGS):
+        times = _times(task, timed)
+        found, _ = search_buckets(task, times, most, price)
+        edges = edges_of(task.grid, found.partitions)
+        used = {dim: _used(task, dim, sizes) for dim, sizes in edges.items()}
+        if not _measure_missing(timed, edges_to_time(used, task.batch, task.most_samples), measure):
+            break
+    times = _times(task, timed)
+    found, served = search_buckets(task, times, most, price)
+    chosen = {dim: edges for dim, edges in served.edges.items() if dim in task.chosen}
+    return BucketChoice(chosen, found.gap, len(timed), compare_plans(task, times, served, price / len(task.grid)))
+
+
+def search_buckets(task: BucketTask, times: RunTimes, most: int, price: float) -> tuple[Partitioned, ServedTrace]:
+    """The partitions of least cost, and the trace under them. price: of a profile, in seconds over the whole trace.
+
+    With a batcher the wait of batches depends on the buckets: they are chosen, simulated, and chosen again with the
+    waits of that, until nothing changes or it costs more. The best by the simulation is taken.
+    """
+    grid, policy = task.grid, task.policy
+    growth = None
+    if policy and grid.at is not None:
+        requests = max(int(policy.most / grid.samples.mean()), 1)
+        growth = BatchGrowth.idle(grid.at, requests, policy.wait_s)
+    table = times.table(grid.edges, task.most_samples)
+    axes = [grid.dims.index(name) for name in task.chosen]
+    best: tuple[float, Partitioned, ServedTrace] | None = None
+    seen = set()
+    for _ in range(_ROUNDS):
+        found = partition_grid(CostModel(grid, table, growth), axes, most, price)
+        if found.partitions in seen:
+            break
+        seen.add(found.partitions)
+        served = serve_trace(grid, edges_of(grid, found.partitions), times, policy)
+        cost = float(served.seconds.sum()) + price * served.profiles
+        if best is None or cost < best[0]:
+            best = cost, found, served
+        if growth is None or served.service is None:
+            break
+        growth = growth.after(served.service)
+    assert best is not None  # noqa: S101 - the first round gives one
+    return best[1], best[2]
+
+
+def compare_plans(task: BucketTask, times: RunTimes, chosen: ServedTrace, price_s: float) -> tuple[BucketPlan, ...]:
+    """The chosen buckets, one profile, powers of two and the present buckets. price_s: of a profile, per request."""
+    others = {"one profile": whole_range, "powers of two": powers_of_two, "present": present_buckets}
+    named = {name: serve_trace(task.grid, edges(task), times, task.policy) for name, edges in others.items()}
+    served = {"chosen": chosen} | named
+    resamples = resample_plans([*served.values()])
+    costs = resamples + price_s * np.array([[plan.profiles] for plan in served.values()])
+    plans = []
+    for index, (name, plan) in enumerate(served.items()):
+        ratio = (chosen.mean_s + price_s * chosen.profiles) / (plan.mean_s + price_s * plan.profiles)
+        saved = None if index == 0 else interval_of(1.0 - ratio, 1.0 - costs[0] / costs[index])
+        seconds = interval_of(plan.mean_s, resamples[index])
+        price = price_s * plan.profiles
+        facts = (plan.padding, plan.batch, plan.utilization)
+        plans.append(BucketPlan(name, plan.edges, plan.profiles, seconds, price, *facts, saved))
+    return tuple(plans)
+
+
+def _used(task: BucketTask, dim: str, edges: Sequence[int]) -> list[int]:
+    """The edges of buckets that hold requests."""
+    sizes = task.grid.sizes[:, task.grid.dims.index(dim)]
+    return sorted({int(edge) for edge in np.array(edges)[np.unique(np.searchsorted(edges, sizes))]})
+
+
+def _measure_missing(
+    timed: dict[tuple[tuple[str, int], ...], BucketLatency],
+    wanted: Sequence[Mapping[str, int]],
+    measure: Measure | None,
+) -> bool:
+    """Time the sizes that were not timed yet, and say whether there were any."""
+    missing = [each for each in wanted if tuple(sorted(each.items())) not in timed][: MOST_TIMED - len(timed)]
+    if measure is None or not missing:
+        return False
+    timed.update({tuple(sorted(item.sizes.items())): item for item in measure(missing)})
+    return True
+
+
+def _times(task: BucketTask, timed: Mapping[tuple[tuple[str, int], ...], BucketLatency]) -> RunTimes:
+    names = [*([task.batch.name] if task.batch else []), *task.grid.dims]
+    return RunTimes(ServiceTimes.of_buckets([*timed.values()], names), task.batch)
