@@ -1,7 +1,8 @@
 """A cluster on this machine: Prefect server, worker, and Ray nodes of five GPU generations, there by label only.
 
-Registers the digits model and shows what follows by itself: the event, the run, the engines. Everything listens on
-loopback, lives in a temporary folder, and is ended with the demo, also by Ctrl-C.
+Registers the digits model and shows what follows by itself: the event, the run, the engines. Then a server's traffic
+drifts: the event of that, new buckets, a candidate, its canary. Everything listens on loopback, lives in a temporary
+folder, and is ended with the demo, also by Ctrl-C.
 """
 
 import json
@@ -15,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,10 @@ SPEC = Path(__file__).resolve().parent / "digits" / "digits.yaml"
 GENERATIONS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120")
 # By module: the environment that has them need not be the one whose `bin` this Python is in.
 MODULES = {"prefect": "prefect", "enginery": "pipeline.cli"}
+# The flows of the demo, the last one last, and the first word of the names of their runs.
+STARTS = {"compile-model": "compile", "choose-buckets": "buckets", "canary": "canary", "settle-canary": "settle"}
+FLOWS = tuple(STARTS)
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 PATIENCE_S = 900
 # Otherwise Ray looks for what listens on loopback under the machine's own address. It was named for other systems.
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -57,31 +62,47 @@ def _show(stack: ExitStack, folder: Path) -> None:
     print(f"starting Ray with a node for each of {', '.join(GENERATIONS)} ...", flush=True)
     address = stack.enter_context(_ray_cluster())
     ray = ["--executor", "ray", "--ray-address", address]
-    _run(["enginery", "deploy", "--registry", str(registry), "--only", "compile-model", *ray], environment)
+    traffic = folder / "traffic"
+    traffic.mkdir()
+    only = [part for name in FLOWS for part in ("--only", name)]
+    _run(["enginery", "deploy", "--registry", str(registry), "--traffic", str(traffic), *only, *ray], environment)
     worker = ["prefect", "worker", "start", "--pool", "enginery", "--name", "demo"]
     stack.enter_context(_process(worker, folder / "worker.log", environment))
     _run(["enginery", "register", os.path.relpath(SPEC), "--registry", str(registry)], environment)
-    _follow(url)
+    said = _follow(url, ["compile-model"])
     _run(["enginery", "show", "digits", "--registry", str(registry)], environment)
 
+    _run(["enginery", "promote", "digits@1", "digits:stable", "--registry", str(registry)], environment)
+    print("\nA server records its requests; then its clients send larger ones:", flush=True)
+    _run(["drifting-server", str(registry), str(traffic), url], environment)
+    _follow(url, FLOWS, said)
+    _run(["enginery", "history", "digits:stable", "--registry", str(registry)], environment)
 
-def _follow(url: str) -> None:
-    """Say what the run says, until it ends."""
-    said, deadline = 0, time.monotonic() + PATIENCE_S
+
+def _follow(url: str, flows: Sequence[str], said: int = 0) -> int:
+    """Say what the runs say until the last flow's newest run has ended, and every other; how many lines that were.
+
+    said: lines of before, which are left out. A run that did not complete ends the demo.
+    """
+    deadline, known = time.monotonic() + PATIENCE_S, 0
     while time.monotonic() < deadline:
-        runs = _post(f"{url}/flow_runs/filter", {})
+        runs = _post(f"{url}/flow_runs/filter", {"flow_runs": {"state": {"type": {"not_any_": ["SCHEDULED"]}}}})
         lines = _post(f"{url}/logs/filter", {"sort": "TIMESTAMP_ASC", "offset": said})
         for line in lines:
             if line["task_run_id"] is None:
                 print(f"  {line['timestamp'][11:19]} {line['message']}", flush=True)
         said += len(lines)
-        if runs and runs[0]["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") and not lines:
-            print(f"  run '{runs[0]['name']}': {runs[0]['state_name']}")
-            if runs[0]["state_type"] != "COMPLETED":
+        ended = [run for run in runs if run["state_type"] in ENDED]
+        for run in sorted(ended, key=lambda run: run["end_time"] or "")[known:]:
+            print(f"  run '{run['name']}': {run['state_name']}; {run['state']['message'] or ''}", flush=True)
+            if run["state_type"] != "COMPLETED":
                 sys.exit(1)
-            return
+        known = len(ended)
+        names = {run["name"].partition(" ")[0] for run in ended}
+        if {STARTS[name] for name in flows} <= names and len(ended) == len(runs) and not lines:
+            return said
         time.sleep(0.5)
-    sys.exit(f"the run did not end within {PATIENCE_S} s")
+    sys.exit(f"the runs did not end within {PATIENCE_S} s")
 
 
 @contextmanager
@@ -144,6 +165,8 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
 
 
 def _whole(command: list[str]) -> list[str]:
+    if command[0] == "drifting-server":
+        return [sys.executable, str(SPEC.parents[1] / "drifting_server.py"), *command[1:]]
     return [sys.executable, "-m", MODULES[command[0]], *command[1:]]
 
 

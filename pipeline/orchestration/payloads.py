@@ -1,7 +1,8 @@
 """The events that Enginery sends to a Prefect server: the fields of each, and the registry's record of those sent.
 
-`events` sends nothing else, triggers read nothing else, and docs/guides/deployments.md has the table that `markdown`
-writes; tests compare all three. Prefect is not imported here, so that a run with nothing to do need not load it.
+`events`, and servers by `enginery.serving.drift_event`, send nothing else; triggers read nothing else; and
+docs/guides/deployments.md has the table that `markdown` writes. Tests compare all of them. Prefect is not imported
+here, so that a run with nothing to do need not load it.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,12 +11,14 @@ from dataclasses import dataclass, field
 from enginery.core.digest import digest_of
 from enginery.registry.records import recall, remember
 from enginery.registry.store.base import Store
+from enginery.serving import drift_event
 
 _RECORD = "told"
 REGISTERED = "enginery.model.registered"
 PUBLISHED = "enginery.engine.published"
 UNPROVEN = "enginery.engine.unproven"
 JUDGED = "enginery.canary.finished"
+DRIFTED = drift_event.EVENT
 
 _MODEL = {"model": ""}
 _REGISTRY = {"registry": ""}
@@ -59,6 +62,13 @@ PAYLOADS: Mapping[str, Payload] = {
         | {"version": "", "channel": "", "target": "`sm_90`", "verdict": "", "report": "digest of its blob"}
         | _REGISTRY,
         "by the flow `canary`",
+    ),
+    DRIFTED: Payload(
+        _MODEL
+        | {"version": "served", "rate": "of fallbacks", "reference": "the rate before", "since": "ISO 8601, UTC"}
+        | _REGISTRY
+        | {"by": "host"},
+        "by servers with a router, once each: `Router(on_drift=enginery.DriftEvent(...))`",
     ),
 }
 

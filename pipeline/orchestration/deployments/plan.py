@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from enginery.core.hardware.gpu_generations import GENERATIONS
-from pipeline.orchestration.payloads import JUDGED, PUBLISHED, REGISTERED, UNPROVEN
+from pipeline.orchestration.payloads import DRIFTED, JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginery"
 POOL = "enginery"
@@ -153,6 +153,12 @@ class DeploymentPlan:
                 {"registry": self.registry, "channel": self.channel},
                 Trigger(JUDGED, _from_event("model", "report", "registry", "channel")),
                 cron="45 * * * *",
+            ),
+            WantedDeployment(
+                "choose_buckets",
+                "Chooses buckets from recorded traffic when that has drifted, and registers the spec with them.",
+                {"registry": self.registry, "traffic": self.traffic},
+                Trigger(DRIFTED, _from_event("model", "registry")),
             ),
             WantedDeployment(
                 "collect_garbage",

@@ -1,0 +1,50 @@
+"""The flow that answers drifted traffic: new buckets, and the event that builds a candidate with them."""
+
+from prefect import flow, get_run_logger, runtime, tags
+from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Completed
+
+from enginery.registry.store.base import open_store
+from enginery.registry.store.layout import DEFAULT_REGISTRY
+from pipeline.orchestration import events
+from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
+from pipeline.orchestration.rebucketing import DriftAnswer, answer_drift
+from pipeline.orchestration.run import RunOptions, start_executors
+from pipeline.traffic.plan import BucketOptions
+
+
+def _run_name() -> str:
+    """'buckets for digits'."""
+    return f"buckets for {runtime.flow_run.parameters.get('model')}"
+
+
+@flow(name="choose-buckets", flow_run_name=_run_name, persist_result=False)
+def choose_buckets(
+    model: str,
+    registry: str = DEFAULT_REGISTRY,
+    traffic: str | None = None,
+    most: int | None = None,
+    batch: int | None = None,
+    wait_ms: float = 0.0,
+) -> State[object]:
+    """Choose buckets from recorded traffic, register the model's spec with them, and send the event of that, on which
+    a candidate is built and its canary runs.
+
+    traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz.  most: profiles at most.  batch, wait_ms: of the
+    server's batcher. The run ends as Skipped, with the reason, where nothing is registered.
+    """
+    logger = get_run_logger()
+    options = BucketOptions(most=most, batch=batch, wait_s=wait_ms / 1000)
+    with tags("enginery"), start_executors(RunOptions(registry=registry), signals=False) as executors:
+
+        def answer() -> DriftAnswer:
+            return answer_drift(model, registry, traffic, options, FlowProgress(logger), executors, logger.info)
+
+        done = PrefectRunner().call(answer)
+    logger.info("%s: %s", model, done.reason)
+    if done.registration is None:
+        return Completed(name="Skipped", message=done.reason)
+    if PREFECT_API_URL.value():
+        events.send_registered(open_store(registry), done.registration)
+    return Completed(message=f"{model}: {done.reason}", data=dict(done.edges))

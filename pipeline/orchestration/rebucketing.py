@@ -1,0 +1,139 @@
+"""New buckets for a registered spec whose traffic has drifted: chosen from what was recorded, and registered."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from enginery.core.errors import UnknownNameError
+from enginery.core.names import check_model
+from enginery.core.types import Dim
+from enginery.registry.registered_specs import Registration
+from enginery.registry.store.base import open_store
+from pipeline.canary.automatic import SUFFIXES
+from pipeline.compile.run_context import RunContext
+from pipeline.intake.bundle import register
+from pipeline.intake.places import SCHEME, place_at, spec_at
+from pipeline.orchestration.run import Executors, RunOptions, open_loaded
+from pipeline.progress import Progress
+from pipeline.spec.model import ModelSpec, load_spec
+from pipeline.traffic.buckets import BucketAdvice, advise_buckets
+from pipeline.traffic.place import TrafficAtPlace, read_place, split_beyond
+from pipeline.traffic.plan import BucketOptions
+from pipeline.traffic.spec_edit import write_buckets
+
+# Buckets grow to hold all but this share of the requests: a few requests of odd sizes shall not make all runs larger.
+LEFT_OUT = 0.001
+# The least share of the engine time that other buckets must save before the model is built again for them.
+LEAST_SAVING = 0.02
+
+
+@dataclass(frozen=True)
+class DriftAnswer:
+    """What was done about drifted traffic. reason: in words.  edges: of each dim that was chosen for.
+
+    registration: of the spec with these buckets; None where nothing was registered.
+    """
+
+    reason: str
+    edges: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    registration: Registration | None = None
+
+
+def answer_drift(
+    model: str,
+    registry: str,
+    traffic: str | None,
+    options: BucketOptions,
+    progress: Progress,
+    executors: Executors,
+    say: Callable[[str], None],
+) -> DriftAnswer:
+    """Choose buckets from the recorded traffic of a model, and register its newest registered spec with them.
+
+    traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz. Where sizes beyond the spec's came, its dims grow
+    to hold all but one in a thousand requests. Nothing is registered where the present buckets hold the traffic and
+    others would save little.
+    Raises DataError for traffic that does not fit the model, UnavailableError, and what timing raises.
+    """
+    if traffic is None:
+        return DriftAnswer("no recorded traffic is named; `enginery deploy --traffic PLACE` names it")
+    try:
+        with place_at(traffic) as place, spec_at(f"{SCHEME}{check_model(model)}", registry) as found:
+            names = [f"{model}{suffix}" for suffix in SUFFIXES if place.has(f"{model}{suffix}")]
+            if not names:
+                return DriftAnswer(f"{traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)")
+            place.refresh()
+            spec = found.load()
+            recorded = read_place(place.folder / names[0], spec.tensors(), model)
+            return _answer(spec, registry, recorded, options, progress, executors, say)
+    except UnknownNameError as error:
+        return DriftAnswer(str(error))
+
+
+def _answer(
+    spec: ModelSpec,
+    registry: str,
+    recorded: TrafficAtPlace,
+    options: BucketOptions,
+    progress: Progress,
+    executors: Executors,
+    say: Callable[[str], None],
+) -> DriftAnswer:
+    grown = {dim.name: edge for dim in spec.named_dims() if (edge := needed_edge(dim, recorded)) > dim.max}
+    if grown:
+        say("; ".join(f"{dim} grows from {_most(spec, dim)} to {edge}" for dim, edge in grown.items()))
+        write_buckets(spec.path, {dim: (*_edges(spec, dim), edge) for dim, edge in grown.items()})
+        spec = load_spec(spec.path, spec.address)
+    options = options if options.dims else replace(options, dims=default_dims(spec, grown))
+    with open_loaded(spec, RunOptions(registry=registry), progress, executors, keep_state=False) as run:
+        advice = _advise(spec, recorded, options, run.context)
+    edges = advice.choice.edges
+    for plan in advice.choice.plans:
+        say(f"{plan.name}: {plan.profiles} profiles, {plan.seconds.value:.3g} engine seconds a request")
+    if not grown and (small := _too_small(advice)):
+        return DriftAnswer(small, edges)
+    write_buckets(spec.path, edges)
+    item, known = register(open_store(registry), load_spec(spec.path, spec.address))
+    words = "; ".join(f"{dim}: {', '.join(map(str, sizes))}" for dim, sizes in edges.items())
+    return DriftAnswer(f"{'already registered' if known else 'registered'} with buckets {words}", edges, item)
+
+
+def needed_edge(dim: Dim, recorded: TrafficAtPlace) -> int:
+    """The size, a multiple of the dim's, within which all but `LEFT_OUT` of the requests are."""
+    size = int(np.quantile(recorded.trace.sizes[dim.name], 1.0 - LEFT_OUT, method="higher"))
+    return -(-size // dim.multiple) * dim.multiple
+
+
+def default_dims(spec: ModelSpec, grown: Mapping[str, int]) -> tuple[str, ...]:
+    """The dims to choose buckets for: those that have some or grew, else all but the batch, which () stands for; else
+    the batch, where nothing else is dynamic."""
+    named = [dim for dim in spec.named_dims() if not dim.static]
+    found = tuple(dim.name for dim in named if dim.name in grown or len(dim.edges) > 1)
+    return found or (tuple(dim.name for dim in named) if len(named) == 1 else ())
+
+
+def _advise(spec: ModelSpec, recorded: TrafficAtPlace, options: BucketOptions, context: RunContext) -> BucketAdvice:
+    return advise_buckets(spec, recorded, split_beyond(recorded.trace, spec.named_dims()), options, context)
+
+
+def _too_small(advice: BucketAdvice) -> str:
+    """Why the present buckets stay; '' where they do not."""
+    present = next(plan for plan in advice.choice.plans if plan.name == "present")
+    saved = present.saved
+    if saved is None or (saved.low > 0 and saved.value >= LEAST_SAVING):
+        return ""
+    interval = f"{100 * saved.low:.1f} to {100 * saved.high:.1f} %"
+    return (
+        f"the present buckets stay: others would save {100 * saved.value:.1f} % of the engine time ({interval}), and "
+        f"{100 * LEAST_SAVING:g} % is the least that is acted on"
+    )
+
+
+def _edges(spec: ModelSpec, dim: str) -> tuple[int, ...]:
+    found = next(each for each in spec.named_dims() if each.name == dim)
+    return found.edges or (found.max,)
+
+
+def _most(spec: ModelSpec, dim: str) -> int:
+    return _edges(spec, dim)[-1]

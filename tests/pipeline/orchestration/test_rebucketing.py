@@ -1,0 +1,89 @@
+"""What is done about drifted traffic: dims grow, buckets are chosen and registered, or it is said why not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginery.registry.registered_specs import registrations
+from enginery.registry.store.base import open_store
+from pipeline.intake.bundle import register
+from pipeline.intake.places import spec_at
+from pipeline.orchestration.rebucketing import DriftAnswer, answer_drift
+from pipeline.orchestration.run import Executors, RunOptions, start_executors
+from pipeline.progress import Progress
+from pipeline.spec.model import load_spec
+from pipeline.traffic.plan import BucketOptions
+from tests.pipeline.projects import Project
+
+OPTIONS = BucketOptions(timing_s=0.01, most=3)
+
+
+@pytest.fixture(scope="module")
+def executors() -> Iterator[Executors]:
+    with start_executors(RunOptions(), signals=False) as made:
+        yield made
+
+
+@pytest.fixture
+def registered(project: Project) -> Project:
+    project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
+    register(open_store(project.registry, create=True), load_spec(project.spec))
+    return project
+
+
+def put_traffic(folder: Path, sizes: np.ndarray) -> str:
+    """Requests of these numbers of samples, 100 a second."""
+    import json
+
+    folder.mkdir(exist_ok=True)
+    with (folder / "tiny.jsonl").open("w") as file:
+        for number, size in enumerate(sizes.tolist()):
+            file.write(json.dumps({"at": number / 100, "inputs": {"x": np.zeros((size, 8)).tolist()}}) + "\n")
+    return str(folder)
+
+
+def answer(project: Project, traffic: str | None, executors: Executors, said: list[str] | None = None) -> DriftAnswer:
+    say = (said if said is not None else []).append
+    return answer_drift("tiny", str(project.registry), traffic, OPTIONS, Progress(), executors, say)
+
+
+def test_a_dim_grows_to_hold_what_came_and_the_spec_is_registered_with_buckets(
+    registered: Project, executors: Executors, tmp_path: Path
+) -> None:
+    sizes = np.random.default_rng(0).choice([1, 2, 20], 400, p=[0.5, 0.3, 0.2])
+    said: list[str] = []
+    found = answer(registered, put_traffic(tmp_path / "traffic", sizes), executors, said)
+    assert said[0] == "batch grows from 8 to 20"
+    assert found.registration is not None and found.edges["batch"][-1] == 20 and len(found.edges["batch"]) <= 3
+    assert found.reason.startswith("registered with buckets batch: ")
+    newest = registrations(open_store(registered.registry), "tiny")
+    assert [item.bundle.digest for item in newest][-1] == found.registration.bundle.digest and len(newest) == 2
+    with spec_at(found.registration.address, str(registered.registry)) as place:
+        assert place.load().named_dims()[0].edges == found.edges["batch"]
+
+
+def test_one_request_in_a_thousand_grows_nothing(registered: Project, executors: Executors, tmp_path: Path) -> None:
+    sizes = np.full(2000, 8)
+    sizes[1000] = 31
+    found = answer(registered, put_traffic(tmp_path / "traffic", sizes), executors)
+    assert found.registration is None and found.reason.startswith("the present buckets stay: others would save ")
+    assert len(registrations(open_store(registered.registry), "tiny")) == 1
+
+
+@pytest.mark.parametrize(
+    ("traffic", "reason"),
+    [(None, "`enginery deploy --traffic PLACE` names it"), ("empty", "has no traffic of tiny")],
+)
+def test_without_traffic_it_says_so(
+    registered: Project, executors: Executors, tmp_path: Path, traffic: str | None, reason: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert reason in answer(registered, traffic and str(tmp_path / traffic), executors).reason
+
+
+def test_a_model_that_is_not_registered_is_named(project: Project, executors: Executors, tmp_path: Path) -> None:
+    open_store(project.registry, create=True)
+    found = answer(project, put_traffic(tmp_path / "traffic", np.ones(5, int)), executors)
+    assert found.registration is None and "`enginery register SPEC` registers it" in found.reason
