@@ -10,7 +10,7 @@ from enginery.core.reports.proof import describe
 from enginery.core.text import format_metric, join_first
 from enginery.registry.manifest import EngineEntry
 from pipeline.outcome import JudgedUnit
-from pipeline.regressions.findings import BucketTimes, EnginePair, Finding, MetricPair
+from pipeline.regressions.findings import EnginePair, Finding, MetricPair
 from pipeline.regressions.thresholds import CheckOptions
 from validation.limits.budget import at_most
 from validation.plots.texts import seconds_text
@@ -51,8 +51,7 @@ def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) 
         return
     yield from (_judge_metric(pair, item) for item in pair.metrics if _lost(item))
     yield from _judge_drift(pair, options, judged_by_metric)
-    for times in pair.times:
-        yield from _judge_times(pair, times, options)
+    yield from _judge_times(pair, options)
     yield from (Finding("not-compared", "warning", text, pair.unit) for text in pair.remarks)
 
 
@@ -86,17 +85,19 @@ def _judge_drift(pair: EnginePair, options: CheckOptions, judged_by_metric: bool
         yield Finding("drift", "error" if fails else "note", message, pair.unit, item.case)
 
 
-def _judge_times(pair: EnginePair, times: BucketTimes, options: CheckOptions) -> Iterator[Finding]:
-    told = f"{seconds_text(times.new_s)}, {seconds_text(times.served_s)} as served ({pair.against})"
-    if times.ratio is None or times.low is None or times.high is None:
-        message = f"{told}: too few runs for an interval; give more --seconds"
-        yield Finding("too-noisy", "warning", message, pair.unit, times.bucket)
-        return
-    interval = f"{times.ratio:.3f} times the time (95 %: {times.low:.3f} to {times.high:.3f})"
-    if times.low > 1 + options.slower:
-        message = f"{told}: {interval}; over {1 + options.slower:.3g} is a regression"
-        yield Finding("latency", "error", message, pair.unit, times.bucket)
-    elif times.high > 1 + options.slower:
-        busy = f"; the machine was busy: {times.busy[0]}" if times.busy else ""
-        message = f"{told}: {interval}, so a slowdown over {100 * options.slower:g} % is neither shown nor ruled out"
-        yield Finding("too-noisy", "warning", f"{message}; give more --seconds{busy}", pair.unit, times.bucket)
+def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
+    noisy = []
+    for times in pair.times:
+        if times.ratio is None or times.low is None or times.high is None:
+            noisy.append(f"{times.bucket} (too few runs)")
+        elif times.low > 1 + options.slower:
+            told = f"{seconds_text(times.new_s)}, {seconds_text(times.served_s)} as served ({pair.against})"
+            interval = f"{times.ratio:.3f} times the time (95 %: {times.low:.3f} to {times.high:.3f})"
+            message = f"{told}: {interval}; over {1 + options.slower:.3g} is a regression"
+            yield Finding("latency", "error", message, pair.unit, times.bucket)
+        elif times.high > 1 + options.slower:
+            noisy.append(f"{times.bucket} (up to {times.high:.3f} times)")
+    if noisy:
+        busy = next((f"; the machine was busy: {times.busy[0]}" for times in pair.times if times.busy), "")
+        message = f"a slowdown over {100 * options.slower:g} % is neither shown nor ruled out at {', '.join(noisy)}"
+        yield Finding("too-noisy", "warning", f"{message}; give more --seconds{busy}", pair.unit)
