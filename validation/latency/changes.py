@@ -17,7 +17,7 @@ from enginery.arrays import Array
 
 # Points of a level at least, so that single slow days are none; and of a series before it says anything.
 LEAST_LEVEL, LEAST_POINTS = 4, 12
-PENALTY = 24.0
+PENALTY = 27.0
 # Of few points the noise is known badly: the penalty is higher by the square of this number over theirs.
 _FEW = 20.0
 # How far a point counts from the middle of its neighbours, in units of the noise, and how many those are.
