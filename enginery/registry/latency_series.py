@@ -135,7 +135,8 @@ def list_series(store: Store, model: str) -> Iterator[LatencySeries]:
 
 def models_with_series(store: Store) -> list[str]:
     """The models that have series, whether or not they have versions."""
-    return [name.removesuffix("/") for name in store.children(SERIES) if is_name(name.removesuffix("/"))]
+    found = {key.removeprefix(SERIES).partition("/")[0] for key in store.list(SERIES)}
+    return sorted(filter(is_name, found))
 
 
 def parse_series(data: bytes, key: str) -> LatencySeries:

@@ -68,12 +68,24 @@ def _levels(known: Sequence[tuple[int, SeriesPoint, float]], changes: Sequence[T
         if numbers:
             last = max(i for i, _, _ in known if i < end)
             marks.append(Line([start, last], [numbers[len(numbers) // 2]] * 2, "ink", 2.0, title=_LEVEL))
+    middle = known[-1][0] / 2 if known else 0
     for row, change in enumerate(changes):
+        late = change.index > middle
         label = "; ".join(change.came_with) or "nothing recorded"
         text = f"{100 * (change.ratio - 1):+.1f} %: {label}"
         at = change.index - 0.5
         marks.append(Line([at, at], [-math.inf, math.inf], "failed", 1.0, dash=True, title=describe_change(change)))
-        marks.append(Text(at, math.inf, text, colour="failed", dx=4, dy=-12 - 14 * (row % 3), most=240))
+        beside = Text(
+            at,
+            math.inf,
+            text,
+            "right" if late else "left",
+            "failed",
+            dx=-4 if late else 4,
+            dy=-12 - 14 * (row % 3),
+            most=WIDTH / 2,
+        )
+        marks.append(beside)
     return marks
 
 

@@ -73,10 +73,11 @@ def noise_of(logs: Array) -> float:
 
 
 def clip(logs: Array, noise: float) -> Array:
-    """The series with each point at most _CLIP times the noise from the median of the points before and after it."""
+    """The series with each point at most _CLIP times the noise from the median of the _NEIGHBOURS points around it; at
+    both ends from that of the last so many, so that a slow last day is not its own neighbour."""
     half = _NEIGHBOURS // 2
-    padded = np.concatenate([logs[:1].repeat(half), logs, logs[-1:].repeat(half)])
-    middles = np.sort(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1)[:, half]
+    middles = np.sort(np.lib.stride_tricks.sliding_window_view(logs, _NEIGHBOURS), axis=1)[:, half]
+    middles = np.concatenate([middles[:1].repeat(half), middles, middles[-1:].repeat(half)])
     clipped: Array = np.clip(logs, middles - _CLIP * noise, middles + _CLIP * noise)
     return clipped
 
@@ -84,4 +85,4 @@ def clip(logs: Array, noise: float) -> Array:
 def _change(logs: Array, noise: float, start: int, index: int, end: int) -> LevelChange:
     before, after = float(np.median(logs[start:index])), float(np.median(logs[index:end]))
     error = noise * math.sqrt(1 / (index - start) + 1 / (end - index))
-    return LevelChange(index, math.exp(after - before), (after - before) / error, math.exp(before), math.exp(after))
+    return LevelChange(int(index), math.exp(after - before), (after - before) / error, math.exp(before), math.exp(after))
