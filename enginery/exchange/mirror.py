@@ -17,6 +17,7 @@ from enginery.core.names import Reference
 from enginery.core.parsing import Malformed
 from enginery.registry.ensembles import load_pinned
 from enginery.registry.evidence.attestations import Attestation
+from enginery.registry.latency_series import merge_series
 from enginery.registry.leases import BUILDING, Guard, digests_in, hold_lease, version_name
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
@@ -53,8 +54,10 @@ def mirror(
     by: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> Mirrored:
-    """Copy the versions that references stand for. with_channels: also move the channels that references name to them
-    at `dest`, subject to its policies.  say: called with the digest of each blob that is done.
+    """Copy the versions that references stand for, and add the points of their models' series of latencies.
+
+    with_channels: also move the channels that references name to them at `dest`, subject to its policies.  say: called
+    with the digest of each blob that is done.
 
     Raises UnknownNameError for a reference to nothing, IntegrityError for blobs damaged or lost at the source,
     ConflictError when `dest` has another version of that name, InputError when it is the source or its policy refuses,
@@ -72,6 +75,8 @@ def mirror(
             _copy_version(source, manifest, guard, sizes, say)
         if with_channels and located.channel is not None:
             moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
+    for model in dict.fromkeys(located.manifest.model for located in found):
+        merge_series(source, dest, model)
     names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in found))
     copied = [size for size in sizes.values() if size is not None]
     return Mirrored(names, len(copied), len(sizes) - len(copied), sum(copied), tuple(moved))

@@ -13,12 +13,14 @@ from datetime import datetime, timedelta
 
 from enginery.core.errors import ConflictError
 from enginery.registry import build_lock, leases, retention
+from enginery.registry.latency_series import models_with_series
 from enginery.registry.leases import Sweeper, Tombstone, Tombstones
 from enginery.registry.records import read_record
 from enginery.registry.retention import Garbage, Rules, find_garbage
 from enginery.registry.runs import prune, surplus
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import BLOBS, RECORDS, blob_key, lease_key, manifest_key, version_prefix
+from enginery.registry.store.layout import BLOBS, RECORDS, SERIES, blob_key, lease_key, manifest_key, version_prefix
+from enginery.registry.versions.lookup import versions
 
 GRACE = timedelta(days=7)
 # The longest time of one sweep; after it another collection counts it as dead.
@@ -117,6 +119,7 @@ class _Sweep:
             held.update(taken.keys() - deletable)
             self._close(taken, deletable)
         self._delete_dead_records()
+        self._delete_series_without_versions()
         for lease in leases.list_leases(self.store):
             if not lease.is_held(leases.now()):
                 self.store.remove(lease_key(lease.id))
@@ -181,6 +184,14 @@ class _Sweep:
                 self.store.remove(key)
                 self.gone[key] = "record"
 
+    def _delete_series_without_versions(self) -> None:
+        """Delete the series of latencies of models that have no version left; nothing refers to them."""
+        for model in models_with_series(self.store):
+            if not versions(self.store, model):
+                for key in list(self.store.list(f"{SERIES}{model}/")):
+                    self.store.remove(key)
+                    self.gone[key] = "series"
+
     def _refuse_if_swept(self, known: Tombstones) -> None:
         other = known.sweeper
         if other is not None and other.id != self.id and leases.now() < other.expires + leases.SKEW:
@@ -212,6 +223,8 @@ def _summarize(store: Store, found: Garbage, grace: timedelta, gone: Mapping[str
     items = [item(*row) for row in found.rows()]
     records = (key for key, kind in gone.items() if kind == "record")
     items += [GarbageItem("record", key, "a blob it speaks of is deleted", 0, "deleted") for key in records]
+    series = (key for key, kind in gone.items() if kind == "series")
+    items += [GarbageItem("series", key, "its model has no version left", 0, "deleted") for key in series]
     old, state = (prune(store), "deleted") if acted else (surplus(store), "due")
     items += [GarbageItem("run", run, "newer runs are kept", 0, state) for run in old]
     kept = {f"{model}@{version}": why for (model, version), why in found.kept.items()}

@@ -15,13 +15,14 @@ from enginery.registry.ensembles import load_pinned
 from enginery.registry.evidence.attestations import attestations
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latency_reports
+from enginery.registry.latency_series import parse_series
 from enginery.registry.manifest import Manifest, Misplaced
 from enginery.registry.records import read_record
 from enginery.registry.registered_specs import registrations
 from enginery.registry.retention import inventory
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import new_blake3_hasher
-from enginery.registry.store.layout import BLOBS, LEASES, MODELS, RECORDS, blob_key, lease_key, registered_key
+from enginery.registry.store.layout import BLOBS, LEASES, MODELS, RECORDS, SERIES, blob_key, lease_key, registered_key
 from enginery.registry.trust.requirement import find_misplaced
 from enginery.registry.versions import lookup, policies
 from enginery.registry.versions.lookup import MISSING, engine_sizes, find_lost
@@ -105,6 +106,7 @@ def verify(
     _check_litter(found, stored)
     _check_documents(found)
     _check_leases(found)
+    _check_series(found)
     return found.close()
 
 
@@ -266,3 +268,12 @@ def _check_leases(found: _Findings) -> None:
         return
     for lease in over:
         found.add("stray", lease_key(lease.id), f"lease of a writer that died: {lease.what}; `enginery gc` deletes it")
+
+
+def _check_series(found: _Findings) -> None:
+    """Series of latencies that cannot be read, or are not what their keys say."""
+    for key in found.store.list(SERIES):
+        try:
+            parse_series(found.store.read(key) or b"", key)
+        except IntegrityError as error:
+            found.add("forgotten", key, str(error))

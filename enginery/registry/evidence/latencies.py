@@ -4,7 +4,7 @@ Like attestations they are stored beside the manifest under the engine's digest;
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -108,7 +108,11 @@ def measured_speeds(
     """
     wanted = {entry.digest for entry in engines}
     alike = measured_latencies(store, manifest, machine)
-    newest = {digest: report for digest, report in alike.items() if digest in wanted}
+    return speeds_of({digest: report for digest, report in alike.items() if digest in wanted})
+
+
+def speeds_of(newest: Mapping[str, LatencyReport]) -> dict[str, MeasuredSpeed]:
+    """Engine's digest -> its speed by its report, all of machines of one kind; unmeasured engines are left out."""
     buckets = [bucket for report in newest.values() for bucket in report.buckets]
     timed: Timed = "runtime" if all(_median_s(bucket, "runtime") for bucket in buckets) else "session"
     speeds = {digest: _speed(report, timed) for digest, report in newest.items()}

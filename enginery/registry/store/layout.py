@@ -23,6 +23,7 @@ A key is a relative path with '/' between its parts::
     leases/<id>.json                                      a running writer (`enginery.registry.leases`)
     runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs
     history/<backend>/models/<model>.json, all.json       finished builds (`enginery.registry.build_history`)
+    series/<model>/<digest>.json                          latencies of a unit (`registry.latency_series`)
     history/totals.json                                   number of builds by outcome, and their times
     timing/<product>/<driver>/<version>.json              which blob is a GPU's timing cache
     gc/condemned.json                                     the garbage marks (`enginery.registry.leases`)
@@ -57,6 +58,7 @@ RUNS = "runs/"
 HISTORY = "history/"
 TOTALS = "history/totals.json"
 TIMING = "timing/"
+SERIES = "series/"
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -197,6 +199,11 @@ def run_live_key(run: str) -> str:
 def history_key(backend: str, model: str | None = None) -> str:
     """Key of what builds of a backend took: of one model, or (None) of the newest of all."""
     return check_key(f"{HISTORY}{backend}/" + ("all.json" if model is None else f"models/{check_model(model)}.json"))
+
+
+def series_key(model: str, series: str) -> str:
+    """Key of a series of latencies; `series` is the digest of what it is of."""
+    return f"{SERIES}{check_model(model)}/{check_digest(series)}.json"
 
 
 def timing_key(product: str, driver: str, version: str) -> str:

@@ -25,6 +25,7 @@ from pipeline.cli.tables import echo, print_table
 if TYPE_CHECKING:
     from enginery.core.reports.latency import LatencyReport, PairedBenchmark
     from pipeline.canary.engines import ChosenEngine
+    from pipeline.compile.run_context import RunContext
     from pipeline.operations.check_reproducible import RebuiltEngine
     from validation.fuzz.run import FuzzReport
 
@@ -52,7 +53,12 @@ if TYPE_CHECKING:
 @click.option(
     "--against-precision", type=click.Choice(PRECISIONS), show_default="that of --precision", help="Precision of REF2."
 )
-@number_option("--seed", click.IntRange(0), 0, "Seed of the order with --against.")
+@number_option("--seed", click.IntRange(0), 0, "Seed of the order of runs with --against and --record.")
+@click.option(
+    "--record",
+    is_flag=True,
+    help="Also add a point to the model's series of latencies, which `enginery trend` shows; takes five times as long.",
+)
 @progress_options
 @json_option
 def profile(
@@ -67,6 +73,7 @@ def profile(
     against: str | None,
     against_precision: str | None,
     seed: int,
+    record: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -80,14 +87,29 @@ def profile(
     from pipeline.canary.engines import choose
     from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_published
 
+    if record and against is not None:
+        raise click.UsageError("--record keeps the latencies of one engine: leave out --against")
     options = ProfileOptions(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)
     with published_engine(registry, reference, target, precision, quiet) as (chosen, context):
         if against is None:
-            _print_profile(chosen, profile_published(chosen, options, context), as_json)
+            report = profile_published(chosen, options, context)
+            if record:
+                _record(chosen, report, seed, context)
+            _print_profile(chosen, report, as_json)
             return
         other = against_precision or precision
         second = choose(context.store, parse_reference(against), target_named(target), other)
         _print_pair(chosen, second, benchmark_pair(chosen, second, options, context), as_json)
+
+
+def _record(chosen: "ChosenEngine", report: "LatencyReport", seed: int, context: "RunContext") -> None:
+    """Add the report to the series of latencies, and say so on stderr."""
+    from pipeline.regressions.recording import record_report
+
+    for series in record_report(chosen, report, seed, context):
+        relative = series.points[-1].relative
+        told = "" if relative is None else f", {relative:.4f} times {series.model}@{series.reference}"
+        say(f"recorded: {series.unit} at {series.bucket}, point {len(series.points)}{told}")
 
 
 def _print_profile(chosen: "ChosenEngine", report: "LatencyReport", as_json: bool) -> None:

@@ -1,0 +1,74 @@
+"""`enginery trend`: a model's recorded latencies over time, with their change points."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from enginery.core.codec import encode_document
+from pipeline.cli.options import emit_json, json_option, path_option, registry_option, say
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from pipeline.regressions.trend import Trend
+
+COLUMNS = ("engine", "bucket", "machine", "points", "since", "newest", "relative", "changes")
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--bucket", metavar="SIZES", help="Only the series of this bucket, as in 'batch=8'.")
+@path_option("--out", "Draw the series into this file: .svg, or .html for a page with all of them.", dir_okay=False)
+@registry_option
+@json_option
+def trend(model: str, bucket: str | None, out: Path | None, registry: str, as_json: bool) -> None:
+    """Show the series that `enginery profile --record` keeps of MODEL, and where their level changed.
+
+    A change is shown with the version, toolchain or driver that came with it.
+    """
+    from enginery.core.errors import InputError, UnknownNameError
+    from enginery.core.names import check_model
+    from enginery.registry.latency_series import list_series, models_with_series
+    from enginery.registry.store.base import open_store
+    from enginery.registry.store.files import write_whole
+    from pipeline.regressions.trend import find_trend
+
+    if out is not None and out.suffix not in (".svg", ".html"):
+        raise InputError(f"--out {out}: give a file that ends in .svg or .html")
+    store = open_store(registry)
+    found = [find_trend(series) for series in list_series(store, check_model(model))]
+    chosen = [item for item in found if bucket in (None, item.series.bucket)]
+    if not chosen:
+        known = ", ".join(sorted({item.series.bucket for item in found})) or ", ".join(models_with_series(store))
+        what = f"{model} has no series" + (f" at {bucket}" if found else "")
+        raise UnknownNameError(f"{what}; known: {known or 'none'}; `enginery profile {model} --record` adds a point")
+    if as_json:
+        emit_json([encode_document(item) for item in chosen])
+    else:
+        _print_trends(chosen)
+    if out is not None:
+        from pipeline.regressions.pictures import draw_page, draw_trend
+
+        text = draw_page(chosen) if out.suffix == ".html" else draw_trend(chosen[0], standalone=True)
+        write_whole(out, text.encode())
+        say(f"written: {out}")
+
+
+def _print_trends(found: "list[Trend]") -> None:
+    from pipeline.regressions.trend import describe_change
+    from validation.plots.texts import seconds_text
+
+    rows = []
+    for item in found:
+        series, last = item.series, item.series.points[-1]
+        relative = "" if last.relative is None else f"{last.relative:.4f}"
+        points = f"{len(series.points)} ({item.quiet} quiet)"
+        place = f"{series.machine.cpu}, {series.machine.cores} cores"
+        place = ", ".join([place, *series.machine.gpus])
+        newest = f"{seconds_text(last.median_s)} (@{last.version})"
+        row = [series.unit, series.bucket, place, points, series.points[0].at[:10], newest, relative]
+        rows.append([*row, str(len(item.changes))])
+    print_table(COLUMNS, rows, note="relative: to the engine of the first version, timed in turns with it")
+    for item in found:
+        for change in item.changes:
+            echo(f"{item.series.unit} at {item.series.bucket}: {describe_change(change)}")

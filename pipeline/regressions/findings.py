@@ -1,0 +1,142 @@
+"""What a check measured and found, as values: pairs of a new engine and a served one, and findings with their rule."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from enginery.core.reports.latency import MachineKind
+
+Level = Literal["error", "warning", "note"]
+Rule = Literal["spec", "failed", "coverage", "interface", "metric", "drift", "latency", "too-noisy", "not-compared"]
+# What each rule says, for reports that list rules.
+RULES: Mapping[Rule, str] = {
+    "spec": "The spec can be read, and every step of it runs.",
+    "failed": "Every engine that is built passes the checks of the spec.",
+    "coverage": "Every target that the served version has an engine for gets one.",
+    "interface": "New engines take the inputs and give the outputs that the served ones do.",
+    "metric": "No task metric is worse than that of the served engine by more than the threshold.",
+    "drift": "New engines answer as the served ones do, within the limits of the precision.",
+    "latency": "No new engine is shown to be slower than the served one by more than the threshold.",
+    "too-noisy": "The timing could have shown a slowdown of the threshold.",
+    "not-compared": "Every engine that runs here was compared with a served one.",
+}
+# A key of the spec: its path in the document.
+Key = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check found. level: an 'error' is a regression.  unit: 'cpu int8 onnxruntime'; '' for all.
+
+    bucket: 'batch=8'; '' where it is about no size.  line: of the spec, counted from 1; None where that is no file.
+    """
+
+    rule: Rule
+    level: Level
+    message: str
+    unit: str = ""
+    bucket: str = ""
+    line: int | None = None
+
+    @property
+    def text(self) -> str:
+        """'cpu int8 onnxruntime at batch=8: 1.41 times the time of the served engine ...'."""
+        where = " at ".join(part for part in (self.unit, self.bucket) if part)
+        return f"{where}: {self.message}" if where else self.message
+
+
+@dataclass(frozen=True)
+class BucketTimes:
+    """The paired times of two engines at one bucket, by the median. ratio: new over served, with its 95 % interval;
+    None with too few runs.  detectable: the smallest slowdown that would have been shown, as a share.
+    busy: the reasons why the machine counts as busy."""
+
+    bucket: str
+    new_s: float
+    served_s: float
+    ratio: float | None
+    low: float | None
+    high: float | None
+    detectable: float | None
+    runs: int
+    busy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AnswerDrift:
+    """How far the new answers are from the served ones in one case, by the metric nearest to its limit, or beyond it
+    by most. case: 'golden', or the sizes of a bucket's end."""
+
+    case: str
+    output: str
+    metric: str
+    value: float | None
+    limit: float | None
+    passed: bool
+
+
+@dataclass(frozen=True)
+class MetricPair:
+    """A task metric of both engines over the golden set of the new spec. allowed: the greatest loss that passes."""
+
+    name: str
+    new: float | None
+    served: float | None
+    allowed: float
+
+
+@dataclass(frozen=True)
+class EnginePair:
+    """A new engine beside the served one that it takes the place of. unit, against: their units.
+
+    pulled: whether these two are what this machine is given by both versions.  same: equal bytes, of which nothing was
+    measured.  remarks: why something was not measured.
+    """
+
+    unit: str
+    against: str
+    pulled: bool
+    same: bool = False
+    metrics: tuple[MetricPair, ...] = ()
+    drift: tuple[AnswerDrift, ...] = ()
+    times: tuple[BucketTimes, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RegressionCheck:
+    """What a check found. spec: its address.  against: the served version as in 'digits@3', None where there is none.
+
+    channel: through which it was found.  statuses: of the units of the new spec.
+    """
+
+    model: str
+    spec: str
+    against: str | None
+    channel: str | None
+    machine: MachineKind
+    created_at: str
+    slower: float
+    seconds: float
+    statuses: Mapping[str, str]
+    pairs: tuple[EnginePair, ...]
+    findings: tuple[Finding, ...]
+    passed: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "passed", not self.errors)
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The regressions."""
+        return tuple(found for found in self.findings if found.level == "error")
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: how many regressions, against what."""
+        where = f" (channel {self.channel})" if self.channel else ""
+        beside = f"against {self.against}{where}" if self.against else "by the spec's own checks; nothing is served"
+        if self.passed:
+            return f"{self.model}: no regression shown {beside}"
+        count = len(self.errors)
+        return f"{self.model}: {count} regression{'s' if count > 1 else ''} {beside}"

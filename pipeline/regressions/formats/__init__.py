@@ -1,0 +1,1 @@
+"""What a check found, in the formats that continuous integration shows."""

@@ -1,0 +1,115 @@
+"""`enginery profile --record`: adds what was measured to the series of the engine's unit, bucket and kind of machine.
+
+Beside the median each point has the ratio to a reference engine, timed in turns with it: what else runs on the machine
+changes a median by tens of percent, and that ratio by one or two.
+"""
+
+from dataclasses import replace
+
+from builders.backends import discovery
+from builders.execution.jobs import Job, Needs
+from enginery.core.errors import EngineryError, IntegrityError, UnknownNameError
+from enginery.core.hardware.machine import driver_version
+from enginery.core.reports.latency import BucketLatency, LatencyReport, Ratio
+from enginery.registry.latency_series import LatencySeries, SeriesPoint, append_point, read_series
+from enginery.registry.manifest import EngineEntry
+from enginery.registry.store.base import Store
+from enginery.registry.versions.lookup import load_if_there
+from pipeline.canary.engines import ChosenEngine
+from pipeline.compile.run_context import RunContext, stops_run
+from pipeline.compile.steps.keys import engine_limits, model_shapes
+from pipeline.compile.steps.latency import BenchmarkPair
+from pipeline.operations.revalidate import as_built, spec_of, why_not_here
+from pipeline.progress.events import Finished
+from pipeline.regressions.pairs import changed_interface
+
+# How many times the seconds of a bucket the paired runs with the reference take.
+PAIRED = 5.0
+
+
+def record_report(chosen: ChosenEngine, report: LatencyReport, seed: int, context: RunContext) -> list[LatencySeries]:
+    """Add a point for each bucket of a latency report, and return the series.
+
+    Raises IntegrityError for a stored series that cannot be read, and what a store raises.
+    """
+    return [_record_bucket(chosen, report, bucket, seed, context) for bucket in report.buckets]
+
+
+def _record_bucket(
+    chosen: ChosenEngine, report: LatencyReport, bucket: BucketLatency, seed: int, context: RunContext
+) -> LatencySeries:
+    version, entry = chosen.manifest.version, chosen.entry
+    series = read_series(context.store, LatencySeries(chosen.manifest.model, report.unit, bucket.name, report.machine))
+    reference = find_reference(context.store, series, entry)
+    if reference is None:
+        series, reference = series.with_reference(version), entry
+    ratio = _time_against(chosen, reference, report, bucket, seed, context)
+    own = bucket.runtime or bucket.middle
+    point = SeriesPoint(
+        at=report.created_at,
+        version=version,
+        engine=report.engine,
+        median_s=bucket.runtime_s,
+        low_s=own.low if own else None,
+        high_s=own.high if own else None,
+        relative=_scaled(ratio.ratio if ratio else None, series.base),
+        relative_low=_scaled(ratio.low if ratio else None, series.base),
+        relative_high=_scaled(ratio.high if ratio else None, series.base),
+        toolchain={**entry.toolchain, **_runtimes(entry)},
+        driver=None if entry.hardware.is_cpu else driver_version(),
+        load=bucket.surroundings.others,
+        busy=bucket.surroundings.busy,
+    )
+    return append_point(context.store, replace(series, points=()), point)
+
+
+def find_reference(store: Store, series: LatencySeries, new: EngineEntry) -> EngineEntry | None:
+    """The reference engine of a series; None where there is none yet, its bytes are gone, it does not run here, or it
+    takes other inputs than the new engine."""
+    if series.reference is None:
+        return None
+    try:
+        manifest = load_if_there(store, series.model, series.reference)
+        entries = manifest.engines if manifest else ()
+        found = next((item for item in entries if item.unit == series.unit and item.usable), None)
+        if found is None or not store.has(str(found.digest)) or why_not_here(found):
+            return None
+        return None if changed_interface(as_built(new).unit.request, found) else found
+    except (IntegrityError, UnknownNameError):
+        return None
+
+
+def _time_against(
+    chosen: ChosenEngine,
+    reference: EngineEntry,
+    report: LatencyReport,
+    bucket: BucketLatency,
+    seed: int,
+    context: RunContext,
+) -> Ratio | None:
+    """The ratio of the engine's time to the reference's at a bucket; None where the two cannot be run together."""
+    spec = spec_of(chosen.manifest)
+    blobs = as_built(chosen.entry).blob, as_built(reference).blob
+    seconds = PAIRED * report.asked.seconds
+    pair = BenchmarkPair(*blobs, chosen.manifest.golden, model_shapes(spec), bucket.sizes, seconds, seed)
+    name = f"{report.unit} against its reference at {bucket.name}"
+    job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
+    try:
+        found = context.run_job(context.local, name, job)
+    except EngineryError as error:
+        if stops_run(error):
+            raise
+        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        return None
+    context.progress.emit(Finished(name))
+    return next(item for item in found.ratios if item.p == 0.5)
+
+
+def _scaled(value: float | None, base: float) -> float | None:
+    return None if value is None else value * base
+
+
+def _runtimes(entry: EngineEntry) -> dict[str, str]:
+    """What opened the engine here, by package: 'now onnxruntime'."""
+    backend = discovery.configure(entry.backend, dict(entry.options))
+    return {f"now {name}": version for name, version in backend.versions().items()}

@@ -1,0 +1,109 @@
+"""`enginery check`: what it compares, what it leaves alone, exit codes, and reports of a spec that is wrong."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.pipeline.projects import Project, weights, write_model
+
+QUICK = ("--target", "cpu", "--seconds", "0.05")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_change_of_nothing_passes_and_publishes_nothing(built: Project) -> None:
+    models = built.registry / "models"
+    before = files_of(models)
+    done = built.run("check", built.spec, *QUICK, "--json")
+    assert done.code == 0 and done.json["passed"] and done.json["against"] == "tiny@1", done.err
+    assert all(pair["same"] for pair in done.json["pairs"]) and len(done.json["pairs"]) == 2
+    assert files_of(models) == before
+
+
+def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
+    rng = np.random.default_rng(0)
+    changed = {name: value + rng.normal(size=value.shape, scale=0.05).astype("f4") for name, value in weights().items()}
+    write_model(built.folder / "tiny.onnx", changed)
+    metric = {"name": "accuracy", "output": "logits", "floor": 0.5}
+    built.change_spec(precisions=["fp32"], golden={"data": "golden.npz", "labels": "label", "metric": metric})
+    before = files_of(built.registry / "models")
+    page = built.folder / "new" / "check.sarif"
+    words = ("check", built.spec, *QUICK, "--slower", "900%", "--worse", "accuracy=0", "--drift", "fail")
+    done = built.run(*words, "--sarif", page, "--json")
+    assert done.code == 1, done.err
+    found = {item["rule"]: item for item in done.json["findings"] if item["level"] == "error"}
+    assert "drift" in found and "latency" not in found
+    lines = built.spec.read_text().splitlines()
+    assert lines[found["drift"]["line"] - 1].strip() == "- fp32"
+    (pair, *_) = done.json["pairs"]
+    assert (
+        pair["pulled"]
+        and not pair["same"]
+        and {item["bucket"] for item in pair["times"]}
+        == {
+            "batch=1",
+            "batch=4",
+            "batch=8",
+        }
+    )
+    assert all(item["ratio"] > 0 for item in pair["times"])
+    (run,) = json.loads(page.read_text())["runs"]
+    assert "drift" in {result["ruleId"] for result in run["results"]}
+    assert files_of(built.registry / "models") == before
+    # What the same command would be with nothing that decides but the metric's floor.
+    first = built.run("check", built.spec, *QUICK, "--against", "none", "--json")
+    assert first.code == 0 and first.json["against"] is None and first.json["pairs"] == []
+
+
+def test_a_scratch_registry_takes_what_is_built_and_the_shared_one_is_only_read(built: Project) -> None:
+    built.change_spec(dims={"batch": {"min": 1, "opt": 2, "max": 8}}, precisions=["fp32"])
+    before = files_of(built.registry)
+    scratch = built.folder / "scratch"
+    done = built.run("check", built.spec, *QUICK, "--scratch", scratch, "--slower", "900%", "--json")
+    assert done.json["against"] == "tiny@1" and done.code == 0, done.err
+    assert files_of(built.registry) == before
+    assert any(scratch.rglob("blobs/sha256/*/*")) and not (scratch / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("reference", "remedy"),
+    [
+        ("other@1", "the spec is of model 'tiny'"),
+        ("tiny:nowhere", "nowhere"),
+        ("tiny@77", "77"),
+        ("tiny@../1", "version name"),
+    ],
+)
+def test_a_reference_that_cannot_be_compared_with_is_bad_input(built: Project, reference: str, remedy: str) -> None:
+    done = built.run("check", built.spec, *QUICK, "--against", reference)
+    assert done.code == 2 and remedy in done.err and "Traceback" not in done.err
+
+
+def test_a_model_without_versions_names_the_remedy(project: Project) -> None:
+    done = project.run("check", project.spec, *QUICK)
+    assert done.code == 2 and "--against none" in done.err
+
+
+def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(
+    built: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built.change_spec(precisions=["fp33"])
+    page, summary = built.folder / "check.xml", built.folder / "summary.md"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    done = built.run("check", built.spec, "--junit", page)
+    assert done.code == 2 and done.out == ""
+    (line,) = [text for text in done.err.splitlines() if text.startswith("::error ")]
+    number = 1 + built.spec.read_text().splitlines().index("- fp33")
+    assert f",line={number},title=enginery spec::" in line and "fp33" in line
+    assert 'failures="1"' in page.read_text() and "fp33" in summary.read_text()
+
+
+@pytest.mark.parametrize("option", [("--slower", "fast"), ("--slower", "-1"), ("--worse", "x=y"), ("--worse", "nan")])
+def test_an_option_of_another_kind_is_bad_input(built: Project, option: tuple[str, str]) -> None:
+    done = built.run("check", built.spec, *option)
+    assert done.code == 2 and option[0] in done.err

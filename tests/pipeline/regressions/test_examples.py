@@ -1,0 +1,49 @@
+"""The worked examples for continuous integration keep the published schemas, and call the command as it is."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from pipeline.cli import enginery
+
+FOLDER = Path(__file__).parents[3] / "manifests" / "examples" / "ci"
+SCHEMAS = {"github-actions.yaml": "vendor.github-workflows", "gitlab-ci.yaml": "vendor.gitlab-ci"}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_an_example_keeps_its_schema(name: str) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", SCHEMAS[name], str(FOLDER / name)]
+    if name.startswith("gitlab"):
+        command[3:3] = ["--data-transform", "gitlab-ci"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_commands_of_an_example_can_be_read(name: str) -> None:
+    texts = _texts(yaml.safe_load((FOLDER / name).read_text()))
+    found = [text for text in texts if text.startswith("enginery ") and "--" in text]
+    assert found
+    for text in found:
+        words = shlex.split(re.sub(r"\s+", " ", text))
+        command = enginery.get_command(click.Context(enginery), words[1])
+        assert command is not None
+        command.make_context(words[1], words[2:], resilient_parsing=False)
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in _texts(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_every_example_is_looked_at() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == set(SCHEMAS)

@@ -1,0 +1,94 @@
+"""A change point names the version, toolchain or driver that came with it; the picture has all of it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from enginery.registry.latency_series import LatencySeries, SeriesPoint, merged
+from enginery.registry.store.base import open_store
+from enginery.registry.store.files import write_whole
+from pipeline.regressions.pictures import draw_page, draw_trend
+from pipeline.regressions.trend import describe_change, find_trend, list_differences
+from tests.enginery.registry.test_latency_series import SERIES, point
+from tests.pipeline.projects import Project
+
+BUSY = ("other processes used 90 % of the 2 cores",)
+
+
+def stepped(at: int, count: int = 60, **after: object) -> LatencySeries:
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.005, count))
+    points = [point(day, relative=float(value)) for day, value in enumerate(noise)]
+    points[at:] = [replace(item, relative=(item.relative or 1.0) * 1.05, **after) for item in points[at:]]  # type: ignore[arg-type]
+    return replace(SERIES, reference="1", points=tuple(points))
+
+
+def test_a_change_comes_with_what_differs_there() -> None:
+    (change,) = find_trend(stepped(40, version="2", toolchain={"onnxruntime": "1.31"}, driver="580.1")).changes
+    assert change.index == 40 and change.value == "relative" and change.ratio == pytest.approx(1.05, abs=0.01)
+    assert change.came_with == ("version 1 -> 2", "onnxruntime 1.30 -> 1.31", "driver none -> 580.1")
+    assert "5.0 % slower, with version 1 -> 2" in describe_change(change) or "slower, with version" in describe_change(
+        change
+    )
+
+
+def test_a_change_with_nothing_that_is_recorded_says_so() -> None:
+    (change,) = find_trend(stepped(40)).changes
+    assert describe_change(change).endswith("with nothing that is recorded")
+    assert list_differences(point(1), replace(point(2), engine="f" * 64)) == ["engine rebuilt"]
+
+
+def test_medians_count_from_quiet_machines_alone() -> None:
+    series = stepped(40)
+    slow = [
+        replace(item, relative=None, median_s=item.median_s * (1.5 if day >= 30 else 1.0))
+        for day, item in enumerate(series.points)
+    ]
+    (change,) = find_trend(replace(series, points=tuple(slow))).changes
+    assert change.value == "median" and change.index == 30
+    loaded = tuple(replace(item, busy=BUSY) for item in slow)
+    assert find_trend(replace(series, points=loaded)).changes == ()
+
+
+def test_the_picture_has_points_levels_and_what_came_with_a_change() -> None:
+    trend = find_trend(stepped(40, version="2"))
+    picture = draw_trend(trend, standalone=True)
+    assert picture.startswith("<svg") and "version 1 -&gt; 2" in picture and "60 points" in picture
+    hostile = replace(trend, series=replace(trend.series, unit="<script>alert(1)</script>"))
+    assert "<script>" not in draw_page([hostile])
+
+
+def test_the_command_prints_draws_and_refuses(built: Project) -> None:
+    series = replace(stepped(40, version="2"), model="tiny")
+    write_whole(built.registry / series.key, merged(series, ()))
+    done = built.run("trend", "tiny")
+    assert done.code == 0 and "with version 1 -> 2" in done.out and "60 (60 quiet)" in done.out
+    (found,) = built.run("trend", "tiny", "--json").json
+    assert found["changes"][0]["came_with"] == ["version 1 -> 2"] and len(found["series"]["points"]) == 60
+    page = built.folder / "trend.html"
+    assert built.run("trend", "tiny", "--out", page).code == 0 and "<svg" in page.read_text()
+    for words in (("other",), ("tiny", "--bucket", "batch=9"), ("tiny", "--out", "trend.png"), ("../x",)):
+        wrong = built.run("trend", *words)
+        assert wrong.code == 2 and "Traceback" not in wrong.err
+
+
+@pytest.mark.slow
+def test_profile_adds_a_point_for_each_bucket_and_keeps_its_reference(built: Project) -> None:
+    words = ("profile", "tiny@1", "--precision", "fp32", "--bucket", "batch=4", "--seconds", "0.02", "--record")
+    for count in (1, 2):
+        done = built.run(*words, "--json")
+        assert done.code == 0 and f"point {count}" in done.err, done.err
+        assert json.loads(done.out)["unit"] == "cpu fp32 onnxruntime"
+    (series,) = _series(built)
+    assert series.reference == "1" and series.base == 1.0 and series.bucket == "batch=4"
+    first: SeriesPoint = series.points[0]
+    assert first.version == "1" and first.relative and 0.2 < first.relative < 5 and first.driver is None
+    assert any(name.startswith("now onnxruntime") for name in first.toolchain)
+    assert built.run(*words, "--against", "tiny@1").code == 2
+
+
+def _series(project: Project) -> list[LatencySeries]:
+    from enginery.registry.latency_series import list_series
+
+    return list(list_series(open_store(project.registry), "tiny"))
