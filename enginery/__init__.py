@@ -11,6 +11,8 @@
     streams = enginery.Streams.described(run, pulled.description)                   # of a model with state
     generator = enginery.Generator.opened(pulled)                                   # of a decoder: prompts to tokens
     whole = enginery.Ensemble.described(opens, pulled.description)                  # of several graphs
+    router = enginery.Router.opened(client.pull_all("model:stable", "engines/"))    # requests to buckets, and fallbacks
+    batcher = enginery.Batcher(router, most=32, wait_s=0.005)                       # requests joined to batches
     warm = enginery.warm_start(enginery.pull("model", kind="cache", ...))           # torch.compile out of a cache
     recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
     log = enginery.ObservationLog("stable.jsonl", pulled.description)               # what became of them
@@ -26,12 +28,17 @@ if TYPE_CHECKING:
     from enginery.generation import Generator, Prompt
     from enginery.grammars import Grammar
     from enginery.recording.recorder import ObservationLog, Recorder
+    from enginery.serving.batcher import Batcher
+    from enginery.serving.buckets import RoutedEngine
+    from enginery.serving.padding import Padding
+    from enginery.serving.router import Router
     from enginery.streams import Streams
     from enginery.user_code.calling import load_function
     from pipeline.api import build
     from pipeline.spec.model import load_spec
 
 __all__ = [
+    "Batcher",
     "Client",
     "Command",
     "Ensemble",
@@ -39,10 +46,13 @@ __all__ = [
     "Grammar",
     "Machine",
     "ObservationLog",
+    "Padding",
     "Policy",
     "Post",
     "Prompt",
     "Recorder",
+    "RoutedEngine",
+    "Router",
     "SamplingSettings",
     "Streams",
     "build",
@@ -56,12 +66,16 @@ _CLIENT = "enginery.client.client"
 
 _HOMES = {
     **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "pull"), _CLIENT),
+    "Batcher": "enginery.serving.batcher",
     "Ensemble": "enginery.ensembles",
     "Generator": "enginery.generation",
     "Grammar": "enginery.grammars",
     "ObservationLog": "enginery.recording.recorder",
+    "Padding": "enginery.serving.padding",
     "Prompt": "enginery.generation",
     "Recorder": "enginery.recording.recorder",
+    "RoutedEngine": "enginery.serving.buckets",
+    "Router": "enginery.serving.router",
     "SamplingSettings": "enginery.core.sampling",
     "Streams": "enginery.streams",
     "build": "pipeline.api",

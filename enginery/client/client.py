@@ -25,7 +25,7 @@ from typing import Literal
 
 from enginery.client.fetch import BlobFetcher, Progress, silent
 from enginery.client.hooks import Command, Hook, Post
-from enginery.client.pull import Pulled, download_best, download_engine, locate_and_rank
+from enginery.client.pull import Pulled, download_best, download_each, download_engine, locate_and_rank
 from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginery.client.watch import ChannelWatcher, Swap
 from enginery.core.errors import InputError
@@ -91,6 +91,18 @@ class Client:
         return download_best(
             answer, lambda resolution: download_engine(self.store, located, resolution, Path(dest), fetcher)
         )
+
+    def pull_all(
+        self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
+    ) -> list[Pulled]:
+        """Download every compatible engine of a version into the folder `dest`, best first, as `pull` does one, with
+        its latency on record for machines of this kind: for `enginery.Router`, and with Policy(fallback="onnx") the
+        version's graph behind them.
+
+        Raises as `pull`, and IntegrityError for a damaged latency report.
+        """
+        located, answer = locate_and_rank(self.store, parse_reference(reference), _machine(machine), self.policy)
+        return download_each(self.store, located, answer, Path(dest), self._fetcher(progress))
 
     def watch(
         self,

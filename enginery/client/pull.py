@@ -17,17 +17,19 @@ from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
+from enginery.core.reports.latency import LatencyReport
 from enginery.core.requirements import SessionOption
 from enginery.core.sampling import as_built, sampling_states
 from enginery.core.state import state_ends, states_of
 from enginery.registry.ensembles import functions_of, pinned_engines
 from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.evidence.latencies import measured_speeds
+from enginery.registry.evidence.latencies import measured_latencies, measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest, make_request
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import choose_digest, write_whole
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import Located, find_lost_engines, locate
+from enginery.serving.padding import padding_of
 
 FORMAT = 1
 
@@ -37,6 +39,7 @@ class Pulled:
     """An engine on disk. path: the engine.  description: the JSON beside it.  origin: where its bytes came from.
 
     weights: the ONNX model beside it that holds the weights of an engine whose own file leaves them out.
+    latency: the newest report on machines of this kind, where it was looked for (`Client.pull_all`) and is there.
     """
 
     path: Path
@@ -45,6 +48,7 @@ class Pulled:
     resolution: Resolution
     origin: Origin
     weights: Path | None = None
+    latency: LatencyReport | None = None
 
     def __repr__(self) -> str:
         """One line: the file, what it is of, and its status."""
@@ -142,6 +146,22 @@ def download_best(found: EngineRanking, download: Callable[[Resolution], Pulled]
             if len(found.candidates) == 1:
                 raise
             found = found.without({str(resolution.chosen.digest): str(error)})
+
+
+def download_each(
+    store: Store, located: Located, found: EngineRanking, dest: Path, fetcher: BlobFetcher
+) -> list[Pulled]:
+    """Download every compatible engine, best first, each with its latency on machines of this kind.
+
+    Raises as `EngineRanking.resolution`, `download_engine`, and IntegrityError for a damaged latency report.
+    """
+    timed = measured_latencies(store, located.manifest, found.machine)
+    resolution = found.resolution()
+    pulled = [
+        download_engine(store, located, replace(resolution, chosen=engine), dest, fetcher)
+        for engine in resolution.ranked
+    ]
+    return [replace(each, latency=timed.get(str(each.engine.digest))) for each in pulled]
 
 
 def download_engine(
@@ -256,6 +276,8 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
             "state": [encode(state) for state in states],
             "ends": state_ends(request.inputs, states, request.profiles),
         }
+    if (padding := padding_of(manifest.spec)).inputs:
+        found["padding"] = encode(padding)
     if engine.sampling or engine.quantized_states:
         engine = replace(engine, inputs=request.inputs, outputs=request.outputs, profiles=request.profiles)
     if options := {item.name: item.value for item in engine.requires if isinstance(item, SessionOption)}:

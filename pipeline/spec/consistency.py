@@ -8,11 +8,10 @@ from enginery.core.hardware import targets
 from enginery.core.sampling import SEEN_NEXT, TAKEN_INPUTS
 from enginery.core.state import without_states
 from enginery.core.types import CALIBRATED, PLUS, QUANTIZED, TensorSpec
+from pipeline.spec.pads import is_value_of, wrong_pads
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import FILL_IN
 from pipeline.spec.value_types import Loc
-
-_GREATEST = {"float16": 65504.0, "float32": 3.4028235e38}
 
 
 def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -23,6 +22,7 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     yield from _wrong_sequences(spec)
     yield from _wrong_cache(spec)
     yield from _wrong_sampling(spec)
+    yield from wrong_pads(spec)
     needy = [precision for precision in CALIBRATED if precision in spec.precisions]
     if needy and spec.calibration is None and spec.source.kind != "onnx":
         place: Loc = ("precisions", spec.precisions.index(needy[0]))
@@ -88,7 +88,7 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         if outputs and item.output not in outputs:
             text = f"state {name!r} takes {item.output!r}, which is not one of the outputs {outputs}; add it"
             yield ("state", name, "output"), text
-        if name in spec.inputs and not _holds(dtype := spec.inputs[name].dtype, item.initial):
+        if name in spec.inputs and not is_value_of(dtype := spec.inputs[name].dtype, item.initial):
             text = f"state {name!r} is {dtype}, which does not hold {item.initial:g}; give a value that it holds, as 0"
             yield ("state", name, "initial"), text
     yield from _wrong_places(spec)
@@ -140,17 +140,6 @@ def _wrong_cache(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         yield ("compile_cache",), text
     if spec.compile_cache and spec.state:
         yield ("compile_cache",), "compile_cache of a model with state is not proven over its steps; remove it"
-
-
-def _holds(dtype: str, value: float) -> bool:
-    """Whether a number is one of a dtype's, but for the rounding of floats."""
-    if dtype == "bool":
-        return value in (0, 1)
-    if dtype.startswith("float"):
-        return abs(value) <= _GREATEST.get(dtype, abs(value))
-    values = 2 ** int(dtype.lstrip("uint"))
-    least = 0 if dtype.startswith("u") else -values // 2
-    return value.is_integer() and least <= value < least + values
 
 
 def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:

@@ -8,10 +8,11 @@ from pydantic import Field, field_validator, model_validator
 from enginery.core.names import inside
 from enginery.core.state import Places
 from enginery.core.text import join_first
-from enginery.core.types import Dim, Scalar
+from enginery.core.types import PLUS, Dim, Scalar
 from pipeline.spec.value_types import Axis, DimName, File, GraphName, Least, Mistakes, Size, SpecPart
 
 InputDtype = Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
+PadValue = float | Literal["repeat"]
 INPUT_DTYPES: tuple[str, ...] = get_args(InputDtype)
 # Stands in a spec, as a dim, where a person has to write something; no spec with it is loaded.
 FILL_IN = "FILL_IN"
@@ -100,8 +101,26 @@ class Source(SpecPart):
 class Input(SpecPart):
     """One input of the model."""
 
+    omitted: ClassVar[frozenset[str]] = frozenset({"pad"})
+
     dtype: InputDtype = "float32"
     shape: tuple[Axis, ...] = Field(description="sizes, and names of dims for the dynamic axes")
+    pad: dict[DimName, PadValue] | None = Field(
+        None,
+        description="what a server fills the axis of each dim with, to reach a size that an engine takes: a number, or "
+        "repeat, the last entry again. One value stands for all dims of the input. A dim is padded where every input "
+        "that has it says by what",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_each_dim(cls, given: object) -> object:
+        """One value as that of all dims."""
+        if not isinstance(given, dict) or isinstance(pad := given.get("pad"), dict) or pad is None:
+            return given
+        shape = given.get("shape")
+        named = [dim for dim in shape if isinstance(dim, str)] if isinstance(shape, list | tuple) else []
+        return {**given, "pad": dict.fromkeys((dim for dim in named if PLUS.strip() not in dim), pad)}
 
 
 class PlacesSection(SpecPart):

@@ -106,16 +106,23 @@ def measured_speeds(
     The times are the runtimes' own where every one of these reports has them, else those of `Session.run`.
     Reads every latency report of the version. Raises IntegrityError for a damaged one.
     """
-    reports = latencies(store, manifest)
-    newest: dict[str, LatencyReport] = {}
-    for entry in engines:
-        alike = (report for report in reports.get(entry.digest or "", []) if _is_alike(report.machine, machine))
-        if report := next(alike, None):
-            newest[str(entry.digest)] = report
+    wanted = {entry.digest for entry in engines}
+    alike = measured_latencies(store, manifest, machine)
+    newest = {digest: report for digest, report in alike.items() if digest in wanted}
     buckets = [bucket for report in newest.values() for bucket in report.buckets]
     timed: Timed = "runtime" if all(_median_s(bucket, "runtime") for bucket in buckets) else "session"
     speeds = {digest: _speed(report, timed) for digest, report in newest.items()}
     return {digest: speed for digest, speed in speeds.items() if speed}
+
+
+def measured_latencies(store: Store, manifest: Manifest, machine: Machine) -> dict[str, LatencyReport]:
+    """Engine's digest -> its newest latency report on machines of this kind; unmeasured engines are left out.
+
+    Reads every latency report of the version. Raises IntegrityError for a damaged one.
+    """
+    reports = latencies(store, manifest)
+    alike = {digest: [item for item in each if _is_alike(item.machine, machine)] for digest, each in reports.items()}
+    return {digest: found[0] for digest, found in alike.items() if found}
 
 
 def _is_alike(kind: MachineKind, machine: Machine) -> bool:

@@ -1,0 +1,121 @@
+"""Runners for single sizes, compiled by a background thread while other engines answer; a bounded number of them."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from threading import Condition, Thread
+
+from enginery.core.errors import EngineryError
+from enginery.core.types import Tensors
+from enginery.serving.counts import CompileCounts
+
+Runner = Callable[[Tensors], Tensors]
+# Makes a runner for these sizes of all dims.
+CompileSizes = Callable[[Mapping[str, int]], Runner]
+_Key = tuple[tuple[str, int], ...]
+# Errors that are remembered, so that what failed is not compiled again for each request.
+_MOST_FAILED = 256
+
+
+class JustInTime:
+    """Compiled runners by the sizes of the dims, for several threads at once.
+
+    compiles: makes a runner for some sizes; its errors are kept as the reason why there is none.  most: runners that
+    are held, and sizes that wait for the one thread that compiles; of more, the runner that was not used for longest is
+    dropped.
+    """
+
+    def __init__(self, compiles: CompileSizes, most: int = 8) -> None:
+        self._compiles, self._most = compiles, most
+        self._changed = Condition()
+        self._ready: OrderedDict[_Key, Runner] = OrderedDict()
+        self._failed: OrderedDict[_Key, str] = OrderedDict()
+        self._waiting: deque[_Key] = deque()
+        self._active: _Key | None = None
+        self._thread: Thread | None = None
+        self._closed = False
+        self._compiled = self._failures = self._evicted = 0
+        self._seconds = self._waited_s = 0.0
+
+    def find(self, sizes: Mapping[str, int]) -> Runner | None:
+        """The runner for these sizes; None while it is compiled, which begins with this call."""
+        key = tuple(sizes.items())
+        with self._changed:
+            if (found := self._ready.get(key)) is not None:
+                self._ready.move_to_end(key)
+            elif key not in self._failed and len(self._waiting) < self._most:
+                self._ask(key)
+            return found
+
+    def wait(self, sizes: Mapping[str, int]) -> Runner:
+        """The runner for these sizes, compiled before this returns. Raises EngineryError with the compiler's reason,
+        and where the router is closed."""
+        key, begun = tuple(sizes.items()), time.perf_counter()
+        with self._changed:
+            while key not in self._ready and key not in self._failed and not self._closed:
+                self._ask(key)
+                self._changed.wait()
+            self._waited_s += time.perf_counter() - begun
+            if key in self._ready:
+                return self._ready[key]
+            raise EngineryError("the router is closed" if self._closed else self._failed[key])
+
+    def counts(self) -> CompileCounts:
+        """What was compiled so far."""
+        with self._changed:
+            numbers = self._compiled, self._failures, len(self._ready), self._evicted
+            return CompileCounts(*numbers, self._seconds, self._waited_s)
+
+    def close(self) -> None:
+        """End the thread, after the compile that it is at, and drop all runners."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        with self._changed:
+            self._ready.clear()
+
+    def _ask(self, key: _Key) -> None:
+        if self._closed or key == self._active or key in self._waiting:
+            return
+        self._waiting.append(key)
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name="enginery-compile", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while (key := self._next()) is not None:
+            begun, runner, reason = time.perf_counter(), None, ""
+            try:
+                runner = self._compiles(dict(key))
+            except Exception as error:  # whatever a compiler raises
+                reason = f"{type(error).__name__}: {error}"
+            with self._changed:
+                self._seconds += time.perf_counter() - begun
+                self._active = None
+                self._keep(key, runner, reason)
+                self._changed.notify_all()
+
+    def _next(self) -> _Key | None:
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            self._active = None if self._closed else self._waiting.popleft()
+            return self._active
+
+    def _keep(self, key: _Key, runner: Runner | None, reason: str) -> None:
+        if runner is None:
+            self._failures += 1
+            self._failed[key] = reason
+            if len(self._failed) > _MOST_FAILED:
+                self._failed.popitem(last=False)
+            return
+        self._compiled += 1
+        self._ready[key] = runner
+        if len(self._ready) > self._most:
+            self._ready.popitem(last=False)
+            self._evicted += 1

@@ -1,0 +1,91 @@
+"""Opens pulled engines for a router, as the JSON beside each describes it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from enginery.core.codec import decode
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.parsing import field, many, mapping, mapping_of, parse_json, scalar, text
+from enginery.core.reports.latency import LatencyReport
+from enginery.core.types import ShapeProfile, Tensors, TensorSpec
+from enginery.serving.buckets import RoutedEngine, measured_seconds
+from enginery.serving.padding import Padding
+
+T = TypeVar("T")
+# Of a description.
+MOST_BYTES = 16 << 20
+# Gives for an engine's file a function that runs it.
+Opens = Callable[[Path], Callable[[Tensors], Tensors]]
+
+
+class PulledEngine(Protocol):
+    """What a router needs of a pulled engine (`client.pull.Pulled`)."""
+
+    @property
+    def description(self) -> Path:
+        """The JSON beside the engine."""
+        ...
+
+    @property
+    def latency(self) -> LatencyReport | None:
+        """How fast it was on machines of this kind; None where it was not timed."""
+        ...
+
+
+@dataclass(frozen=True)
+class DescribedEngine:
+    """An engine as its description has it, opened. file: of the engine.  bounded: whether it takes certain sizes only;
+    the version's graph takes any."""
+
+    engine: RoutedEngine
+    padding: Padding
+    file: Path
+    bounded: bool
+
+
+def open_described(description: Path | str, opens: Opens | None, latency: LatencyReport | None) -> DescribedEngine:
+    """The engine beside a description. opens: None for `open_onnx`.  latency: None where it was not timed.
+
+    Raises DataError for a file that describes no engine, for a model with state, and what `opens` raises.
+    """
+    path = Path(description)
+    try:
+        found = parse_json(path.read_bytes(), MOST_BYTES)
+        if "state" in found or "graphs" in found:
+            kind, other = ("state", "enginery.Streams") if "state" in found else ("several graphs", "enginery.Ensemble")
+            raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {other}")
+        inputs, outputs = (_read_many(found, name, TensorSpec) for name in ("inputs", "outputs"))
+        profiles = _read_many(found, "profiles", ShapeProfile)
+        padding = decode(found["padding"], Padding) if "padding" in found else Padding()
+        name = " ".join(field(found, key, text) for key in ("target", "precision", "backend"))
+        file = path.parent / field(found, "file", text)
+        options = mapping_of(scalar)(found.get("session_options_without_vnni", {}), "session_options_without_vnni")
+    except (OSError, IntegrityError) as error:
+        raise DataError(f"{description} describes no engine: {error}") from error
+    run = opens(file) if opens else open_onnx(file, options if this_kind().saturates else {})
+    seconds = measured_seconds(latency, inputs) if latency else None
+    return DescribedEngine(RoutedEngine(name, run, inputs, outputs, profiles, seconds), padding, file, bool(profiles))
+
+
+def open_onnx(file: Path, options: Mapping[str, object] | None = None) -> Callable[[Tensors], Tensors]:
+    """A function that runs an engine of ONNX Runtime. options: entries of its session's configuration.
+
+    Raises DataError for an engine of another compiler, which its own runtime opens.
+    """
+    if file.suffix != ".onnx":
+        raise DataError(f"{file.name} is no engine of onnxruntime; give `opens`, which opens it with its own runtime")
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    for name, value in (options or {}).items():
+        settings.add_session_config_entry(name, str(value))
+    session = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def _read_many(found: Mapping[str, object], name: str, kind: type[T]) -> list[T]:
+    return [decode(item, kind) for item in field(found, name, many(mapping))]

@@ -1,0 +1,149 @@
+"""Batches before a router and before a session: answers are those of each request alone."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.types import Session, TensorSpec
+from enginery.serving.batcher import Batcher
+from enginery.serving.padding import Padding
+from enginery.serving.router import Router
+from tests.enginery.serving.engines import INPUTS, OUTPUTS, PADDING, Calls, assert_same, engine, profile, request
+
+EDGES = Padding(PADDING.inputs, {"sequence": (8, 16)})
+
+
+class PlainSession(Session):
+    inputs, outputs = INPUTS, OUTPUTS
+
+    def __init__(self, run):
+        self.run = run
+
+
+def test_requests_of_a_bucket_are_joined_and_each_gets_its_own_answer():
+    calls = Calls()
+    router = Router([engine("a", profile((1, 32), (1, 16)), run=calls)], EDGES)
+    requests = [request(1 + index % 3, 3 + index % 12, index) for index in range(24)]
+    with Batcher(router, most=8, wait_s=0.05) as batcher:
+        futures = [batcher.submit(each) for each in requests]
+        answers = [future.result(10) for future in futures]
+    for answer, inputs in zip(answers, requests, strict=True):
+        assert_same(answer, inputs)
+    assert len(calls.shapes) < 24 and {shape[1] for shape in calls.shapes} == {8, 16}
+    assert max(shape[0] for shape in calls.shapes) <= 8
+    counts = router.counts()
+    assert counts.requests == 24
+    assert sum(bucket.elements for bucket in counts.buckets) == sum(2 * each["x"].size for each in requests)
+    assert sum(b.elements + b.padding for b in counts.buckets) == 2 * sum(a * b for a, b in calls.shapes)
+
+
+def test_before_a_plain_session_only_requests_of_equal_sizes_are_joined():
+    calls = Calls()
+    with Batcher(PlainSession(calls), most=4, wait_s=0.05) as batcher:
+        requests = [request(1, size, index) for index, size in enumerate((3, 5, 3, 5))]
+        futures = [batcher.submit(each) for each in requests]
+        for future, inputs in zip(futures, requests, strict=True):
+            assert_same(future.result(10), inputs)
+    assert sorted(calls.shapes) == [(2, 3), (2, 5)]
+
+
+def test_what_was_served_is_on_record():
+    found = []
+    with Batcher(PlainSession(Calls()), most=2, wait_s=10.0, record=found.append, log=1) as batcher:
+        futures = [batcher.submit(request(1, 3)) for _ in range(2)]
+        [future.result(10) for future in futures]
+    assert [(each.samples, each.batch, each.bucket) for each in found] == [(1, 2, {"sequence": 3})] * 2
+    assert all(each.waited_s >= 0 and each.service_s > 0 for each in found) and list(batcher.served) == found[1:]
+
+
+def test_a_request_waits_for_others_no_longer_than_it_may():
+    with Batcher(PlainSession(Calls()), most=100, wait_s=0.05) as batcher:
+        begun = time.perf_counter()
+        batcher.submit(request(1, 3)).result(10)
+        took = time.perf_counter() - begun
+    assert 0.05 <= took < 5 and batcher.served[0].waited_s >= 0.05
+
+
+def test_an_error_of_a_batch_is_that_of_its_requests_and_the_next_batch_runs():
+    def sometimes(inputs):
+        if inputs["x"].shape[1] == 3:
+            raise ValueError("three")
+        return Calls()(inputs)
+
+    with Batcher(PlainSession(sometimes), most=2, wait_s=0.01) as batcher:
+        wrong = [batcher.submit(request(1, 3)) for _ in range(2)]
+        for future in wrong:
+            with pytest.raises(ValueError, match="three"):
+                future.result(10)
+        assert_same(batcher.submit(request(1, 4)).result(10), request(1, 4))
+
+
+def test_a_listener_that_raises_stops_nothing():
+    def listen(_):
+        raise OSError("full")
+
+    with pytest.warns(UserWarning, match="record of a batcher raised OSError: full"):
+        batcher = Batcher(PlainSession(Calls()), most=1, wait_s=0.0, record=listen)
+        batcher.submit(request(1, 3)).result(10)
+        batcher.submit(request(1, 3)).result(10)
+        batcher.close()
+
+
+def test_a_request_that_was_cancelled_is_not_run():
+    calls, begun, go = Calls(), Event(), Event()
+
+    def slow(inputs):
+        begun.set()
+        go.wait(10)
+        return calls(inputs)
+
+    with Batcher(PlainSession(slow), most=1, wait_s=0.0) as batcher:
+        first = batcher.submit(request(1, 3))
+        begun.wait(10)
+        second = batcher.submit(request(1, 4))
+        assert second.cancel()
+        go.set()
+        first.result(10)
+    assert calls.shapes == [(1, 3)]
+
+
+def test_closing_answers_what_waits_and_then_refuses():
+    batcher = Batcher(PlainSession(Calls()), most=100, wait_s=1000.0)
+    future = batcher.submit(request(1, 3))
+    batcher.close()
+    assert future.done() and not batcher._worker.is_alive()
+    with pytest.raises(EngineryError, match="closed"):
+        batcher.submit(request(1, 3))
+
+
+def test_many_threads_get_their_own_answers():
+    router = Router([engine("a", profile((1, 32), (1, 16)))], EDGES)
+    requests = [request(1, 1 + index % 16, index) for index in range(200)]
+    with Batcher(router, most=16, wait_s=0.001) as batcher, ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(lambda each: batcher.submit(each).result(20), each) for each in requests]
+        wait(futures, 30)
+        for future, inputs in zip(futures, requests, strict=True):
+            assert_same(future.result(), inputs)
+
+
+def test_bad_input_is_told():
+    with pytest.raises(InputError, match="most is 0"):
+        Batcher(PlainSession(Calls()), most=0, wait_s=0.0)
+    with pytest.raises(InputError, match="'x' has no axis 'rows'"):
+        Batcher(PlainSession(Calls()), most=1, wait_s=0.0, dim="rows")
+    with Batcher(PlainSession(Calls()), most=1, wait_s=0.0) as batcher, pytest.raises(DataError, match="no array"):
+        batcher.submit({})
+
+
+def test_an_output_without_a_row_for_each_sample_is_an_error_of_the_batch():
+    class Odd(PlainSession):
+        outputs = (TensorSpec("y", "float32", ("batch",)),)
+
+    with Batcher(Odd(lambda _: {"y": np.zeros(1, np.float32)}), most=2, wait_s=10.0) as batcher:
+        futures = [batcher.submit(request(1, 3)) for _ in range(2)]
+        with pytest.raises(EngineryError, match="'y' of 2 samples"):
+            futures[0].result(10)
