@@ -28,11 +28,12 @@ class CapacityDemand:
 
 @dataclass(frozen=True)
 class MachineCount:
-    """A number of machines; low, high: by the 95 % interval of the greatest rate of one."""
+    """A number of machines; low, high: by the 95 % interval of the greatest rate of one. high: None where its lower end
+    is 0, so that perhaps no number is enough."""
 
     value: int
     low: int
-    high: int
+    high: int | None
 
 
 def count_machines(one: float, demand: CapacityDemand) -> int:
@@ -43,8 +44,8 @@ def count_machines(one: float, demand: CapacityDemand) -> int:
 
 def machines_for(one: Estimate, demand: CapacityDemand) -> MachineCount:
     """Machines of one kind, by the greatest rate of one with its interval."""
-    value, low, high = (count_machines(rate, demand) for rate in (one.value, one.high, one.low))
-    return MachineCount(value, low, high)
+    value, low = (count_machines(rate, demand) for rate in (one.value, one.high))
+    return MachineCount(value, low, count_machines(one.low, demand) if one.low > 0.0 else None)
 
 
 def cost_per_million(machines: float, per_hour: float, rate: float) -> float:

@@ -116,7 +116,7 @@ def _simulate_one_queue(
     table = [curve.tolist() for curve in curves]
     arrivals, held = at.tolist(), [0, *np.cumsum(samples).tolist()]
     draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
-    ends, begun, took = [0], [], []
+    ends, begun, took = [0], list[float](), list[float]()
     now = 0.0
     while (first := ends[-1]) < len(arrivals):
         full = bisect_left(held, held[first] + policy.most, first) - 1
