@@ -111,7 +111,9 @@ class Forecaster:
             return replace(row, reason=f"not measured: {error}".replace("REF", self.reference))
         if greatest is None:
             fastest = min(bucket.curve[round(self.limit.p * (len(bucket.curve) - 1))] for bucket in timed.buckets)
-            words = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {1e3 * fastest:.3g} ms"
+            words = (
+                f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {1e3 * fastest:.3g} ms"
+            )
             return replace(row, reason=words)
         machines = machines_for(greatest.rate, self.demand)
         return replace(row, greatest=greatest, machines=machines, per_million=self._cost(price, machines))

@@ -56,8 +56,8 @@ def delay_of(planned: Array, sent: Array, done: Array) -> SendDelay:
     behind = ""
     if slow > LATE_S and slow > _BEHIND * shown:
         behind = (
-            f"the generator could not keep up: 1 in 100 requests was sent {1e3 * slow:.3g} ms late or more, which is part"
-            " of the latencies; give a lower rate, or a machine with cores to spare"
+            f"the generator could not keep up: 1 in 100 requests was sent {1e3 * slow:.3g} ms late or more, which is"
+            " part of the latencies; give a lower rate, or a machine with cores to spare"
         )
     return SendDelay(middle, slow, float(late.max()), float(np.mean(late > LATE_S)), behind)
 

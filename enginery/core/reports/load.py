@@ -103,7 +103,9 @@ class LoadReport:
         if self.sending.behind:
             found.append(self.sending.behind)
         if lost := sum(phase.unanswered for phase in self.phases):
-            found.append(f"{lost} requests had no answer when it ended: the server was behind, and latencies are longer")
+            found.append(
+                f"{lost} requests had no answer when it ended: the server was behind, and latencies are longer"
+            )
         if failed := sum(phase.failed for phase in self.phases):
             found.append(f"{failed} requests were answered by an error")
         return (*found, *(("it was interrupted",) if self.interrupted else ()))

@@ -97,7 +97,9 @@ def version_prefix(model: str, version: str) -> str:
 
 
 def evidence_prefix(
-    kind: Literal["attestations", "latency", "canaries", "signatures", "attributions", "loads"], model: str, version: str
+    kind: Literal["attestations", "latency", "canaries", "signatures", "attributions", "loads"],
+    model: str,
+    version: str,
 ) -> str:
     """Prefix of the documents of one kind that were stored beside a version after it was published."""
     return f"{version_prefix(model, version)}{kind}/"
