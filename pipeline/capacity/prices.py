@@ -55,7 +55,8 @@ def _why_no_machine(name: str) -> str:
         found = parse_targets(name)
     except UnknownNameError as error:
         return str(error)
-    return f"is several: {', '.join(target.name for target in found)}; give each its price" if len(found) > 1 else ""
+    several = ", ".join(target.name for target in found)
+    return f"{name} is several: {several}; give each its price" if len(found) > 1 else ""
 
 
 @dataclass(frozen=True)
