@@ -15,6 +15,7 @@ from enginery.registry.ensembles import load_pinned
 from enginery.registry.evidence.attestations import attestations
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latency_reports
+from enginery.registry.evidence.loads import load_reports
 from enginery.registry.latency_series import parse_series
 from enginery.registry.manifest import Manifest, Misplaced
 from enginery.registry.records import read_record
@@ -165,6 +166,7 @@ def _take(found: _Findings, manifest: Manifest) -> None:
     try:
         list(attestations(found.store, manifest))
         list(latency_reports(found.store, manifest))
+        list(load_reports(found.store, manifest))
         for verdict in canaries(found.store, manifest):
             found.needed.setdefault(verdict.report, []).append(f"{reference} report of its canary on {verdict.target}")
     except IntegrityError as error:

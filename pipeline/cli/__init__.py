@@ -56,6 +56,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "record": ("operations.record", "Record requests for a canary or for buckets."),
         "canary": ("operations.canary", "Compare a candidate with the version in service."),
         "fleet": ("machines.fleet", "Compare a cluster's nodes with the registry."),
+        "load": ("traffic.load", "Send requests as users make them, and time the answers."),
+        "capacity": ("traffic.capacity", "Show machines and cost for a rate of requests."),
     },
     "Registry": {
         "verify": ("registry.registry", "Re-hash the registry and report damage."),

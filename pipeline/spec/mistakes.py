@@ -138,7 +138,8 @@ def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
         if isinstance(here, type) and issubclass(here, BaseModel):
             if isinstance(part, int):
                 continue  # the items of a list were stepped into with its field
-            here = here.model_fields[str(part)].annotation
+            known = here.model_fields.get(str(part))
+            here = known.annotation if known else typing.get_args(here.__annotations__["__pydantic_extra__"])[-1]
         else:
             here = typing.get_args(here)[0 if isinstance(part, int) else -1]
         members = [item for item in typing.get_args(here) if isinstance(item, type) and issubclass(item, BaseModel)]

@@ -6,8 +6,9 @@ A copy for reading: nothing is proven or published from it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from enginery.core.codec import OMIT_NONE
+from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE
 from enginery.core.reports.latency import LatencyReport
+from enginery.core.reports.load import LoadReport
 from enginery.core.reports.proof import Report
 from enginery.core.reports.quantization import QuantizationRecord
 from enginery.core.types import BuildFailure
@@ -24,7 +25,7 @@ class VersionDocument(Manifest):
     version ('').
 
     quantization: records by the name of the graph.  latencies: by the digest of the engine.  canaries: None where they
-    were not asked for.
+    were not asked for.  loads: of load tests, oldest first.
     """
 
     kind: str = KIND
@@ -34,6 +35,7 @@ class VersionDocument(Manifest):
     attributions: tuple[NamedAttribution, ...] = ()
     latencies: Mapping[str, tuple[LatencyReport, ...]] = field(default_factory=dict)
     canaries: tuple[CanaryVerdict, ...] | None = field(default=None, metadata=OMIT_NONE)
+    loads: tuple[LoadReport, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def reference(self) -> str:

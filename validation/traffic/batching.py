@@ -6,6 +6,7 @@ the one worker, when free, takes the ready queue whose oldest request is the old
 arrival up to `most` samples. A discrete-event simulation: no steady state or distribution is assumed.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,8 +61,10 @@ def simulate_batching(
     curves: of each bucket, of a batch of 1, 2, ... samples, its run times in seconds as quantiles at equal steps from
     0 to 1; a batch of more samples than there are curves takes the last. A run time is drawn for each batch.
     """
-    arrivals, counts, places = at.tolist(), samples.tolist(), buckets.tolist()
+    if len(curves) == 1:
+        return (_simulate_alone if policy.most == 1 else _simulate_one_queue)(at, samples, curves[0], policy, seed)
     tables = [[curve.tolist() for curve in of_bucket] for of_bucket in curves]
+    arrivals, counts, places = at.tolist(), samples.tolist(), buckets.tolist()
     queues: list[deque[int]] = [deque() for _ in tables]
     held = [0] * len(tables)
     draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
@@ -89,6 +92,51 @@ def simulate_batching(
     waited = np.array(begun) - at
     sizes, members = np.array(batches, np.int64), np.array(batch_of, np.int64)
     return SimulatedService(waited, np.array(service), sizes, busy, now - arrivals[0], members)
+
+
+def _simulate_alone(
+    at: Array, samples: Array, curves: Sequence[Array], _policy: BatchPolicy, seed: int
+) -> SimulatedService:
+    """The same of one bucket where each request runs alone, in whole arrays (Lindley, Proc. Cambridge Philosophical
+    Society 48, 1952): it begins when it arrives or the one before ends, whichever is later."""
+    draws = np.random.default_rng(seed).random(len(at)) * (len(curves[0]) - 1)
+    rows = np.stack(curves)[np.minimum(samples, len(curves)) - 1]
+    low = np.minimum(draws.astype(np.int64), max(len(curves[0]) - 2, 0))
+    ends = np.take_along_axis(rows, np.stack([low, np.minimum(low + 1, len(curves[0]) - 1)], 1), 1)
+    service = ends[:, 0] + (draws - low) * (ends[:, 1] - ends[:, 0])
+    before = np.cumsum(service) - service
+    begun = before + np.maximum.accumulate(at - before)
+    last = float(begun[-1] + service[-1])
+    batches, members = samples.astype(np.int64), np.arange(len(at))
+    return SimulatedService(begun - at, service, batches, float(service.sum()), last - float(at[0]), members)
+
+
+def _simulate_one_queue(
+    at: Array, samples: Array, curves: Sequence[Array], policy: BatchPolicy, seed: int
+) -> SimulatedService:
+    """The same of one bucket, some times faster: one step for each batch, whose requests are consecutive."""
+    table = [curve.tolist() for curve in curves]
+    arrivals, held = at.tolist(), [0, *np.cumsum(samples).tolist()]
+    draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
+    ends, begun, took = [0], list[float](), list[float]()
+    now = 0.0
+    while (first := ends[-1]) < len(arrivals):
+        full = bisect_left(held, held[first] + policy.most, first) - 1
+        ready = arrivals[first] + policy.wait_s
+        if full < len(arrivals):
+            ready = min(ready, max(arrivals[first], arrivals[full]))
+        now = max(now, ready)
+        fits = bisect_right(held, held[first] + policy.most, first) - 1
+        end = max(min(fits, bisect_right(arrivals, now, first)), first + 1)
+        seconds = _quantile(table[min(held[end] - held[first], len(table)) - 1], draws[len(begun)])
+        ends.append(end)
+        begun.append(now)
+        took.append(seconds)
+        now += seconds
+    count = np.diff(ends)
+    waited, service = np.repeat(begun, count) - at, np.repeat(took, count)
+    batches, members = np.diff(np.array(held, np.int64)[ends]), np.repeat(np.arange(len(count)), count)
+    return SimulatedService(waited, service, batches, float(sum(took)), now - arrivals[0], members)
 
 
 def _quantile(curve: Sequence[float], share: float) -> float:

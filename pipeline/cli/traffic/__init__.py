@@ -1,1 +1,1 @@
-"""Commands on recorded traffic."""
+"""Commands about traffic: buckets from it, what it costs to serve, load tests."""

@@ -23,6 +23,7 @@ from enginery.registry.evidence.attestations import attestations, judge_entries
 from enginery.registry.evidence.build_details import quantization_records
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latencies
+from enginery.registry.evidence.loads import load_reports
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, place_of
 from enginery.registry.store.files import reachable
@@ -67,7 +68,7 @@ def read_version(data: bytes, what: str) -> VersionDocument:
 
 
 def published_document(store: Store, manifest: Manifest) -> VersionDocument:
-    """A version's document with its statuses, reports and latencies of today. Raises UnknownNameError."""
+    """A version's document with its statuses, reports, latencies and load tests of today. Raises UnknownNameError."""
     where = f"{manifest.model}@{manifest.version}"
     data = store.read(page_data_key(manifest.model, manifest.version))
     if data is None:
@@ -81,6 +82,7 @@ def published_document(store: Store, manifest: Manifest) -> VersionDocument:
         attributions=tuple(attributions(store, manifest).values()),
         latencies={engine: tuple(found) for engine, found in latencies(store, manifest).items()},
         canaries=tuple(canaries(store, manifest)),
+        loads=tuple(load_reports(store, manifest)),
     )
 
 

@@ -83,3 +83,17 @@ def test_each_request_has_the_index_of_its_batch():
     ones, zeros = np.ones(4, np.int64), np.zeros(4, np.int64)
     found = simulate_batching(at, ones, zeros, [[constant(1.0)] * 2], BatchPolicy(2, 0.0))
     assert found.batch_of.tolist() == [0, 1, 1, 2] and found.batches[found.batch_of].tolist() == [1, 2, 2, 1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 8), st.sampled_from([0.0, 0.002, 0.01]), st.integers(1, 4), st.integers(0, 10_000))
+def test_the_shorter_way_of_one_queue_gives_what_the_general_one_gives(most, wait_s, largest, seed):
+    rng = np.random.default_rng(seed)
+    at = np.sort(rng.random(80)).round(2) * 0.2
+    samples, places = rng.integers(1, largest + 1, 80), np.zeros(80, np.int64)
+    curves = [np.linspace(0.001, 0.002, 11) * size for size in range(1, most + 1)]
+    one = simulate_batching(at, samples, places, [curves], BatchPolicy(most, wait_s), seed)
+    general = simulate_batching(at, samples, places, [curves, curves], BatchPolicy(most, wait_s), seed)
+    assert one.batches.tolist() == general.batches.tolist()
+    assert one.waited_s == pytest.approx(general.waited_s) and one.service_s == pytest.approx(general.service_s)
+    assert (one.busy_s, one.seconds) == pytest.approx((general.busy_s, general.seconds))

@@ -1,0 +1,258 @@
+"""How much one machine of each kind carries, machines and cost for a rate, and the cheapest mix of a fleet."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from enginery.core.errors import DataError
+from enginery.core.types import Dim
+from enginery.registry.evidence.attestations import JudgedEntry
+from pipeline.capacity.measured import TimedEngineKind, fits, names_not_timed
+from pipeline.capacity.prices import MachinePrices
+from pipeline.capacity.workloads import AskedWorkload
+from validation.capacity.batch_times import BatchTimes, batch_times
+from validation.capacity.fleet_mix import FleetMix, MachineOffer, cheapest_mix
+from validation.capacity.greatest_rate import (
+    GreatestRate,
+    LatencyLimit,
+    choose_policy,
+    find_greatest_rate,
+    policies_to_try,
+)
+from validation.capacity.machines import CapacityDemand, MachineCount, cost_per_million, machines_for
+from validation.data.batches import leading_dim
+
+# Greatest batches that are tried where none is given: the largest that was timed, and this many smaller ones.
+MOST_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class ServingTerms:
+    """How a machine serves. batch: samples of a batch at most, None: the best of those timed.  wait_s: longest wait for
+    others, None: the best of a grid.  batch_s, request_s: what the server adds to a batch and to each request of it."""
+
+    batch: int | None = None
+    wait_s: float | None = None
+    batch_s: float = 0.0
+    request_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class FleetCost:
+    """Cost of a million requests on the machines that a rate takes; high: None where perhaps no number is enough."""
+
+    value: float
+    low: float
+    high: float | None
+
+
+@dataclass(frozen=True)
+class EngineCapacity:
+    """What one engine on one kind of machine carries. price: the name of its price, None without one.
+
+    greatest: None where it was not timed or keeps the limit at no rate: `reason` says which.
+    """
+
+    unit: str
+    machine: str
+    engine: str | None
+    price: str | None = None
+    greatest: GreatestRate | None = None
+    machines: MachineCount | None = None
+    per_million: FleetCost | None = None
+    reason: str = ""
+    busy: bool = False
+
+
+@dataclass(frozen=True)
+class CapacityForecast:
+    """The answer to a demand. engines: the timed ones first.  mix: None without prices, or where `why_no_mix`."""
+
+    reference: str
+    demand: CapacityDemand
+    limit: LatencyLimit
+    arrivals: str
+    engines: tuple[EngineCapacity, ...]
+    currency: str = ""
+    mix: FleetMix | None = None
+    mix_per_million: FleetCost | None = None
+    mix_units: Mapping[str, str] | None = None
+    why_no_mix: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Forecaster:
+    """What all rows of a forecast share. dims: of the model.  counts: machines that there are, by name of price."""
+
+    reference: str
+    demand: CapacityDemand
+    limit: LatencyLimit
+    asked: AskedWorkload
+    serving: ServingTerms
+    dims: Sequence[Dim]
+    prices: MachinePrices | None = None
+    counts: Mapping[str, int] | None = None
+
+    def forecast(self, timed: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> CapacityForecast:
+        """The forecast. timed: engines with each machine that they were timed on.  engines: all that may be pulled."""
+        rows = [*(self.row(each) for each in timed), *self._not_timed(timed, engines)]
+        found = CapacityForecast(
+            self.reference, self.demand, self.limit, self.asked.words, tuple(rows),
+            self.prices.currency if self.prices else "",
+        )  # fmt: skip
+        return self._with_mix(found) if self.prices else found
+
+    def row(self, timed: TimedEngineKind) -> EngineCapacity:
+        """The row of an engine on a kind of machine that it was timed on."""
+        price = self.prices.name_of(timed.machine.names) if self.prices else None
+        row = EngineCapacity(timed.entry.unit, timed.machine.title, timed.entry.digest, price, busy=timed.busy)
+        try:
+            greatest = self.greatest(timed, self.limit)
+        except DataError as error:
+            return replace(row, reason=f"not measured: {error}".replace("REF", self.reference))
+        if greatest is None:
+            fastest = min(bucket.curve[round(self.limit.p * (len(bucket.curve) - 1))] for bucket in timed.buckets)
+            words = (
+                f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {1e3 * fastest:.3g} ms"
+            )
+            return replace(row, reason=words)
+        machines = machines_for(greatest.rate, self.demand)
+        return replace(row, greatest=greatest, machines=machines, per_million=self._cost(price, machines))
+
+    def greatest(self, timed: TimedEngineKind, limit: LatencyLimit) -> GreatestRate | None:
+        """The greatest rate of one machine; None where no rate keeps the limit. Raises DataError for sizes that were
+        not timed."""
+        times, mosts = self._times_of(timed)
+        policies = policies_to_try(limit, mosts, self.serving.wait_s)
+        return find_greatest_rate(self.asked.workloads, times, limit, policies)
+
+    def quick_rate(self, timed: TimedEngineKind, limit: LatencyLimit) -> float:
+        """The greatest rate to some percent, as for a picture; 0 where no rate keeps the limit."""
+        times, mosts = self._times_of(timed)
+        return choose_policy(self.asked.workloads[0], times, limit, policies_to_try(limit, mosts, self.serving.wait_s))[
+            0
+        ]
+
+    def _times_of(self, timed: TimedEngineKind) -> tuple[list[BatchTimes], list[int]]:
+        """Times for each queue, and the greatest batches to try."""
+        batch = leading_dim(timed.entry.inputs)
+        mosts = self._mosts(timed, batch)
+        return [self._times(timed, batch, sizes, max(mosts)) for sizes in self.asked.queues], mosts
+
+    def _mosts(self, timed: TimedEngineKind, batch: str | None) -> list[int]:
+        if batch is None:
+            return [1]
+        if self.serving.batch is not None:
+            return [self.serving.batch]
+        others = self.asked.queues[0]
+        at = [one for one in timed.buckets if all(one.sizes.get(dim) == size for dim, size in others.items())]
+        sizes = sorted({one.sizes[batch] for one in at or timed.buckets})
+        return sizes[:: -(-len(sizes) // MOST_BATCHES)] + sizes[-1:] if len(sizes) > MOST_BATCHES else sizes
+
+    def _times(self, timed: TimedEngineKind, batch: str | None, sizes: Mapping[str, int], most: int) -> BatchTimes:
+        least = next((dim.min for dim in self.dims if dim.name == batch), 1)
+        found = batch_times(timed.buckets, batch, sizes, most, least)
+        return found.with_overhead(self.serving.batch_s, self.serving.request_s)
+
+    def _cost(self, price: str | None, machines: MachineCount) -> FleetCost | None:
+        if price is None or self.prices is None:
+            return None
+        per_hour, rate = self.prices.machines[price].per_hour, self.demand.rate
+        value, low = (cost_per_million(count, per_hour, rate) for count in (machines.value, machines.low))
+        high = None if machines.high is None else cost_per_million(machines.high, per_hour, rate)
+        return FleetCost(value, low, high)
+
+    def _not_timed(self, timed: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> Iterator[EngineCapacity]:
+        """A row for each engine on each wanted kind of machine that it was not timed on."""
+        wanted = list(self.prices.machines) if self.prices else []
+        for entry in engines:
+            seen = any(each.entry.digest == entry.digest for each in timed)
+            names = names_not_timed(entry, wanted, timed) or ([] if seen or self.prices else [entry.target])
+            for name in names:
+                command = f"enginery validate {self.reference} --target {entry.target}"
+                reason = f"not measured; on such a machine: {command}"
+                yield EngineCapacity(entry.unit, name, entry.digest, name if name in wanted else None, reason=reason)
+        for name in wanted:
+            if not any(fits(entry, name) for entry in engines) and not any(name in one.machine.names for one in timed):
+                yield EngineCapacity("", name, None, name, reason=f"{self.reference} has no engine for {name}")
+
+    def _with_mix(self, found: CapacityForecast) -> CapacityForecast:
+        """The forecast with the cheapest mix, at the greatest rates and at the lower ends of their intervals."""
+        best = best_engines(found.engines)
+        if not best:
+            return replace(found, why_no_mix=self._why_none(found))
+        mixes = [self._mix({name: end(row) for name, row in best.items()}) for end in (_middle, _low, _high)]
+        if mixes[0] is None:
+            return replace(found, why_no_mix=self._why_too_few(best))
+        costs = [cost_per_million(1, mix.per_hour, self.demand.rate) if mix else None for mix in mixes]
+        units = {name: row.unit for name, row in best.items() if name in mixes[0].machines}
+        cost = FleetCost(costs[0] or 0.0, costs[2] or 0.0, costs[1])
+        return replace(found, mix=mixes[0], mix_per_million=cost, mix_units=units)
+
+    def _mix(self, rates: Mapping[str, float]) -> FleetMix | None:
+        free = 1.0 - self.demand.headroom
+        offers = [
+            MachineOffer(name, free * rate, self._price(name), self._count(name))
+            for name, rate in rates.items()
+            if rate > 0.0
+        ]
+        return cheapest_mix(offers, self.demand.rate, self.demand.spare)
+
+    def _price(self, name: str) -> float:
+        return self.prices.machines[name].per_hour if self.prices else 0.0
+
+    def _count(self, name: str) -> int | None:
+        """How many machines of a name there are; None: as many as are wanted."""
+        if self.counts is not None:
+            return self.counts.get(name, 0)
+        return self.prices.machines[name].count if self.prices else None
+
+    def _why_none(self, found: CapacityForecast) -> str:
+        carrying = [row for row in found.engines if row.greatest]
+        if not carrying:
+            return "no engine that was timed keeps the limit"
+        source = self.prices.source if self.prices else ""
+        machines = ", ".join(dict.fromkeys(row.machine for row in carrying))
+        return f"{source} has no price for {machines}, on which engines were timed; add it"
+
+    def _why_too_few(self, best: Mapping[str, EngineCapacity]) -> str:
+        free = 1.0 - self.demand.headroom
+        there = [(name, self._count(name) or 0, free * _middle(row)) for name, row in best.items()]
+        total = sum(count * rate for _, count, rate in there)
+        lost = self.demand.spare * max((rate for _, count, rate in there if count), default=0.0)
+        words = ", ".join(f"{count} {name}" for name, count, _ in there)
+        more = "; ".join(
+            f"{-(-(self.demand.rate - total + max(lost, self.demand.spare * rate)) // rate):.0f} more {name}"
+            for name, _, rate in there
+        )
+        return (
+            f"{words} carry {max(total - lost, 0.0):.4g} a second within the limit"
+            f"{' when one is lost' if self.demand.spare else ''}, not {self.demand.rate:g}; it takes {more}"
+        )
+
+
+def best_engines(rows: Sequence[EngineCapacity]) -> dict[str, EngineCapacity]:
+    """For each price the engine that carries most; of an engine on several kinds of machine
+    of that price, the least."""
+    slowest: dict[tuple[str, str], EngineCapacity] = {}
+    for row in rows:
+        if row.price and row.greatest:
+            key = (row.price, row.unit)
+            if key not in slowest or _middle(row) < _middle(slowest[key]):
+                slowest[key] = row
+    best: dict[str, EngineCapacity] = {}
+    for (price, _), row in slowest.items():
+        if price not in best or _middle(row) > _middle(best[price]):
+            best[price] = row
+    return best
+
+
+def _middle(row: EngineCapacity) -> float:
+    return row.greatest.rate.value if row.greatest else 0.0
+
+
+def _low(row: EngineCapacity) -> float:
+    return row.greatest.rate.low if row.greatest else 0.0
+
+
+def _high(row: EngineCapacity) -> float:
+    return row.greatest.rate.high if row.greatest else 0.0

@@ -1,0 +1,89 @@
+"""What a load test sends and to what: an engine of a version, requests of recorded traffic or of golden data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from enginery.core.errors import DataError, InputError
+from enginery.core.reports.load import LoadReport, LoadTerms
+from enginery.core.types import Tensors
+from enginery.recording.traffic import RecordedTraffic, read_traffic
+from enginery.registry.manifest import request_of
+from enginery.registry.store.base import Store
+from enginery.serving.padding import padding_of
+from pipeline.canary.engines import ChosenEngine
+from pipeline.capacity.load_test import run_load
+from pipeline.compile.steps.blobs import fetch_engine, golden_set
+from pipeline.operations.revalidate import spec_of
+from pipeline.values import EngineBlob
+from validation.data.batches import leading_dim
+from validation.latency.measurement.buckets import make_buckets, parse_sizes
+from validation.load.arrivals import BurstTerms, PlannedArrivals, plan_poisson, plan_recorded
+from validation.load.server import ServedEngine, write_requests
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """rate: requests a second, outside of bursts.  batch: samples of a batch at most, None: as many as the model takes.
+    at: sizes of the dims, as 'length=64'.  traffic: recorded requests, sent in place of golden data."""
+
+    rate: float
+    seconds: float
+    bursts: BurstTerms = field(default_factory=BurstTerms)
+    batch: int | None = None
+    wait_s: float = 0.002
+    at: str | None = None
+    traffic: Path | None = None
+    seed: int = 0
+
+
+def load_published(store: Store, chosen: ChosenEngine, options: LoadOptions, folder: Path) -> LoadReport:
+    """A load test of an engine on this machine. folder: an empty one.
+
+    Raises InputError for sizes and batches that the model does not have and for models with state, DataError for
+    traffic of another one, and as `run_load`.
+    """
+    spec, entry = spec_of(chosen.manifest), chosen.entry
+    if spec.state:
+        raise InputError(f"{spec.model} has state between its calls; a load test sends single requests")
+    dims, batch = spec.named_dims(), leading_dim(entry.inputs)
+    most = next((dim.max for dim in dims if dim.name == batch), 1)
+    if options.batch is not None and options.batch > most:
+        raise InputError(f"batch {options.batch}: {spec.model} takes {most} samples at most; give fewer")
+    traffic = read_traffic(options.traffic, spec.tensors()) if options.traffic else None
+    asked = parse_sizes(options.at, dims) if options.at else {dim.name: dim.opt for dim in dims}
+    sizes = {} if traffic else {name: 1 if name == batch else size for name, size in asked.items()}
+    requests = _golden(store, chosen, sizes, folder) if traffic is None else [one.inputs for one in traffic.requests]
+    arrivals = _plan(options, traffic)
+    if not len(arrivals):
+        raise InputError(f"{options.rate:g} a second for {options.seconds:g} s are no request; give more seconds")
+    engine = fetch_engine(store, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix)), folder)
+    write_requests(folder / "requests.npz", requests)
+    plan = ServedEngine(
+        engine.request, engine.path, engine.digest, engine.suffix, engine.weights, padding_of(chosen.manifest.spec),
+        folder / "requests.npz", batch, options.batch or most, options.wait_s,
+    )  # fmt: skip
+    bursts = options.bursts
+    kind = "recorded" if traffic is not None and traffic.timed else "poisson"
+    terms = LoadTerms(
+        options.rate, options.seconds, bursts.factor, bursts.seconds, bursts.every_s, kind, plan.most, options.wait_s,
+        options.seed, sizes,
+    )  # fmt: skip
+    return run_load(plan, arrivals, np.arange(len(arrivals)) % len(requests), terms, folder)
+
+
+def _golden(store: Store, chosen: ChosenEngine, sizes: dict[str, int], folder: Path) -> Sequence[Tensors]:
+    real = golden_set(store, chosen.manifest.golden, folder).real_inputs
+    return [make_buckets([sizes], chosen.entry.inputs, real)[0].inputs]
+
+
+def _plan(options: LoadOptions, traffic: RecordedTraffic | None) -> PlannedArrivals:
+    if traffic is None or not traffic.timed:
+        return plan_poisson(options.rate, options.seconds, options.bursts, options.seed)
+    if options.bursts.factor != 1.0:
+        raise InputError("recorded arrivals have bursts of their own; leave out --burst")
+    if len(traffic.requests) < 2 or not traffic.seconds > 0.0:
+        raise DataError("the traffic has fewer than two times of arrival; record more, or give traffic without times")
+    return plan_recorded([one.at for one in traffic.requests], options.rate, options.seconds)

@@ -1,0 +1,134 @@
+"""`enginery capacity` over made-up latency reports of several kinds of machines, and every bad input."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from enginery.core.codec import encode
+from enginery.core.digest import canonical_json
+from enginery.core.reports.latency import BucketLatency, MachineKind, Quantile, SystemLoad
+from enginery.registry.evidence.latencies import attach_latency
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
+from tests.pipeline.projects import Project
+from tests.validation.latency.reports import latency_report
+
+CPU, L4 = MachineKind("CPU", "x86-64-v3", 2, "Linux", ()), MachineKind("CPU", "x86-64-v3", 8, "Linux", ("NVIDIA L4",))
+PRICES = "currency: USD\ncpu: {per_hour: 0.2, count: 30}\nl4: {per_hour: 0.7, count: 2}\nt4: {per_hour: 0.4}\n"
+
+
+def bucket(batch: int, seconds: float) -> BucketLatency:
+    quiet = SystemLoad(1.0, 0.1, 0.0, 0.0, 1.0, None, 2)
+    curve = tuple((seconds * np.linspace(0.95, 1.1, 101)).tolist())
+    medians = tuple(seconds * factor for factor in (0.99, 1.0, 1.01, 1.0, 0.995))
+    quantile = (Quantile(0.5, seconds, seconds, seconds, 500.0, 10),)
+    return BucketLatency(
+        f"batch={batch}", {"batch": batch}, batch, seconds, 500, 10, True, seconds, quantile, curve, 0, quiet,
+        process_medians_s=medians,
+    )  # fmt: skip
+
+
+def tell(project: Project, unit: str, machine: MachineKind, one_s: float, more_s: float) -> None:
+    """Put a latency report on record: one_s for a batch, more_s for each sample of it."""
+    store = open_store(str(project.registry))
+    manifest = load(store, "tiny", "1")
+    entry = next(entry for entry in manifest.engines if entry.unit == unit)
+    buckets = tuple(bucket(batch, one_s + more_s * batch) for batch in (1, 4, 8))
+    report = replace(latency_report(), engine=str(entry.digest), machine=machine, unit=unit, buckets=buckets)
+    attach_latency(store, manifest, store.put_bytes(canonical_json(encode(report))))
+
+
+@pytest.fixture
+def timed(built: Project) -> Project:
+    tell(built, "cpu fp32 onnxruntime", CPU, 0.002, 0.0002)
+    tell(built, _unit(built, "sm_89"), L4, 0.0005, 0.00005)
+    built.folder.joinpath("prices.yaml").write_text(PRICES)
+    return built
+
+
+def _unit(project: Project, target: str) -> str:
+    engines = load(open_store(str(project.registry)), "tiny", "1").engines
+    return next(entry.unit for entry in engines if entry.usable and entry.target == target)
+
+
+def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
+    words = ("capacity", "tiny", "--rate", 9000, "--p99", "20ms", "--prices", timed.folder / "prices.yaml")
+    done = timed.run(*words, "--wait", "0ms", "--headroom", "20%", "--out", timed.folder / "cost.svg", "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    rows = {(row["unit"], row["machine"]): row for row in found["engines"]}
+    cpu = rows["cpu fp32 onnxruntime", "x86-64-v3, 2 cores"]
+    rate = cpu["greatest"]["rate"]
+    assert rate["low"] < rate["value"] < rate["high"] and 1500 < rate["value"] <= 8 / 0.0036 * 1.02
+    assert cpu["machines"]["value"] == int(np.ceil(9000 / (0.8 * rate["value"]))) + 1
+    assert cpu["per_million"]["value"] == pytest.approx(cpu["machines"]["value"] * 0.2 / 9000 / 3600 * 1e6)
+    gpu = next(row for (unit, machine), row in rows.items() if machine == "l4")
+    assert gpu["price"] == "l4" and gpu["greatest"]["rate"]["value"] > 2 * rate["value"]
+    missing = [row for row in found["engines"] if row["machine"] == "t4"]
+    assert missing and all(not row["greatest"] for row in missing)
+    assert "not measured; on such a machine: enginery validate tiny@1 --target sm_75" in missing[0]["reason"]
+    assert set(found["mix"]["machines"]) <= {"cpu", "l4"} and found["mix"]["machines"].get("l4", 0) <= 2
+    assert "<svg" in timed.folder.joinpath("cost.svg").read_text()
+    again = timed.run(*words, "--wait", "0ms", "--batch", 1)
+    assert again.code == 0 and "cheapest mix:" in again.out and "1.0 of 1" in again.out
+
+
+def test_too_few_machines_say_how_many_more(timed: Project) -> None:
+    timed.folder.joinpath("fleet.yaml").write_text(
+        "groups:\n  - {product: l4, count: 1}\n  - {product: cpu, count: 1}\n"
+    )
+    words = ("capacity", "tiny", "--rate", 90000, "--p99", "20ms", "--prices", timed.folder / "prices.yaml")
+    done = timed.run(*words, "--wait", "0ms", "--batch", 8, "--fleet", timed.folder / "fleet.yaml")
+    assert done.code == 1 and "no mix: 1 cpu, 1 l4 carry" in done.out and "more l4" in done.out
+
+
+def test_a_limit_below_the_fastest_run_is_an_answer_with_the_time_of_that_run(timed: Project) -> None:
+    done = timed.run("capacity", "tiny", "--rate", 10, "--p99", "100us")
+    assert done.code == 1 and "keeps 0.1 ms at no rate: p99 of its fastest run is" in done.out
+
+
+def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
+    lines = [json.dumps({"at": 0.01 * at, "inputs": {"x": [[0.0] * 8] * (1 + at % 2)}}) for at in range(200)]
+    path = timed.folder / "traffic.jsonl"
+    path.write_text("\n".join(lines))
+    words = ("capacity", "tiny", "--rate", 100, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32", "--batch", 8)
+    done = timed.run(*words, "--traffic", path, "--json")
+    assert done.code == 0 and done.json["arrivals"] == "recorded arrivals, scaled in time (200 requests)"
+    path.write_text("\n".join(lines[:50]))
+    few = timed.run(*words, "--traffic", path)
+    assert few.code == 2 and "p99 takes at least 100" in few.err
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("--rate", 0, "--p99", "20ms"), "0.0 is not in the range x>0"),
+        (("--p99", "20ms"), "give --rate"),
+        (("--rate", 1, "--p99", "20"), "'20' is no time; give a number and us, ms or s"),
+        (("--rate", 1, "--p99", "0ms"), "must be above 0 s"),
+        (("--rate", 1, "--p99", "1s", "--headroom", "100%"), "no share from 0% to below 100%"),
+        (("--rate", 1, "--p99", "1s", "--batch", 99), "takes 8 samples at most"),
+        (("--rate", 1, "--p99", "1s", "--at", "length=4"), "the model has no dim 'length'"),
+        (("--rate", 1, "--p99", "1s", "--prices", "nothing.yaml"), "nothing.yaml: no such file"),
+        (("--rate", 1, "--p99", "1s", "--fleet", "{fleet}"), "give --prices FILE"),
+        (("--rate", 1, "--p99", "1s", "--prices", "{t4}"), "has no price for x86-64-v3, 2 cores, l4"),
+        (("--rate", 1, "--p99", "1s", "--prices", "{t4}", "--fleet", "{fleet}"), "has no price for a100, of which"),
+        (("--rate", 1, "--p99", "1s", "--precision", "fp16"), "no engine in fp16 that was timed"),
+        (("--rate", 1, "--p99", "1s", "--out", "x.svg"), "give --prices"),
+    ],
+)
+def test_bad_input_is_told(timed: Project, words: tuple[object, ...], wanted: str) -> None:
+    files = {"t4": "t4: {per_hour: 1}\n", "fleet": "groups:\n  - {product: a100, count: 8}\n"}
+    for name, text in files.items():
+        timed.folder.joinpath(f"{name}.yaml").write_text(text)
+    given = [str(word).format(**{name: timed.folder / f"{name}.yaml" for name in files}) for word in words]
+    done = timed.run("capacity", "tiny", *given)
+    assert wanted in done.err + done.out and "Traceback" not in done.err
+    assert done.code == (1 if wanted.startswith("has no price for x86") else 2)
+
+
+def test_without_a_report_the_command_that_times_is_named(built: Project) -> None:
+    done = built.run("capacity", "tiny", "--rate", 1, "--p99", "1s")
+    assert done.code == 2 and "time its engines where they run: enginery validate tiny@1" in done.err

@@ -1,0 +1,78 @@
+"""Times by batch: merged reports, sizes between those that were timed, and what was not timed."""
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import DataError
+from enginery.core.reports.latency import BucketLatency, SystemLoad
+from validation.capacity.batch_times import ONE_PROCESS, batch_times, merge_buckets
+
+
+def bucket(seconds: float, processes: tuple[float, ...] = (), **sizes: int) -> BucketLatency:
+    load = SystemLoad(1.0, 0.1, 0.0, 0.0, 0.0, None, 2)
+    curve = tuple((seconds * np.linspace(0.9, 1.1, 101)).tolist())
+    medians = tuple(seconds * factor for factor in processes)
+    return BucketLatency(
+        "", sizes, sizes.get("batch", 1), seconds, 100, 10, True, seconds, _quantiles(), curve, 0, load,
+        process_medians_s=medians,
+    )  # fmt: skip
+
+
+def _quantiles():
+    from enginery.core.reports.latency import Quantile
+
+    return (Quantile(0.5, None, None, None, 1.0, 10),)
+
+
+def test_batches_between_those_that_were_timed_are_interpolated_and_less_sure():
+    processes = (0.99, 0.995, 1.0, 1.005, 1.01)
+    found = batch_times([bucket(0.001 * size, processes, batch=size) for size in (1, 4, 16)], "batch", {}, 16)
+    assert found.most == 16
+    assert found.curves[:, 50] == pytest.approx([0.001 * size for size in range(1, 17)], rel=0.02)
+    assert found.half[0] > 2 * 0.0079 and found.half[1] >= found.half[0] * 0.99
+
+
+def test_another_process_may_be_slower_by_what_processes_differ_by():
+    calm, apart = (
+        batch_times([bucket(0.001, spread, batch=1)], "batch", {}, 1).half[0]
+        for spread in ((1.0, 1.001, 0.999), (1.0, 1.1, 0.9))
+    )
+    assert apart > 20 * calm
+    assert batch_times([bucket(0.001, (), batch=1)], "batch", {}, 1).half[0] >= ONE_PROCESS
+
+
+def test_only_times_at_the_wanted_sizes_of_other_dims_count_where_there_are_enough():
+    timed = [bucket(0.001 * size * length, batch=size, length=length) for size in (1, 8) for length in (1, 64)]
+    found = batch_times(timed, "batch", {"length": 64}, 8)
+    assert found.curves[7, 50] == pytest.approx(0.001 * 8 * 64, rel=0.01)
+
+
+def test_sizes_on_one_line_do_not_say_what_each_dim_costs():
+    line = [bucket(0.001 * size, batch=size, length=16 * size) for size in (1, 4, 8)]
+    with pytest.raises(DataError, match=r"batch=1 to 8 at length=16 was not timed.*--bucket batch=1,length=16"):
+        batch_times(line, "batch", {"length": 16}, 8)
+
+
+def test_a_batch_beyond_what_was_timed_names_the_command_that_times_it():
+    with pytest.raises(DataError, match=r"batch=1 to 8 was not timed.*--bucket batch=1 --bucket batch=8"):
+        batch_times([bucket(0.001, batch=1), bucket(0.002, batch=4)], "batch", {}, 8)
+
+
+def test_an_engine_without_a_batch_has_one_time():
+    found = batch_times([bucket(0.002)], None, {}, 1)
+    assert found.most == 1 and found.curves[0, 50] == pytest.approx(0.002)
+
+
+def test_smaller_batches_than_the_engine_takes_cost_its_smallest():
+    found = batch_times([bucket(0.004, batch=4), bucket(0.008, batch=8)], "batch", {}, 8, least=4)
+    assert found.curves[0, 50] == pytest.approx(0.004, rel=0.01) == found.curves[3, 50]
+
+
+def test_of_a_size_that_was_timed_twice_the_newer_time_counts():
+    merged = merge_buckets([[bucket(1.0, batch=1), bucket(2.0, batch=2)], [bucket(3.0, batch=1)]])
+    assert {one.sizes["batch"]: one.mean_s for one in merged} == {1: 3.0, 2: 2.0}
+
+
+def test_what_a_server_adds_is_added_to_each_batch_and_each_request():
+    found = batch_times([bucket(0.001, batch=1), bucket(0.002, batch=2)], "batch", {}, 2).with_overhead(0.01, 0.1)
+    assert found.curves[:, 50] == pytest.approx([0.111, 0.212], rel=0.01)

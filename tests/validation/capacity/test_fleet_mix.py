@@ -1,0 +1,66 @@
+"""The cheapest mix against all mixes, with and without a machine lost."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from validation.capacity.fleet_mix import MachineOffer, cheapest_mix
+
+
+def brute_force(offers: list[MachineOffer], rate: float, spare: int) -> float | None:
+    """The least cost of all mixes."""
+    best = None
+    for numbers in product(*(range((offer.count or 0) + 1) for offer in offers)):
+        rates = sorted(offer.rate for offer, number in zip(offers, numbers, strict=True) for _ in range(number))
+        left = rates[: len(rates) - spare]
+        if len(rates) > spare and sum(left) >= rate - 1e-9:
+            cost = sum(number * offer.per_hour for offer, number in zip(offers, numbers, strict=True))
+            best = cost if best is None else min(best, cost)
+    return best
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 4)), min_size=1, max_size=4),
+    st.integers(1, 120),
+    st.integers(0, 1),
+)
+def test_it_is_the_cheapest_of_all_mixes(kinds, rate, spare):
+    offers = [MachineOffer(str(at), float(r), p / 10, n) for at, (r, p, n) in enumerate(kinds)]
+    wanted, found = brute_force(offers, rate, spare), cheapest_mix(offers, rate, spare)
+    assert (found is None) == (wanted is None)
+    if found is not None:
+        assert found.per_hour == pytest.approx(wanted)
+        rates = sorted(offer.rate for offer in offers for _ in range(found.machines.get(offer.name, 0)))
+        assert sum(rates[: len(rates) - spare]) >= rate - 1e-6 and found.rate == pytest.approx(sum(rates))
+
+
+def test_a_small_machine_fills_what_the_large_ones_leave():
+    offers = [MachineOffer("a100", 100.0, 3.0), MachineOffer("l4", 20.0, 0.7)]
+    assert cheapest_mix(offers, 110.0).machines == {"a100": 1, "l4": 1}
+
+
+def test_no_more_than_there_are():
+    offers = [MachineOffer("a100", 100.0, 3.0, 1), MachineOffer("l4", 20.0, 0.7, 4)]
+    assert cheapest_mix(offers, 170.0).machines == {"a100": 1, "l4": 4}
+    assert cheapest_mix(offers, 190.0) is None
+
+
+def test_with_one_lost_a_fleet_of_small_machines_is_cheaper():
+    offers = [MachineOffer("a100", 100.0, 2.0), MachineOffer("l4", 20.0, 0.7)]
+    assert cheapest_mix(offers, 100.0).machines == {"a100": 1}
+    assert cheapest_mix(offers, 100.0, spare=1).machines == {"a100": 2}
+    assert cheapest_mix(offers, 20.0, spare=1).machines == {"l4": 2}
+
+
+@pytest.mark.timeout(120)
+def test_large_fleets_of_many_kinds_with_close_prices_are_quick():
+    rng = np.random.default_rng(0)
+    offers = [
+        MachineOffer(str(at), float(rate), round(float(rate) * 0.01 * float(rng.uniform(0.99, 1.01)), 4), 2000)
+        for at, rate in enumerate(rng.uniform(5, 300, 8))
+    ]
+    assert cheapest_mix(offers, 100_000.0, spare=1) is not None

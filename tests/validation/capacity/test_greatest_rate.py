@@ -1,0 +1,108 @@
+"""The greatest rate against queueing theory, its interval, and the choice of a policy."""
+
+import math
+
+import numpy as np
+import pytest
+
+from validation.capacity.batch_times import BatchTimes
+from validation.capacity.greatest_rate import (
+    LatencyLimit,
+    find_greatest_rate,
+    poisson_workload,
+    policies_to_try,
+    recorded_workload,
+    saturation,
+)
+from validation.traffic.batching import BatchPolicy
+
+WORK = [poisson_workload(seed, 8000) for seed in range(3)]
+ALONE = [BatchPolicy()]
+
+
+def constant(*seconds: float, half: float = 0.0) -> BatchTimes:
+    return BatchTimes(np.repeat(np.array(seconds)[:, None], 101, 1), np.full(len(seconds), half))
+
+
+def exact_md1(service: float, limit: float, p: float) -> float:
+    """The greatest rate of M/D/1 (Erlang 1909: the distribution of the wait with constant service)."""
+
+    def within(load: float) -> float:
+        t = limit / service - 1
+        terms = ((load * (k - t)) ** k / math.factorial(k) * math.exp(-load * (k - t)) for k in range(int(t) + 1))
+        return (1 - load) * sum(terms)
+
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) >= p else (low, middle)
+    return low / service
+
+
+@pytest.mark.parametrize("limit", [0.003, 0.006])
+def test_one_by_one_with_constant_times_it_is_that_of_theory(limit):
+    found = find_greatest_rate(WORK, [constant(0.001)], LatencyLimit(limit), ALONE)
+    wanted = exact_md1(0.001, limit, 0.99)
+    assert found.rate.value == pytest.approx(wanted, rel=0.06)
+    assert found.rate.low <= wanted <= found.rate.high
+    assert found.utilization == pytest.approx(wanted * 0.001, rel=0.05)
+
+
+def test_a_rate_is_never_above_that_of_a_machine_which_is_always_busy():
+    found = find_greatest_rate(WORK, [constant(0.001)], LatencyLimit(10.0), ALONE)
+    assert 970 < found.rate.value <= 1000.1
+
+
+def test_it_is_decided_by_the_spread_of_the_times_and_not_by_their_mean():
+    even = constant(0.001)
+    tail = BatchTimes(np.concatenate([np.full(95, 0.0008), np.full(6, 0.004)])[None], np.zeros(1))
+    assert tail.curves.mean() == pytest.approx(0.001, rel=0.02)
+    rates = [find_greatest_rate(WORK, [times], LatencyLimit(0.005), ALONE).rate.value for times in (even, tail)]
+    assert rates[1] < 0.6 * rates[0]
+
+
+def test_a_limit_below_the_fastest_run_is_kept_by_no_rate():
+    assert find_greatest_rate(WORK, [constant(0.001)], LatencyLimit(0.0009), ALONE) is None
+
+
+def test_uncertain_times_widen_the_interval_by_about_as_much():
+    sure, unsure = (
+        find_greatest_rate(WORK, [constant(0.001, half=half)], LatencyLimit(0.05), ALONE).rate for half in (0.0, 0.1)
+    )
+    assert sure.high / sure.low < 1.1
+    assert 1.15 < unsure.high / unsure.low < 1.4
+
+
+def test_batches_raise_the_rate_where_they_cost_less_than_their_parts():
+    times = [constant(*(0.001 + 0.0001 * size for size in range(1, 9)))]
+    limit = LatencyLimit(0.02)
+    found = find_greatest_rate(WORK, times, limit, policies_to_try(limit, (1, 4, 8), None))
+    alone = find_greatest_rate(WORK, times, limit, ALONE)
+    assert found.policy.most == 8 and found.rate.value > 4 * alone.rate.value
+    assert found.rate.value <= saturation(WORK[0], times, BatchPolicy(8)) == pytest.approx(8 / 0.0018, rel=0.01)
+
+
+def test_a_stated_wait_is_taken_and_a_batch_of_one_waits_for_nothing():
+    limit = LatencyLimit(0.1)
+    assert policies_to_try(limit, (1, 8), 0.01) == [BatchPolicy(1, 0.01), BatchPolicy(8, 0.01)]
+    assert len(policies_to_try(limit, (1, 8), None)) == 6
+
+
+def test_bursty_traffic_takes_more_machines_than_poisson_traffic_of_the_same_rate():
+    rng = np.random.default_rng(0)
+    gaps = np.concatenate([rng.exponential(0.2 if at % 10 == 0 else 1.8, 400) for at in range(20)])
+    at = np.concatenate([[0.0], np.cumsum(gaps[1:])])
+    ones, zeros = np.ones(len(at), np.int64), np.zeros(len(at), np.int64)
+    bursty = [recorded_workload(at, ones, zeros, seed, 9000) for seed in range(2)]
+    assert [len(work) for work in bursty] == [9000, 9000]
+    assert bursty[0].at[-1] / len(bursty[0]) == pytest.approx(1.0, rel=0.15)
+    limit = LatencyLimit(0.01)
+    rates = [find_greatest_rate(work, [constant(0.001)], limit, ALONE).rate.value for work in (WORK[:2], bursty)]
+    assert rates[1] < 0.6 * rates[0]
+
+
+def test_two_queues_have_times_of_their_own():
+    shapes = (np.array([1, 1]), np.array([0, 1]))
+    work = [poisson_workload(seed, 3000, shapes) for seed in range(2)]
+    found = find_greatest_rate(work, [constant(0.001), constant(0.003)], LatencyLimit(1.0), ALONE)
+    assert found.rate.value == pytest.approx(500, rel=0.04)

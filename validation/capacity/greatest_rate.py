@@ -1,0 +1,205 @@
+"""The greatest rate of arrivals at which one machine keeps a limit of latency, from the times of its engine's runs.
+
+Requests of a workload go through the simulated batcher (`validation.traffic.batching`) at a rate that is bisected. All
+rates see the same requests and the same draws of run times, so that the share of late ones changes with the rate alone
+(common random numbers: Glasserman, Monte Carlo Methods in Financial Engineering, 2003, 7.1). No rate above that at
+which the machine would never be idle is given: in a run that ends, a queue may grow and still keep the limit.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from enginery.arrays import Array
+from validation.capacity.batch_times import BatchTimes
+from validation.statistics.distributions import t_quantile
+from validation.traffic.batching import BatchPolicy, simulate_batching
+
+# Requests of a simulation, and of those that only choose a policy: 200 and 40 are later than p99.
+REQUESTS, FEW_REQUESTS = 20_000, 4_000
+# Independent simulations that the rate is the mean of.
+SIMULATIONS = 4
+# Longest waits that are tried where none is given, as shares of the limit.
+WAITS = (0.0, 0.05, 0.125, 0.25, 0.5)
+_STEP, _COARSE_STEP = 0.002, 0.02
+_WARM = 0.05
+# Where even this share of the rate of a machine that is always busy does not keep the limit, none does.
+_LEAST = 1e-3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class LatencyLimit:
+    """At least the share `p` of requests is answered within `seconds` of its arrival."""
+
+    seconds: float
+    p: float = 0.99
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Requests at a mean rate of 1 a second. at: seconds of arrival, float64 [requests], rising.  samples: in each,
+    int64 [requests].  queues: in which of the batcher's queues each waits, int64 [requests]."""
+
+    at: Array
+    samples: Array
+    queues: Array
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def head(self, count: int) -> "Workload":
+        """The first `count` requests."""
+        return Workload(self.at[:count], self.samples[:count], self.queues[:count])
+
+
+@dataclass(frozen=True)
+class GreatestRate:
+    """Requests a second of one machine. utilization: share of the time that it runs at that rate.  batch: mean samples
+    of a batch there."""
+
+    rate: Estimate
+    policy: BatchPolicy
+    utilization: float
+    batch: float
+
+
+def poisson_workload(seed: int, count: int = REQUESTS, shapes: tuple[Array, Array] | None = None) -> Workload:
+    """Poisson arrivals of one sample each, or of (samples, queues) drawn from `shapes`, int64 [kinds] each."""
+    rng = np.random.default_rng(seed)
+    at = np.cumsum(rng.exponential(1.0, count))
+    if shapes is None:
+        return Workload(at - at[0], np.ones(count, np.int64), np.zeros(count, np.int64))
+    drawn = rng.integers(len(shapes[0]), size=count)
+    return Workload(at - at[0], shapes[0][drawn], shapes[1][drawn])
+
+
+def recorded_workload(at: Array, samples: Array, queues: Array, seed: int, count: int = REQUESTS) -> Workload:
+    """Recorded arrivals, scaled to a mean of 1 a second, begun at a random request and repeated up to `count`.
+
+    at: seconds, [requests], rising from 0, its last above 0.
+    """
+    gaps = np.diff(at, append=at[-1] * len(at) / (len(at) - 1)) * (len(at) - 1) / at[-1]
+    start = int(np.random.default_rng(seed).integers(len(at)))
+    order = (start + np.arange(max(count, len(at)))) % len(at)
+    times = np.concatenate([[0.0], np.cumsum(gaps[order[:-1]])])
+    return Workload(times, samples[order], queues[order])
+
+
+def find_greatest_rate(
+    workloads: Sequence[Workload],
+    times: Sequence[BatchTimes],
+    limit: LatencyLimit,
+    policies: Sequence[BatchPolicy],
+) -> GreatestRate | None:
+    """The greatest rate under the best of the policies, with the interval that follows from the uncertainty of the run
+    times and from the simulations; None where no rate keeps the limit.
+
+    workloads: at least two independent ones.  times: for each queue of the workloads.
+    """
+    first = workloads[0]
+    near, policy = choose_policy(first, times, limit, policies)
+    if near <= 0.0:
+        return None
+    found = [_search(work, times, limit, policy, near, seed=seed) for seed, work in enumerate(workloads)]
+    if min(found) <= 0.0:
+        return None
+    slow, fast = (_search(first, times, limit, policy, near, sign) for sign in (1.0, -1.0))
+    logs = np.log(found)
+    value, noise = math.exp(float(logs.mean())), _half_of_mean(logs)
+    down = math.hypot(noise, math.log(found[0] / slow)) if slow > 0.0 else math.inf
+    up = math.hypot(noise, math.log(max(fast, found[0]) / found[0]))
+    ran = simulate_batching(first.at / value, first.samples, first.queues, _curves(times, 0.0), policy)
+    rate = Estimate(value, value * math.exp(-down), value * math.exp(up))
+    return GreatestRate(rate, policy, ran.utilization, float(ran.batches.mean()))
+
+
+def choose_policy(
+    work: Workload, times: Sequence[BatchTimes], limit: LatencyLimit, policies: Sequence[BatchPolicy]
+) -> tuple[float, BatchPolicy]:
+    """The greatest rate to some percent, by few requests, and the policy that has it; 0 where no rate keeps the limit.
+
+    Of policies within a percent the first one, whose batches and waits are shorter.
+    """
+    few = work.head(FEW_REQUESTS)
+    rates = [_search(few, times, limit, policy, step=_COARSE_STEP) for policy in policies]
+    at = next(index for index, rate in enumerate(rates) if rate >= 0.99 * max(rates))
+    return rates[at], policies[at]
+
+
+def policies_to_try(limit: LatencyLimit, mosts: Sequence[int], wait_s: float | None) -> list[BatchPolicy]:
+    """The policies of a batcher among which the best is sought: each greatest batch, with `wait_s`, or with each of
+    WAITS where it is None."""
+    waits = [share * limit.seconds for share in WAITS] if wait_s is None else [wait_s]
+    return [BatchPolicy(most, wait) for most in mosts for wait in (waits if most > 1 else waits[:1])]
+
+
+def saturation(work: Workload, times: Sequence[BatchTimes], policy: BatchPolicy, sign: float = 0.0) -> float:
+    """Requests a second of a machine that always has a full queue."""
+    at = np.zeros(len(work))
+    return len(work) / simulate_batching(at, work.samples, work.queues, _curves(times, sign), policy).busy_s
+
+
+def _search(
+    work: Workload,
+    times: Sequence[BatchTimes],
+    limit: LatencyLimit,
+    policy: BatchPolicy,
+    near: float | None = None,
+    sign: float = 0.0,
+    seed: int = 0,
+    step: float = _STEP,
+) -> float:
+    """The greatest rate that keeps the limit; 0 where none does. near: where it is expected."""
+    curves = _curves(times, sign)
+    most = saturation(work, times, policy, sign)
+    warm = int(_WARM * len(work))
+
+    def keeps(rate: float) -> bool:
+        ran = simulate_batching(work.at / rate, work.samples, work.queues, curves, policy, seed)
+        late = int(np.count_nonzero(ran.latency_s[warm:] > limit.seconds))
+        return late <= (1.0 - limit.p) * (len(work) - warm)
+
+    low, high = 0.0, most
+    if near is not None:
+        low, high = _bracket(keeps, near, most)
+    if high == most and keeps(most):
+        return most
+    if low == 0.0 and not keeps(_LEAST * most):
+        return 0.0
+    while high - low > step * high and high > 1e-6 * most:
+        middle = (low + high) / 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
+
+
+def _bracket(keeps: Callable[[float], bool], near: float, most: float) -> tuple[float, float]:
+    """Two rates of which the lower keeps the limit and the higher does not, close to `near` where that is possible."""
+    low, high = 0.0, most
+    for width in (1.05, 1.3):
+        if high == most and near * width < most and not keeps(near * width):
+            high = near * width
+        if low == 0.0 and near / width < high and keeps(near / width):
+            low = near / width
+        if low > 0.0 and high < most:
+            break
+    return low, high
+
+
+def _curves(times: Sequence[BatchTimes], sign: float) -> list[list[Array]]:
+    return [each.moved(sign) for each in times]
+
+
+def _half_of_mean(logs: Array) -> float:
+    """Half of the 95 % interval of the mean of a few values."""
+    return t_quantile(0.975, len(logs) - 1.0) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
