@@ -1,11 +1,16 @@
 """Which task metric a model most likely wants, by the shapes and names of what it takes and gives."""
 
+import re
 from collections.abc import Iterator, Sequence
 
+from enginery.core.state import without_states
 from enginery.core.types import TensorSpec
+from pipeline.drafts.states import find_states
 
 # A last axis from here on is a vocabulary.
 _VOCABULARY = 1000
+# Not `position_ids`, `token_type_ids`.
+_IDS = re.compile(r"^(?:(?:decoder_)?input_)?ids$|^tokens?$", re.I)
 
 
 def suggest_metric(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, object]:
@@ -14,6 +19,8 @@ def suggest_metric(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) 
 
 
 def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Iterator[dict[str, object]]:
+    states = find_states(inputs, outputs)
+    inputs = without_states(inputs, states)  # caches of keys and values have the axes of pictures
     image = [spec for spec in inputs if len(spec.shape) == 4 and spec.dtype != "int64"]
     text = any(spec.dtype in ("int64", "int32") and len(spec.shape) == 2 for spec in inputs)
     for spec in outputs:
@@ -30,6 +37,8 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
             yield {"name": "detection", "output": name, **head, "floor": 0.95}
         elif image and len(shape) == 3 and last > 10:
             yield {"name": "ctc", "output": name, "floor": 0.98}
+        elif states and find_token_ids(inputs) and "logits" in name.lower() and last > 1:
+            yield {"name": "perplexity", "output": name, "floor": 0.95}
         elif text and len(shape) == 3 and last >= _VOCABULARY:
             yield {"name": "tokens", "output": name, "floor": 0.99}
         elif text and (name == "last_hidden_state" or "embedding" in name.lower()):
@@ -37,6 +46,12 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
             yield {"name": "embeddings", "output": name, **pool, "floor": 0.99}
         elif image and len(shape) == 2 and last > 2:
             yield {"name": "top_k", "output": name, "k": 1, "floor": 0.99}
+
+
+def find_token_ids(inputs: Sequence[TensorSpec]) -> str | None:
+    """The input of token ids, by its name and integers; None where there is not one alone."""
+    found = [spec.name for spec in inputs if spec.dtype in ("int64", "int32") and _IDS.search(spec.name)]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_head(shape: Sequence[int | str], images: Sequence[TensorSpec]) -> bool:

@@ -1,5 +1,6 @@
 """Notes on what quantizing and casting did to a graph: what changed, what was left alone and why."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +11,12 @@ _LEFT = "left in"
 
 
 def _explain_idle(lines: Sequence[str]) -> str:
-    """The head of a graph's notes, with the first reasons why nothing of it is in its precision."""
-    reasons = [line for line in lines[1:] if line.startswith(_LEFT)]
+    """The head of a graph's notes, with the two reasons that most nodes have not to be in its precision, each once."""
+    by_reason = defaultdict[str, list[str]](list)
+    for line in lines[1:]:
+        if line.startswith(_LEFT):
+            by_reason[line.partition("): ")[2]].append(line)
+    reasons = [found[0] for found in sorted(by_reason.values(), key=len, reverse=True)]
     return "; ".join([lines[0], *reasons[:2], *(["..."] if reasons[2:] else [])])
 
 

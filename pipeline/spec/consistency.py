@@ -8,6 +8,7 @@ from enginery.core.hardware import targets
 from enginery.core.sampling import SEEN_NEXT, TAKEN_INPUTS
 from enginery.core.state import without_states
 from enginery.core.types import CALIBRATED, PLUS, QUANTIZED, TensorSpec
+from pipeline.spec.generation import GoldenPrompts
 from pipeline.spec.pads import is_value_of, wrong_pads
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import FILL_IN
@@ -81,12 +82,16 @@ def _wrong_sums(spec: SpecSections, axes: Collection[str]) -> Iterator[tuple[Loc
 def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """States that are no input, that no output gives, or that leave nothing for a caller to give, and dims that are
     empty in something else than a state: (key, message)."""
-    outputs = list(spec.outputs or ())
+    outputs, taken = list(spec.outputs or ()), {name: item.output for name, item in spec.state.items()}
     for name, item in spec.state.items():
         if name not in spec.inputs:
             yield ("state", name), f"state {name!r} is not one of the inputs {list(spec.inputs)}; add it there"
         if outputs and item.output not in outputs:
             text = f"state {name!r} takes {item.output!r}, which is not one of the outputs {outputs}; add it"
+            yield ("state", name, "output"), text
+        twin = next(other for other, output in taken.items() if output == item.output)
+        if twin != name:
+            text = f"state {name!r} takes {item.output!r}, as state {twin!r} does; name the output that is its own"
             yield ("state", name, "output"), text
         if name in spec.inputs and not is_value_of(dtype := spec.inputs[name].dtype, item.initial):
             text = f"state {name!r} is {dtype}, which does not hold {item.initial:g}; give a value that it holds, as 0"
@@ -196,6 +201,7 @@ def _wrong_prompts(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     if prompts.constraint and fewest != 1:
         text = f"answers that keep a grammar are made one by one, and {sampling.ids!r} takes {fewest} rows"
         yield (*place, "constraint"), f"{text}; let it take 1, or remove constraint"
+    yield from _wrong_limits(spec, prompts)
     bounds = [most for name in spec.state for most in _tokens_held(spec, name)]
     for index, prompt in enumerate(prompts.tokens()):
         if not prompt:
@@ -205,6 +211,17 @@ def _wrong_prompts(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
                 f"{len(prompt)} tokens and an answer of {prompts.most} pass the cache, which takes {min(bounds)} in all"
             )
             yield (*place, "given", index), f"{text}; lower sampling.prompts.most, or raise the dim's max"
+
+
+def _wrong_limits(spec: SpecSections, prompts: GoldenPrompts) -> Iterator[tuple[Loc, str]]:
+    """Limits of golden prompts that no engine can keep, or that no engine of the spec has: (key, message)."""
+    place: Loc = ("sampling", "prompts", "limits")
+    where = ".".join(map(str, place))
+    for precision, name, why in prompts.find_vain_limits():
+        yield (*place, precision, name), f"{where}.{precision}.{name} {why}"
+    for precision in (precision for precision in prompts.limits if precision not in spec.precisions):
+        text = f"{where} has {precision}, which is not one of precisions {list(spec.precisions)}"
+        yield (*place, precision), f"{text}; add it there, or remove the limits"
 
 
 def _tokens_held(spec: SpecSections, state: str) -> Iterator[int]:

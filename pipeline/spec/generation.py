@@ -1,13 +1,14 @@
 """Generation in a spec: the sampler that is put behind a model's graph."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from enginery.core.errors import DataError, SpecError, UnavailableError
+from enginery.core.sampling import SEEN_NEXT
 from enginery.core.types import Precision, Sampling, TensorSpec
 from pipeline.spec.value_types import GraphName, Size, SpecPart
 
@@ -17,6 +18,7 @@ KL_NATS: Mapping[Precision, float] = {
     "fp32": 1e-6, "fp16": 1e-4, "bf16": 5e-3, "fp8": 0.05, "int8": 0.02, "int8-dynamic": 0.02, "int4": 0.1
 }  # fmt: skip
 LimitName = Literal["kl_nats", "top_1_agreement", "top_5_agreement", "same_tokens"]
+Limit = Annotated[float, Field(ge=0)]
 
 
 class AnswerGrammar(SpecPart):
@@ -61,7 +63,7 @@ class GoldenPrompts(SpecPart):
         min_length=1, description="texts, of a model over bytes, or lists of token ids"
     )
     most: Size = Field(32, description="tokens of each answer")
-    limits: dict[Precision, dict[LimitName, float]] = Field(
+    limits: dict[Precision, dict[LimitName, Limit]] = Field(
         {}, description="by precision; default: kl_nats alone, from 1e-6 (fp32) to 0.1 (int4)"
     )
 
@@ -81,6 +83,14 @@ class GoldenPrompts(SpecPart):
         own = {str(name): value for name, value in self.limits.get(precision, {}).items()}
         return {"kl_nats": KL_NATS[precision], **own}
 
+    def find_vain_limits(self) -> Iterator[tuple[Precision, str, str]]:
+        """Limits that no engine can keep: (precision, limit, what is wrong with it)."""
+        greatest = {"top_1_agreement": 1.0, "top_5_agreement": 1.0, "same_tokens": float(self.most)}
+        for precision, limits in self.limits.items():
+            for name, value in limits.items():
+                if value > (bound := greatest.get(name, value)):
+                    yield precision, name, f"is {value:g}, and there can be no more than {bound:g}; lower it"
+
     def find_misfit(self, vocabulary: int) -> str | None:
         """Why the prompts are none of such a vocabulary; None where they are."""
         texts = [item for item in self.given if isinstance(item, str)]
@@ -99,7 +109,7 @@ class SamplingSection(SpecPart):
 
     ids: GraphName = Field(description="the input of token ids, [batch, ..]")
     logits: GraphName = Field(description="the output [batch, vocabulary] or [batch, places, vocabulary]")
-    token: GraphName = Field("next_token", description="name of the output [batch] that the sampler adds")
+    token: GraphName = Field("next_token", min_length=1, description="name of the output [batch] that the sampler adds")
     candidates: Size = Field(1024, description="so many of the likeliest tokens can be drawn; bounds top_k too")
     prompts: GoldenPrompts | None = Field(None, description="golden prompts, which each engine answers at its proof")
 
@@ -119,6 +129,9 @@ class SamplingSection(SpecPart):
             )  # fmt: skip
         # Exporters may name an axis of outputs by itself; a name of an input's axis is another axis.
         named = {size for spec in inputs for size in spec.shape}
+        if taken := {self.token, SEEN_NEXT}.intersection(spec.name for spec in (*inputs, *outputs)):
+            raise SpecError([f"sampling.token: {taken.pop()!r} is a name of the model's own and of the sampler's; give "
+                             "another, or rename it in the model"])  # fmt: skip
         if logits.shape[0] != ids.shape[0] and (logits.shape[0] in named or isinstance(logits.shape[0], int)):
             raise SpecError(
                 [f"sampling: {self.ids!r} has {ids.shape[0]!r} rows and {self.logits!r} {logits.shape[0]!r}; the first "

@@ -98,6 +98,13 @@ def prompts(**changes: Any) -> dict[str, Any]:
         (prompts(constraint={"json_schema": {"type": "strin"}}), "Invalid type: strin"),
         (prompts(constraint={"regex": "[^\\x00-\\U0010FFFF]"}), "no token of the vocabulary can begin"),
         (prompts(limits={"int8": {"kl": 1}}), "kl"),
+        (prompts(limits={"fp32": {"kl_nats": -1}}), "kl_nats: -1"),
+        (
+            prompts(limits={"fp32": {"top_1_agreement": 1.5}}),
+            "fp32.top_1_agreement is 1.5, and there can be no",
+        ),
+        (prompts(limits={"fp32": {"same_tokens": 5}}), "fp32.same_tokens is 5, and there can be no more than 4"),
+        (prompts(limits={"fp8": {"kl_nats": 1}}), "limits has fp8, which is not one of precisions"),
     ],
 )
 def test_golden_prompts_that_cannot_be_answered_are_mistakes(
@@ -147,6 +154,7 @@ def test_golden_prompts_of_another_vocabulary_are_told(changes: dict[str, Any], 
         ({"sampling": {"ids": "ids", "logits": "scores"}}, "'scores' is not one of the outputs"),
         ({"sampling": {"ids": "ids", "logits": "logits", "token": "present"}}, "give another sampling.token"),
         ({"sampling": {"ids": "ids", "logits": "logits", "candidates": 0}}, "candidates"),
+        ({"sampling": {"ids": "ids", "logits": "logits", "token": ""}}, "token"),
     ],
 )
 def test_a_sampler_that_does_not_fit_is_a_mistake_of_the_spec(
@@ -154,6 +162,15 @@ def test_a_sampler_that_does_not_fit_is_a_mistake_of_the_spec(
 ) -> None:
     with pytest.raises(SpecError, match=words):
         load_spec(write_decoder(tmp_path / "project", {**DECODER, **change}))
+
+
+@pytest.mark.parametrize(("token", "taken"), [("present", "present"), ("ids", "ids"), ("chosen", "seen_next")])
+def test_a_name_that_the_models_outputs_take_is_told_where_the_spec_does_not_list_them(token: str, taken: str) -> None:
+    section = SamplingSection(ids="ids", logits="logits", token=token)
+    own = [TensorSpec("logits", "float32", ("batch", 4)), TensorSpec("present", "float32", ("batch", 4))]
+    more = [TensorSpec(taken, "float32", ("batch", 4))] if taken == "seen_next" else []
+    with pytest.raises(SpecError, match=f"'{taken}' is a name of the model's own and of the sampler's"):
+        section.to_sampling([TensorSpec("ids", "int64", ("batch", "places"))], [*own, *more])
 
 
 def test_an_input_with_a_name_of_the_samplers_is_a_mistake(tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (RECURRENT, "state.h.initial", None, "state.h.initial"),
         (RECURRENT, "state.g", {"output": "hn", "initial": 0}, "state 'g' is not one of the inputs ['x', 'h']"),
         (RECURRENT, "state.h.output", "gone", "takes 'gone', which is not one of the outputs ['y', 'hn']"),
+        (RECURRENT, "state.x", {"output": "hn", "initial": 0}, "state 'x' takes 'hn', as state 'h' does"),
         (RECURRENT, "state.x", {"output": "y", "initial": 0}, "every input is a state"),
         (RECURRENT, "state", {}, "golden.sequence is for models with state"),
         (CACHED, "golden.steps", {"length": "call"}, "joins samples along 'length', which no input has"),

@@ -15,11 +15,13 @@ from validation.golden.golden_set import GoldenSet
 
 # Of golden cases; each is called with every setting.
 MOST_CASES = 16
-# High temperatures, so that what top_k and top_p leave out would be drawn without them.
+# High temperatures, so that what top_k and top_p leave out would be drawn without them; and a penalty with which the
+# share of every token that was read is another, where the likeliest one alone seldom is.
 SETTINGS = (
     SamplingSettings(),
     SamplingSettings(repetition_penalty=1.3),
     SamplingSettings(1.0),
+    SamplingSettings(2.0, repetition_penalty=3.0),
     SamplingSettings(4.0, top_k=5),
     SamplingSettings(4.0, top_p=0.7),
     SamplingSettings(2.0, 20, 0.9, 0.8),
@@ -54,7 +56,7 @@ def _call(
     given["uniform"] = rng.random(rows, dtype=np.float32)
     given["allowed"] = rng.random(given["allowed"].shape) < rng.choice([0.1, 0.9])
     given["allowed"][:, rng.integers(sampling.vocabulary)] = True
-    given[SEEN] = (rng.random(given[SEEN].shape) < 0.2).astype(np.float32)
+    given[SEEN] = (rng.random(given[SEEN].shape) < rng.choice([0.2, 0.6])).astype(np.float32)
     answer = session.run({**inputs, **given})
     logits = answer[sampling.logits] if answer[sampling.logits].ndim == 2 else answer[sampling.logits][:, -1]
     seen = given[SEEN] > 0

@@ -133,10 +133,11 @@ def _run_all(session: CompiledSession, golden: "GoldenSet") -> None:
 
 def judge_start(cold: CompiledSession, warm: CompiledSession) -> Iterator[Check]:
     """Whether the warm process compiled nothing, and was as much quicker as it must."""
-    case = "from the start of the process to its first answer"
+    case = "the first answer of a process"
     ratio = warm.answers[0].cpu_s / cold.answers[0].cpu_s
     wall = warm.answers[0].wall_s / cold.answers[0].wall_s
-    yield Check("engine", "warm start, CPU time", "", case, ratio, MOST_RATIO, ratio <= MOST_RATIO)
+    note = "" if ratio <= MOST_RATIO else f"{_describe(cold, warm)}; no cache saves the imports and the tracing"
+    yield Check("engine", "warm start, CPU time", "", case, ratio, MOST_RATIO, ratio <= MOST_RATIO, note)
     yield Check("engine", "warm start, clock", "", case, wall, None, True)
     last, missed = warm.answers[-1], sum(warm.answers[-1].misses.values())
     words = ", ".join(f"{count} {kind}" for kind, count in last.misses.items())

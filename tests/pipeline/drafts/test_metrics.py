@@ -1,8 +1,11 @@
 """The task metric that a first spec suggests: one that the spec takes, and none where nothing is evident."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
+from enginery.core.state import State
 from enginery.core.types import TensorSpec
 from pipeline.drafts.found import FoundModel
 from pipeline.drafts.metrics import suggest_metric
@@ -12,6 +15,10 @@ from pipeline.spec.golden import Golden
 IMAGE = [TensorSpec("x", "float32", ("batch", 3, 48, 160))]
 SQUARE = [TensorSpec("images", "float32", ("batch", 3, 320, 320))]
 TEXT = [TensorSpec("input_ids", "int64", ("batch", "sequence"))]
+
+PAST = TensorSpec("past_key_values.0.key", "float32", ("batch", 2, "past", 8))
+PRESENT = TensorSpec("present.0.key", "float32", ("batch", 2, "past + sequence", 8))
+DECODER = [*TEXT, TensorSpec("position_ids", "int64", ("batch", "sequence")), PAST]
 
 
 def output(name, *shape, dtype="float32"):
@@ -30,6 +37,7 @@ def output(name, *shape, dtype="float32"):
         (TEXT, [output("logits", "batch", "sequence", 30522)], "tokens"),
         (TEXT, [output("last_hidden_state", "batch", "sequence", 384)], "embeddings"),
         (TEXT, [output("sentence_embedding", "batch", 384)], "embeddings"),
+        (DECODER, [output("logits", "batch", "sequence", 300), PRESENT], "perplexity"),
         (TEXT, [output("logits", "batch", 2)], None),
         (IMAGE, [output("mask", "batch", 2, 48, 160)], None),
         (IMAGE, [output("y", "batch")], None),
@@ -51,3 +59,11 @@ def test_the_suggestion_is_a_comment_that_can_be_pasted(golden):
     (line,) = [line for line in text.splitlines() if "# metric:" in line]
     assert yaml.safe_load(line.strip().removeprefix("# "))["metric"] == metric
     assert "metric" not in (yaml.safe_load(text).get("golden") or {})
+
+
+def test_a_decoder_is_shown_the_sampler_that_it_can_have():
+    found = FoundModel("m", {"onnx": "m.onnx"}, tuple(DECODER), ("logits", PRESENT.name))
+    found = replace(found, states=(State(PAST.name, PRESENT.name),), metric={"name": "perplexity", "output": "logits"})
+    (line,) = [line for line in write_spec(found, None, None).splitlines() if "# sampling:" in line]
+    assert yaml.safe_load(line.removeprefix("# "))["sampling"] == {"ids": "input_ids", "logits": "logits"}
+    assert "# sampling:" not in write_spec(replace(found, metric={}), None, None)
