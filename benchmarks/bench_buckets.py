@@ -35,7 +35,7 @@ from pipeline.compile.steps.blobs import fetch_engine
 from pipeline.orchestration.run import RunOptions, open_run
 from pipeline.progress import Progress
 from pipeline.spec.model import ModelSpec
-from pipeline.traffic.choice import BucketChoice, choose_buckets, search_buckets
+from pipeline.traffic.choice import MOST_PROFILES, BucketChoice, choose_buckets, search_buckets
 from pipeline.traffic.engine_timer import EngineTimer
 from pipeline.traffic.place import TrafficAtPlace
 from pipeline.traffic.plan import BucketOptions, BucketTask, plan_task
@@ -50,8 +50,9 @@ from validation.traffic.trace import Trace
 TOP, BATCH, WAIT_S = 256, 8, 0.002
 # Share of the time that the engine would be busy without batches and padding.
 LOAD = 0.5
-PRICE_S = 20.0
-MOST = 12
+# Engine seconds a day of a profile: what `enginery buckets` computed for this encoder (compiling and 36 MiB).
+PRICE_S = 128.0
+MOST = MOST_PROFILES
 COLUMNS = ("trace", "over brute force", "with a batcher", "buckets", "over powers of two", "over one profile",
            "over [64, 128, 256]", "predicted", "replayed", "ratio", "repeated", "powers of two: predicted",
            "replayed")  # fmt: skip

@@ -27,6 +27,8 @@ MOST_PROFILES = 64
 DAY_S = 86400.0
 # Rounds of choosing, simulating how long batches wait, and choosing again; and of timing the edges that were chosen.
 _ROUNDS, _TIMINGS = 4, 2
+# What the chosen buckets are compared with.
+OTHERS = {"one profile": whole_range, "powers of two": powers_of_two, "present": present_buckets}
 Measure = Callable[[Sequence[Mapping[str, int]]], Sequence[BucketLatency]]
 
 
@@ -70,20 +72,19 @@ class BucketChoice:
 def choose_buckets(
     task: BucketTask, known: Sequence[BucketLatency], measure: Measure | None, most: int, price_s: float
 ) -> BucketChoice:
-    """The buckets of least cost. known: times of runs.  measure: times the engine at the
-    edges that are chosen; None to use the known times alone.
+    """The buckets of least cost. known: times of runs.  measure: times the engine at the edges of all plans; None to use
+    the known times alone.
 
     most: profiles at most.  price_s: of a profile, in engine seconds a day. Raises DataError for a size beyond those
     that were timed, and what `measure` raises.
     """
     timed = {tuple(sorted(item.sizes.items())): item for item in known}
     price = price_s * task.grid.seconds / DAY_S
+    _measure_missing(timed, [size for edges in OTHERS.values() for size in _sizes_used(task, edges(task))], measure)
     for _ in range(_TIMINGS):
         times = _times(task, timed)
         found, _ = search_buckets(task, times, most, price)
-        edges = edges_of(task.grid, found.partitions)
-        used = {dim: _used(task, dim, sizes) for dim, sizes in edges.items()}
-        if not _measure_missing(timed, edges_to_time(used, task.batch, task.most_samples), measure):
+        if not _measure_missing(timed, _sizes_used(task, edges_of(task.grid, found.partitions)), measure):
             break
     times = _times(task, timed)
     found, served = search_buckets(task, times, most, price)
@@ -124,8 +125,7 @@ def search_buckets(task: BucketTask, times: RunTimes, most: int, price: float) -
 
 def compare_plans(task: BucketTask, times: RunTimes, chosen: ServedTrace, price_s: float) -> tuple[BucketPlan, ...]:
     """The chosen buckets, one profile, powers of two and the present buckets. price_s: of a profile, per request."""
-    others = {"one profile": whole_range, "powers of two": powers_of_two, "present": present_buckets}
-    named = {name: serve_trace(task.grid, edges(task), times, task.policy) for name, edges in others.items()}
+    named = {name: serve_trace(task.grid, edges(task), times, task.policy) for name, edges in OTHERS.items()}
     served = {"chosen": chosen} | named
     resamples = resample_plans([*served.values()])
     costs = resamples + price_s * np.array([[plan.profiles] for plan in served.values()])
@@ -140,10 +140,13 @@ def compare_plans(task: BucketTask, times: RunTimes, chosen: ServedTrace, price_
     return tuple(plans)
 
 
-def _used(task: BucketTask, dim: str, edges: Sequence[int]) -> list[int]:
-    """The edges of buckets that hold requests."""
-    sizes = task.grid.sizes[:, task.grid.dims.index(dim)]
-    return sorted({int(edge) for edge in np.array(edges)[np.unique(np.searchsorted(edges, sizes))]})
+def _sizes_used(task: BucketTask, edges: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """Sizes of the buckets that hold requests."""
+    used = {}
+    for dim, ends in edges.items():
+        sizes = task.grid.sizes[:, task.grid.dims.index(dim)]
+        used[dim] = sorted({int(edge) for edge in np.array(ends)[np.unique(np.searchsorted(ends, sizes))]})
+    return edges_to_time(used, task.batch, task.most_samples)
 
 
 def _measure_missing(
@@ -152,7 +155,8 @@ def _measure_missing(
     measure: Measure | None,
 ) -> bool:
     """Time the sizes that were not timed yet, and say whether there were any."""
-    missing = [each for each in wanted if tuple(sorted(each.items())) not in timed][: MOST_TIMED - len(timed)]
+    distinct = {tuple(sorted(each.items())): each for each in wanted}
+    missing = [each for key, each in distinct.items() if key not in timed][: max(MOST_TIMED - len(timed), 0)]
     if measure is None or not missing:
         return False
     timed.update({tuple(sorted(item.sizes.items())): item for item in measure(missing)})

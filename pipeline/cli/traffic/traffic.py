@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("place", metavar="PLACE", type=click.Path(path_type=Path))
 @click.option("--spec", metavar="SPEC", help="Spec of the model that was asked, which names its dims.")
-@click.option("--model", "reference", metavar="REF", help="Or a version of it. Default: the model that PLACE names.")
+@click.option("--model", "version", metavar="REF", help="Or a version of it. Default: the model that PLACE names.")
 @registry_option
 @path_option("--out", "Also draw a picture (.svg or .png) into this file.", dir_okay=False)
 @json_option
-def traffic(
-    place: Path, spec: str | None, reference: str | None, registry: str, out: Path | None, as_json: bool
-) -> None:
+def traffic(place: Path, spec: str | None, version: str | None, registry: str, out: Path | None, as_json: bool) -> None:
     """Show the sizes of recorded requests: a histogram of each dynamic dim, of pairs, and by hour; rates and bursts.
 
     PLACE: a file that `enginery record` or enginery.Recorder wrote (.jsonl, .npz), or a folder of them. The histograms
@@ -35,7 +33,7 @@ def traffic(
 
     if out is not None:
         check_picture(out)
-    model = _model_of(place, spec, reference, registry)
+    model = _model_of(place, spec, version, registry)
     found = read_place(place, model.tensors(), model.model)
     dims = model.named_dims()
     summary = summarize(found, dims)

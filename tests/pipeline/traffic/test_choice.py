@@ -52,6 +52,7 @@ def test_the_edges_that_are_chosen_are_timed_themselves():
     first = task.first_sizes()
     choice = choose_buckets(task, measure(first), noting, 3, 0.0)
     assert {"batch": 1, "length": 35} in [*asked, *first] and {"batch": 1, "length": 9} in [*asked, *first]
+    assert {each["length"] for each in [*asked, *first]} >= {8, 16, 32, 64}, "those of powers of two too"
     assert choice.timed == len(first) + len(asked)
 
 

@@ -34,6 +34,23 @@ def test_the_buckets_of_traffic_are_written_into_the_spec(words, tmp_path, run):
     assert "price of a profile: 0 engine seconds a day (as given)" in shown.out
 
 
+def test_times_of_a_version_on_record_and_measured(words, tmp_path, run):
+    words.write_text(SPEC + "validation: {latency: {seconds: 0.005, buckets: all}}\n")
+    assert run("build", words).code == 0
+    place = record(tmp_path / "traffic.jsonl", [3, 4, 5] * 30 + [40] * 20)
+    found = run("buckets", words, "--traffic", place, "--latencies", "words", "--json")
+    assert (
+        found.code == 0 and found.json["engine"] == "words@1 cpu fp32 onnxruntime" and found.json["choice"]["timed"] > 2
+    )
+    assert "of compiling a day" in found.json["price"]["words"]
+    found = run("buckets", words, "--traffic", place, "--engine", "words@1", "--batch", "1", *QUICK, "--json")
+    assert found.code == 0 and found.json["choice"]["plans"][0]["batch"] == 1.0
+    words.write_text(SPEC.replace("model: words", "model: others"))
+    done = run("buckets", words, "--traffic", place, "--engine", "words")
+    assert done.code == 2 and "words is an engine of words, and SPEC is others" in done.err
+    assert run("traffic", place, "--model", "words").code == 0
+
+
 @pytest.mark.parametrize(
     ("options", "words_of_error"),
     [
