@@ -34,8 +34,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Quality and speed": {
         "report": ("models.report", "Write the HTML page of a version or a canary."),
         "profile": ("operations.engines", "Time an engine by bucket and node, or against another."),
-        "check": ("operations.check", "Compare a change with what is served, for a pull request."),
-        "trend": ("operations.trend", "Show a model's latencies over time, and where they changed."),
+        "check": ("operations.check", "Build a change, and compare it with what is served."),
+        "trend": ("operations.trend", "Show recorded latencies, and where they changed."),
         "compare": ("operations.compare", "Build with every backend, compare, and recommend one."),
         "fuzz": ("operations.engines", "Compare an engine with its graph on random inputs."),
         "attribute": ("operations.attribute", "Find the nodes of a graph or an engine that drifted."),

@@ -1,0 +1,38 @@
+"""What a check is compared with: what a channel serves to this machine, and the remedy where that is nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.hardware.targets import CPU
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.channels import promote
+from pipeline.regressions.served import find_served, machine_of
+from tests.enginery.registries import engine, publish_engines
+
+HERE = machine_of(CPU)
+
+
+def test_a_version_without_an_engine_for_this_machine_names_the_remedy(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "registry", create=True)
+    publish_engines(store, [engine(store, "sm_89", "fp16", "unproven")], "a", channel=None)
+    with pytest.raises(UnknownNameError, match="no engine for(.|\n)*--against none"):
+        find_served(store, "digits", None, HERE)
+    assert find_served(store, "digits", "none", HERE) is None
+    with pytest.raises(InputError, match="the spec is of model 'digits'"):
+        find_served(store, "digits", "other:stable", HERE)
+
+
+def test_the_default_is_what_stable_serves(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "registry", create=True)
+    for content in ("a", "b"):
+        publish_engines(store, [engine(store, data=content.encode())], content, channel="candidate")
+    found = find_served(store, "digits", None, HERE)
+    assert found and (found.name, found.channel) == ("digits@2", "candidate")
+    first = find_served(store, "digits", "digits@1", HERE)
+    assert first and first.channel is None
+    promote(store, first.manifest, "stable", by="a test", why="")
+    found = find_served(store, "digits", None, HERE)
+    assert found and (found.name, found.channel) == ("digits@1", "stable")
+    assert list(found.here) == [found.pulled.unit] == ["cpu fp32 onnxruntime"]
