@@ -23,8 +23,11 @@ class ProvenStart:
 
 @dataclass(frozen=True)
 class ProveCache:
-    """Start a cold process, and one out of the published cache. model: its files on this machine.  cache, golden:
-    digests.  outputs, limits: as of `MakeCache`."""
+    """Start a process out of the published cache, and a cold one: in this order, so that another model is told before
+    anything is compiled, and so that the first reading of torch's files counts against the cache.
+
+    model: its files on this machine.  cache, golden: digests.  outputs, limits: as of `MakeCache`.
+    """
 
     model: CompileModel
     cache: str
@@ -37,7 +40,7 @@ class ProveCache:
         place, workdir = open_store(context.store), context.workdir
         golden = golden_set(place, self.golden, workdir)
         archive = fetch(place, self.cache, workdir / f"torch{SUFFIX}")
-        cold = start_cold(self.model, self.outputs, golden, workdir)
         from_cache = replace(self.model, cache=archive, digest=self.cache)
         warm, checks = start_warm(from_cache, self.outputs, golden, self.limits)
+        cold = start_cold(self.model, self.outputs, golden, workdir)
         return ProvenStart(Proof((*checks, *judge_start(cold, warm))), describe(cold, warm))

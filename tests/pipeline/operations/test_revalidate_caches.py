@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import enginery
 from builders.execution.local import LocalExecutor
 from enginery.compile_caches.archive import SUFFIX, pack
 from enginery.compile_caches.recipe import BACKEND
@@ -15,10 +14,11 @@ from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware.cpu_kinds import CPU
 from enginery.core.names import parse_reference
 from enginery.core.requirements import Runtime
+from enginery.core.text import now
+from enginery.core.types import TensorSpec
 from enginery.registry.evidence.attestations import attestations
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import load
 from enginery.registry.versions.views import show_version
 from enginery.user_code.compiling import CompileModel
 from pipeline.compile.caches.maker import describe_maker
@@ -30,37 +30,45 @@ from pipeline.spec.model import load_spec
 from tests.pipeline.compile.caches.test_build import MAY_FAIL
 from tests.pipeline.compile.caches.test_make_cache import NET, SPEC
 from tests.pipeline.projects import Project
+from validation.golden.golden_set import Case, GoldenSet
 
 
-def publish_cache(folder: Path) -> tuple[RunContext, Manifest]:
-    """A version with a compile cache, however much quicker a start out of it is."""
+def make_version(folder: Path) -> tuple[RunContext, Manifest]:
+    """A version that has a compile cache and nothing else, however much quicker a start out of it is."""
     (folder / "net.py").write_text(NET.format(factor=2))
-    text = SPEC.format(source="{torch: 'net.py:build'}").replace("compile_cache: {}", "")
-    (folder / "net.yaml").write_text(f"{text}\nbackends: {{onnxruntime: {{}}}}\nvalidation: {{latency: 'off'}}\n")
-    enginery.build(folder / "net.yaml", registry=folder / "registry")
-    store, spec = open_store(folder / "registry"), load_spec(folder / "net.yaml")
-    manifest = load(store, "net", "1")
-    options = CompileCache().options(spec.tensors())
-    cold, made = folder / "inductor", folder / f"torch{SUFFIX}"
+    (folder / "net.yaml").write_text(SPEC.format(source="{torch: 'net.py:build'}"))
+    store, spec, executor = (
+        open_store(folder / "registry", create=True),
+        load_spec(folder / "net.yaml"),
+        LocalExecutor(),
+    )
+    outputs, inputs = (
+        (TensorSpec("output", "float32", ("batch", 4)),),
+        [np.ones((rows, 8), np.float32) for rows in (4, 1)],
+    )
+    cold, made, golden = folder / "inductor", folder / f"torch{SUFFIX}", folder / "golden.safetensors"
     cold.mkdir()
-    outputs = manifest.engines[0].outputs
-    with CompiledSession(CompileModel(folder, "net.py", "build", options, folder=cold), outputs) as session:
-        for rows in (8, 1, 4):
-            session.run({"x": np.ones((rows, 8), np.float32)})
+    model = CompileModel(folder, "net.py", "build", CompileCache().options(spec.tensors()), folder=cold)
+    with CompiledSession(model, outputs) as session:
+        found = [session.run({"x": x}) for x in inputs]
     pack(cold, replace(session.recipe, probes=session.answers[-1].probes), made)
+    pairs = enumerate(zip(inputs, found, strict=True))
+    GoldenSet([Case(f"golden {index}", "golden", {"x": x}, y) for index, (x, y) in pairs]).save(golden)
     maker = describe_maker(CPU)
     entry = EngineEntry(
         "cpu", "fp32", BACKEND, "proven", "", digest=store.put_file(made), size_bytes=made.stat().st_size,
         suffix=SUFFIX, toolchain=maker.toolchain, outputs=outputs, requires=maker.requires,
     )  # fmt: skip
-    executor = LocalExecutor()
-    spec_now = {**manifest.spec, "compile_cache": {}}
-    return RunContext(store, executor, executor), replace(manifest, spec=spec_now, caches=(entry,))
+    manifest = Manifest(
+        model="net", version="1", created_at=now(), content="", spec=spec.model_dump(mode="json"),
+        sources={"golden": store.put_file(golden)}, toolchain={}, host={}, caches=(entry,),
+    )  # fmt: skip
+    return RunContext(store, executor, executor), manifest
 
 
 @pytest.mark.slow
 def test_a_cache_is_started_again_or_refused_by_what_differs(tmp_path: Path) -> None:
-    context, manifest = publish_cache(tmp_path)
+    context, manifest = make_version(tmp_path)
     (found,) = revalidate_caches(manifest, context, tmp_path)
     assert found.verdict == "proven" or MAY_FAIL in found.reason, found.reason
     assert "first answer of a process: cold " in found.reason
