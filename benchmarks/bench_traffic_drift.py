@@ -70,10 +70,10 @@ def main() -> None:
         name = "known, 1 %" if known else f"learned of {LEARN:,}"
         print(f"| {name} | {alarms:.3g} | {share:.3f} | {np.median(found):.0f} | {np.quantile(found, 0.95):.0f} |")
     detector, calls = RateDriftDetector(STEADY), (np.random.default_rng(1).random(200_000) < STEADY / 2).tolist()
-    begun = time.perf_counter()
+    begun = time.process_time()
     for counts in calls:
         detector.add(counts)
-    print(f"{(time.perf_counter() - begun) / len(calls) * 1e6:.2f} µs a request")
+    print(f"{(time.process_time() - begun) / len(calls) * 1e6:.2f} µs of CPU time a request")
     sys.exit(missed)
 
 

@@ -67,8 +67,7 @@ class RequestCounter:
 
     def __init__(self, buckets: tuple[str, ...], fallbacks: tuple[str, ...], detector: RateDriftDetector) -> None:
         self._lock, self._detector = Lock(), detector
-        self._names, self._requests = buckets, [0] * len(buckets)
-        self._elements, self._padding = [0] * len(buckets), [0] * len(buckets)
+        self._names, self._rows = buckets, [[0, 0, 0] for _ in buckets]
         self._fallbacks = dict.fromkeys(fallbacks, 0)
         self._unanswered = self._errors = 0
 
@@ -76,9 +75,10 @@ class RequestCounter:
         """Count requests that bucket number `bucket` holds: elements as given, and as run; the alarm, if they raise
         one."""
         with self._lock:
-            self._requests[bucket] += requests
-            self._elements[bucket] += own
-            self._padding[bucket] += padded - own
+            row = self._rows[bucket]
+            row[0] += requests
+            row[1] += own
+            row[2] += padded - own
             return self._detector.add(False) if requests == 1 else self._detect(False, requests)
 
     def add_fallback(self, name: str | None, requests: int = 1) -> RateDrift | None:
@@ -103,7 +103,6 @@ class RequestCounter:
     def counts(self, compiles: CompileCounts) -> RouterCounts:
         """All of it as a value."""
         with self._lock:
-            columns = (self._names, self._requests, self._elements, self._padding)
-            buckets = tuple(BucketCount(*row) for row in zip(*columns, strict=True))
+            buckets = tuple(BucketCount(name, *row) for name, row in zip(self._names, self._rows, strict=True))
             fallbacks = dict(self._fallbacks)
             return RouterCounts(buckets, fallbacks, self._unanswered, self._errors, compiles, self._detector.drift)

@@ -62,7 +62,8 @@ class RateDriftDetector:
         self.requests = self.counted = 0
         self.drift: RateDrift | None = None
         self.reference: float | None = None
-        self._bets: Sequence[Sequence[float]] = ()
+        self._bets: Sequence[tuple[float, float]] = ()
+        self._last = 0
         self._onset_bets, self._onset, self._since = (1.0, 1.0), 1.0, (0, 0, 0.0)
         self._statistics = [0.0] * len(ODDS)
         if reference is not None:
@@ -71,28 +72,35 @@ class RateDriftDetector:
     def add(self, counts: bool) -> RateDrift | None:
         """Take a request into account; the alarm with the request that raises it, and None with all others."""
         self.requests += 1
-        self.counted += counts
-        if self.reference is None:
-            if self.requests >= self._learn:
-                self._begin(wilson_upper(self.counted, self.requests))
-            return None
-        if self.drift is not None:
-            return None
-        onset = self._onset * self._onset_bets[counts]
-        if onset > 1.0:
-            self._onset = onset
-        else:
-            self._onset, self._since = 1.0, (self.requests, self.counted, time())
-        total, statistics = 0.0, self._statistics
-        for index, bet in enumerate(self._bets[counts]):
-            statistics[index] = found = (1.0 + statistics[index]) * bet
-            total += found
-        return self._alarm() if total >= self._threshold * len(statistics) else None
+        if counts:
+            self.counted += 1
+            if self.reference is not None and self.drift is None:
+                return self._add_counted()
+        if self.reference is None and self.requests >= self._learn:
+            self._begin(wilson_upper(self.counted, self.requests))
+        return None
+
+    def _add_counted(self) -> RateDrift | None:
+        """Bring the statistics up to a request that counts: over the `quiet` ones before it, all at once. Those lower
+        a statistic or leave it under a bound far below the threshold, so that none of them could raise the alarm."""
+        quiet = self.requests - self._last - 1
+        self._last = self.requests
+        statistics = self._statistics
+        for index, (other, counted) in enumerate(self._bets):
+            share = other**quiet
+            before = statistics[index] * share + other * (1.0 - share) / (1.0 - other)
+            statistics[index] = (1.0 + before) * counted
+        other, counted = self._onset_bets
+        onset = self._onset * other**quiet
+        if onset <= 1.0:
+            onset, self._since = 1.0, (self.requests - 1, self.counted - 1, time())
+        self._onset = onset * counted
+        return self._alarm() if sum(statistics) >= self._threshold * len(statistics) else None
 
     def _begin(self, reference: float) -> None:
         self.reference = min(max(reference, LEAST_RATE), 1.0 - LEAST_RATE)
-        pairs = [_bets(self.reference, odds) for odds in ODDS]
-        self._bets = [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
+        self._bets = [_bets(self.reference, odds) for odds in ODDS]
+        self._last = self.requests
         self._onset_bets = _bets(self.reference, _ONSET_ODDS)
         self._since = self.requests, self.counted, time()
 

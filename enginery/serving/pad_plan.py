@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginery.arrays import Array, dtype_of
 from enginery.core.types import Shape, Tensors, TensorSpec
 from enginery.serving.padding import REPEAT, Padding, PadValue
 
@@ -19,22 +19,26 @@ class _Fill:
     `source`."""
 
     into: _Places
-    value: float | None
+    value: Array | None
     source: _Places | None
 
 
 @dataclass(frozen=True)
 class _PaddedArray:
-    """How one input is padded: to `shape`, where its own entries are at `own`."""
+    """How one input is padded: to `shape`, where its own entries are at `own`. ground: the one value of all the rest,
+    where there is one; then there are no `fills`."""
 
     name: str
     shape: Shape
     own: _Places
     fills: tuple[_Fill, ...]
+    ground: Array | None = None
 
     def pad(self, array: Array) -> Array:
         """A new array of the padded shape."""
         padded = np.empty(self.shape, array.dtype)
+        if self.ground is not None:
+            padded.fill(self.ground)
         padded[self.own] = array
         for fill in self.fills:
             padded[fill.into] = fill.value if fill.source is None else padded[fill.source]
@@ -55,7 +59,12 @@ class PadPlan:
 
     def pad(self, inputs: Tensors) -> Tensors:
         """The inputs at the padded sizes; arrays that are not padded are the given ones."""
-        return {**inputs, **{item.name: item.pad(inputs[item.name]) for item in self.inputs}} if self.inputs else inputs
+        if not self.inputs:
+            return inputs
+        found = dict(inputs)
+        for item in self.inputs:
+            found[item.name] = item.pad(found[item.name])
+        return found
 
     def crop(self, outputs: Tensors) -> dict[str, Array]:
         """The outputs at the request's own sizes: views of the given arrays."""
@@ -91,16 +100,19 @@ def _plan_array(
     before, after = spec.at(sizes), spec.at(padded)
     fills = []
     reached = [slice(0, size) for size in before]
-    for axis, (own, size, dim) in enumerate(zip(before, after, spec.shape, strict=True)):
-        if size == own:
+    for axis, (given, size, dim) in enumerate(zip(before, after, spec.shape, strict=True)):
+        if size == given:
             continue
         value = rules[str(dim)]
-        reached[axis] = slice(own, size)
+        reached[axis] = slice(given, size)
         into = tuple(reached)
-        source = (*into[:axis], slice(own - 1, own), *into[axis + 1 :]) if value == REPEAT else None
-        fills.append(_Fill(into, None if isinstance(value, str) else value, source))
+        source = (*into[:axis], slice(given - 1, given), *into[axis + 1 :]) if value == REPEAT else None
+        fills.append(_Fill(into, None if isinstance(value, str) else np.array(value, dtype_of(spec.dtype)), source))
         reached[axis] = slice(0, size)
-    return _PaddedArray(spec.name, after, tuple(slice(0, size) for size in before), tuple(fills))
+    own, values = tuple(slice(0, size) for size in before), [fill.value for fill in fills]
+    if all(value is not None and value == values[0] for value in values):
+        return _PaddedArray(spec.name, after, own, (), values[0])
+    return _PaddedArray(spec.name, after, own, tuple(fills))
 
 
 def _crop(spec: TensorSpec, grown: set[str], sizes: Mapping[str, int]) -> _Places:

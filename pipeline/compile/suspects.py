@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from builders.backends import discovery
-from enginery.core.reports.proof import OVERLAP, Check
+from enginery.core.reports.proof import OVERLAP, PADDING, Check
 from pipeline.outcome import JudgedUnit
 from pipeline.values import Built
 
@@ -49,11 +49,14 @@ def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
 def _find_drifted_stages(failed: Sequence[Check]) -> set[str]:
     """The stages with a failed check that a drifted node can explain.
 
-    Left out are a broken contract and calls that do not repeat, which say how the engine behaves, and an overlap, which
-    says how it was measured. A task metric counts for the first place that it fails at, which the later ones inherit:
-    on the exported model it is about labels, data or training, and no graph or engine is to blame.
+    Left out are a broken contract and calls that do not repeat, which say how the engine behaves, padding, which is
+    about rules of the spec, and an overlap, which says how it was measured. A task metric counts for the first place
+    that it fails at, which the later ones inherit: on the exported model it is about labels, data or training, and no
+    graph or engine is to blame.
     """
-    explained = [c for c in failed if not c.name.startswith(("contract ", "calls ")) and c.name != OVERLAP]
+    explained = [
+        c for c in failed if not c.name.startswith(("contract ", "calls ")) and c.name not in (OVERLAP, PADDING)
+    ]
     places = {check.case.rpartition(", ")[2] for check in explained if check.joint == "task"}
     first = next((place for place in ("exported model", "graph", "engine") if place in places), "")
     stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first, set())

@@ -31,7 +31,7 @@ from enginery.registry.versions.lookup import locate
 from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set, proof_of, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits
 from pipeline.compile.steps.keys import engine_limits, limits_of, metrics_of
-from pipeline.compile.steps.proofs import CRASHED, contract_of
+from pipeline.compile.steps.proofs import CRASHED, contract_of, padding_rules
 from pipeline.operations.revalidate import as_built, published_proof, spec_of
 from pipeline.outcome import make_report
 from pipeline.spec.model import ModelSpec
@@ -182,8 +182,12 @@ def _import_entry(store: Store, results: Results, item: OfflineTrial, reference:
     _check_device(entry, results.device)
     _check_time(manifest, item.created_at)
     spec = spec_of(manifest)
-    if contract_of(spec) or spec.state:
-        what = "promises a contract" if contract_of(spec) else "hands its state from step to step"
+    own_runs = {
+        "promises a contract": contract_of(spec),
+        "hands its state from step to step": spec.state,
+        "lets servers pad": padding_rules(spec),
+    }
+    if what := next((words for words, asked in own_runs.items() if asked), None):
         raise _Refused(
             f"{reference} {what}, which takes runs of its own; `enginery validate {reference}` on a node with that GPU "
             "shows it"

@@ -56,6 +56,44 @@ def test_a_spec_without_multiples_is_written_as_before_they_came(project: Projec
     assert load_spec(project.spec).model_dump(mode="json")["dims"]["batch"]["multiple"] == 4
 
 
+def test_one_pad_stands_for_all_dims_of_an_input_and_a_spec_without_is_written_as_before(project: Project) -> None:
+    before = load_spec(project.spec).model_dump(mode="json")["inputs"]["x"]
+    assert "pad" not in before
+    project.change_spec(inputs={"x": {**before, "pad": "repeat"}})
+    assert load_spec(project.spec).model_dump(mode="json")["inputs"]["x"] == {**before, "pad": {"batch": "repeat"}}
+
+
+@pytest.mark.parametrize(
+    ("pad", "wanted"),
+    [
+        ({"n": 0}, "inputs.x.pad has dim 'n', which is no axis of 'x'; name one of"),
+        ({"batch": "wrap"}, "must be"),
+        ({"batch": 1e39}, "inputs.x.pad is 1e+39, which float32 does not hold"),
+    ],
+)
+def test_pads_that_no_server_can_keep_are_refused(project: Project, pad: Any, wanted: str) -> None:
+    lines = mistakes(project, inputs={"x": {"dtype": "float32", "shape": ["batch", 8], "pad": pad}})
+    assert any(wanted in line for line in lines), lines
+
+
+def test_a_dim_is_padded_by_every_input_that_has_it(project: Project) -> None:
+    x = {"dtype": "float32", "shape": ["batch", 8]}
+    lines = mistakes(project, inputs={"x": {**x, "pad": 0}, "mask": {"shape": ["batch", 4]}})
+    assert any(
+        "dim 'batch', which input 'mask' has too and does not pad; add inputs.mask.pad" in line for line in lines
+    )
+    lines = mistakes(
+        project,
+        inputs={"x": {**x, "pad": 0}, "h": {"shape": ["batch", 4], "pad": 0}},
+        state={"h": {"output": "hn", "initial": 0}},
+    )
+    assert any("a model with state is not padded; remove pad" in line for line in lines)
+    summed = {"x": {**x, "pad": 0}, "mask": {"shape": [1, "batch + 1"]}}
+    assert any(
+        "part of a sum of dims, and those are not padded" in line for line in mistakes(project, state={}, inputs=summed)
+    )
+
+
 def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> None:
     project.change_spec(
         inputs={387: {"shape": ["batch", 8]}, "a/b:0": {"shape": ["batch", 8]}},

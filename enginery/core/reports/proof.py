@@ -90,6 +90,8 @@ def _round(value: float, digits: int) -> float:
 Verdict = Literal["proven", "unproven", "failed"]
 # The check of `validation.data.overlap`, whose value is about the samples and not about a drift.
 OVERLAP = "calibration overlap"
+# The check of `validation.calls.padding`, whose value is about rules of the spec.
+PADDING = "padding"
 _KEY = object()
 
 

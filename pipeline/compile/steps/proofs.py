@@ -19,6 +19,7 @@ from enginery.core.reports.proof import Check
 from enginery.core.text import now
 from enginery.core.types import BuildRequest, Dim, Session
 from enginery.registry.store.base import Store, open_store
+from enginery.serving.padding import Padding, padding_of
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.blobs import (
@@ -81,7 +82,7 @@ class CheckEngine:
     """Run an engine against the graph it was built from (the engine stage), with its contract and the task metrics.
 
     golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
-    answers: of the graph to the golden set (`blobs.open_reference`).  prompts: None where the spec has none.
+    answers: of the graph to the golden set (`blobs.open_reference`).  prompts, padding: None where the spec has none.
     """
 
     engine: EngineBlob
@@ -92,9 +93,11 @@ class CheckEngine:
     calls: ExtraCalls | None = None
     answers: str | None = None
     prompts: PromptCalls | None = field(default=None, metadata=OMIT_DEFAULT)
+    padding: Padding | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
+        from validation.calls.padding import padding_checks
         from validation.calls.sampler import sampler_checks
         from validation.comparison.free_running import check_free_running, step_spreads
         from validation.comparison.sessions import drift_checks
@@ -134,6 +137,8 @@ class CheckEngine:
                 checks += check_calls(self.calls, wanted, pair, frozen, graph, checks, compared_s)
             if isinstance(actual, WithoutSampler):
                 checks += tuple(sampler_checks(actual.whole, actual.sampling, frozen, seed_of(wanted)))
+            if self.padding:
+                checks += tuple(padding_checks(actual, wanted, self.padding, frozen, held))
             if self.contract:
                 checks += _check_contract(self.contract, expected, actual, frozen, held)
             told, prompts = _answer_prompts(self.prompts, actual, frozen, place, workdir) if self.prompts else ([], ())
@@ -277,6 +282,7 @@ def try_to_prove(
         contract_of(spec),
         calls_of(spec),
         prompts=prompts_of(spec, request, proven_by[1]),
+        padding=padding_rules(spec),
     )
     key = {
         **encode(check),
@@ -314,6 +320,12 @@ def calls_of(spec: "ModelSpec") -> ExtraCalls | None:
     """The calls beside the golden set that the spec asks for; None when it asks for none."""
     calls, bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
     return ExtraCalls(calls.seconds, bitwise, model_shapes(spec)) if calls else None
+
+
+def padding_rules(spec: "ModelSpec") -> Padding | None:
+    """How the spec lets a server pad requests; None when it does not."""
+    found = padding_of(spec.model_dump(mode="json"))
+    return found if found.inputs else None
 
 
 def prompts_of(spec: "ModelSpec", request: BuildRequest, model: str) -> PromptCalls | None:

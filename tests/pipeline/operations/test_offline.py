@@ -199,10 +199,11 @@ def test_what_did_not_finish_there_says_nothing_of_the_engine(
     assert [entry.status for entry in judge_entries(*place)] == [entry.status for entry in place[1].engines]
 
 
-def test_a_version_with_a_contract_asks_for_runs_of_its_own(
-    place: tuple[Store, Manifest], returned_once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("asked", ["contract_of", "padding_rules"])
+def test_a_version_with_a_contract_or_padding_asks_for_runs_of_its_own(
+    place: tuple[Store, Manifest], returned_once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    monkeypatch.setattr(offline, "contract_of", lambda _: {"bitwise": {}})
+    monkeypatch.setattr(offline, asked, lambda _: {"bitwise": {}})
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
     assert found.verdict == "refused" and "`enginery validate tiny@1` on a node" in found.reason
 

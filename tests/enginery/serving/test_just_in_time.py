@@ -1,0 +1,100 @@
+"""Compiles in the background: bounded, remembered, and ended with the router."""
+
+import threading
+import time
+
+import pytest
+
+from enginery.core.errors import EngineryError
+from enginery.serving.just_in_time import JustInTime
+
+
+def runner_of(sizes):
+    return lambda inputs: {"sizes": dict(sizes), **inputs}
+
+
+def wait_until(true, seconds=10.0):
+    until = time.perf_counter() + seconds
+    while not true() and time.perf_counter() < until:
+        time.sleep(0.005)
+    assert true()
+
+
+def test_a_runner_is_compiled_once_and_then_found():
+    made = []
+    found = JustInTime(lambda sizes: made.append(sizes) or runner_of(sizes))
+    assert found.find({"n": 3}) is None
+    wait_until(lambda: found.counts().held)
+    assert found.find({"n": 3})({})["sizes"] == {"n": 3}
+    assert found.wait({"n": 3}) is found.find({"n": 3}) and made == [{"n": 3}]
+    found.close()
+
+
+def test_the_runner_that_was_not_used_for_longest_makes_room():
+    found = JustInTime(runner_of, most=2)
+    found.wait({"n": 1}), found.wait({"n": 2})
+    found.find({"n": 1})
+    found.wait({"n": 3})
+    counts = found.counts()
+    assert (counts.held, counts.evicted, counts.compiled) == (2, 1, 3) and counts.waited_s > 0
+    assert found.find({"n": 1}) and found.find({"n": 3})
+    found.close()
+
+
+def test_what_failed_is_not_compiled_again_for_each_request():
+    calls = []
+
+    def fails(sizes):
+        calls.append(sizes)
+        raise ValueError("no kernel")
+
+    found = JustInTime(fails)
+    for _ in range(3):
+        with pytest.raises(EngineryError, match="ValueError: no kernel"):
+            found.wait({"n": 1})
+        assert found.find({"n": 1}) is None
+    assert len(calls) == 1 and found.counts().failed == 1
+    found.close()
+
+
+def test_no_more_sizes_wait_than_runners_are_held():
+    go = threading.Event()
+
+    def slow(sizes):
+        go.wait(10)
+        return runner_of(sizes)
+
+    found = JustInTime(slow, most=2)
+    for size in range(50):
+        found.find({"n": size})
+    go.set()
+    wait_until(lambda: found.counts().compiled >= 2 and not found._waiting)
+    found.close()
+    assert found.counts().compiled <= 3
+
+
+def test_closing_ends_the_thread_and_whoever_waits():
+    go, errors = threading.Event(), []
+
+    def slow(sizes):
+        go.wait(10)
+        return runner_of(sizes)
+
+    found = JustInTime(slow)
+
+    def ask():
+        try:
+            found.wait({"n": 2})
+        except EngineryError as error:
+            errors.append(str(error))
+
+    found.find({"n": 1})
+    waiter = threading.Thread(target=ask)
+    waiter.start()
+    closer = threading.Thread(target=found.close)
+    closer.start()
+    waiter.join(10)
+    go.set()
+    closer.join(10)
+    assert errors == ["the router is closed"] and not found._thread.is_alive()
+    assert found.find({"n": 1}) is None
