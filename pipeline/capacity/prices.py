@@ -20,7 +20,7 @@ from enginery.core.errors import UnknownNameError
 from enginery.core.hardware.targets import parse_targets
 from pipeline.spec.document import load_document
 from pipeline.spec.mistakes import Kind
-from pipeline.spec.value_types import Mistakes, SpecPart
+from pipeline.spec.value_types import Loc, Mistakes, SpecPart
 
 EXAMPLE = "write such as `l4: {per_hour: 0.71, count: 40}`"
 
@@ -41,7 +41,9 @@ class PriceFile(SpecPart):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        wrong = [((name,), reason) for name in self.__pydantic_extra__ if (reason := _why_no_machine(name))]
+        wrong: list[tuple[Loc, str]] = [
+            ((name,), reason) for name in self.__pydantic_extra__ if (reason := _why_no_machine(name))
+        ]
         if not self.__pydantic_extra__:
             wrong = [((), f"has no price; {EXAMPLE}")]
         if wrong:

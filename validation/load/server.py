@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,10 +73,10 @@ def read_requests(path: Path) -> list[Tensors]:
     return [found[number] for number in sorted(found)]
 
 
-def write_requests(path: Path, requests: list[Tensors]) -> None:
+def write_requests(path: Path, requests: Sequence[Tensors]) -> None:
     """What `read_requests` reads."""
     arrays = {f"{number}:{name}": array for number, one in enumerate(requests) for name, array in one.items()}
-    np.savez(path, **arrays)  # type: ignore[arg-type] - numpy's stubs take the names for its own arguments
+    np.savez(path, allow_pickle=False, **arrays)
 
 
 class BatchCounter:
@@ -101,7 +101,7 @@ def _submits(router: Router, plan: ServedEngine, counter: BatchCounter) -> Itera
     """A function that submits a request; what waits is answered at the end."""
     if plan.dim is None:
         with ThreadPoolExecutor(1) as alone:
-            yield partial(alone.submit, router.run)
+            yield lambda inputs: alone.submit(router.run, inputs)
     else:
         with Batcher(router, most=plan.most, wait_s=plan.wait_s, dim=plan.dim, record=counter.add) as batcher:
             yield batcher.submit

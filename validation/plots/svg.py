@@ -15,8 +15,7 @@ _SVG = "http://www.w3.org/2000/svg"
 # Styles of a picture in a file of its own.
 _STANDALONE = (
     "svg{--ink:#1d2126;--muted:#626a73;--line:#e4e1dc;--accent:#2f5d9e;--card:#fff;--failed:#b3261e;"
-    "--c1:#2f5d9e;--c2:#c9831a;--c3:#2b8a72;--c4:#8e4a9e;--c5:#b0453c;--c6:#6d7680;"
-    "background:var(--card)}"
+    "--c1:#2f5d9e;--c2:#c9831a;--c3:#2b8a72;--c4:#8e4a9e;--c5:#b0453c;--c6:#6d7680;background:var(--card)}"
     "@media(prefers-color-scheme:dark){svg{--ink:#e8eaec;--muted:#9aa3ad;--line:#2d333a;--accent:#8db4ec;"
     "--card:#1b1f24;--failed:#ff8f85;"
     "--c1:#8db4ec;--c2:#e3a94f;--c3:#5cc0a5;--c4:#c795d6;--c5:#e98a80;--c6:#a3adb7}}"

@@ -143,6 +143,10 @@ def test_a_picture_for_a_file_brings_its_own_colours():
     text = svg(replace(plots()["histogram"], standalone=True))
     root = ElementTree.fromstring(text)
     assert root.tag == "{http://www.w3.org/2000/svg}svg" and "prefers-color-scheme" in text
+    curves = [Curve(str(index), [0.0, 1.0], [0.0, 1.0]) for index in range(6)]
+    text = svg(replace(ecdf(curves, UNIT, "six"), standalone=True))
+    named = set(re.findall(r"var\(--([\w-]+)\)", text))
+    assert named >= {"c1", "c6"} and all(text.count(f"--{name}:#") == 2 for name in named)
 
 
 def test_a_colour_of_each_name_is_in_the_style_sheet_for_light_and_dark():
