@@ -136,7 +136,7 @@ def judge_start(cold: CompiledSession, warm: CompiledSession) -> Iterator[Check]
     case = "the first answer of a process"
     ratio = warm.answers[0].cpu_s / cold.answers[0].cpu_s
     wall = warm.answers[0].wall_s / cold.answers[0].wall_s
-    note = "" if ratio <= MOST_RATIO else f"{_describe(cold, warm)}; no cache saves the imports and the tracing"
+    note = "" if ratio <= MOST_RATIO else f"{describe(cold, warm)}; no cache saves the imports and the tracing"
     yield Check("engine", "warm start, CPU time", "", case, ratio, MOST_RATIO, ratio <= MOST_RATIO, note)
     yield Check("engine", "warm start, clock", "", case, wall, None, True)
     last, missed = warm.answers[-1], sum(warm.answers[-1].misses.values())
