@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from enginery.recording.recorder import ObservationLog, Recorder
     from enginery.serving.batcher import Batcher
     from enginery.serving.buckets import RoutedEngine
+    from enginery.serving.drift_event import DriftEvent
     from enginery.serving.padding import Padding
     from enginery.serving.router import Router
     from enginery.streams import Streams
@@ -42,6 +43,7 @@ __all__ = [
     "Batcher",
     "Client",
     "Command",
+    "DriftEvent",
     "Ensemble",
     "Generator",
     "Grammar",
@@ -68,6 +70,7 @@ _CLIENT = "enginery.client.client"
 _HOMES = {
     **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "pull"), _CLIENT),
     "Batcher": "enginery.serving.batcher",
+    "DriftEvent": "enginery.serving.drift_event",
     "Ensemble": "enginery.ensembles",
     "Generator": "enginery.generation",
     "Grammar": "enginery.grammars",

@@ -190,6 +190,9 @@ def test_each_gpu_group_gets_canaries_of_its_engines_where_there_are_canaries() 
         "of CPU engines, and the one that moves channels"
     )
     assert all("--only=canary" in words and "--only=settle-canary" not in words for words in groups)
+    chosen = [words for words in deploy_commands("aws") if "--only=choose-buckets" in words]
+    assert chosen == [first], "once for the cluster, where the values ask for it"
+    assert not any("--only=choose-buckets" in words for words in deploy_commands("onprem"))
     assert all(words[words.index("--traffic") + 1].startswith("s3://") for words in groups)
     assert not any("--only=canary" in words for words in deploy_commands("onprem"))
 

@@ -111,6 +111,7 @@
 {{- $flows := list "compile-model" "collect-garbage" "validate-pending" -}}
 {{- if .Values.catalog.enabled }}{{ $flows = append $flows "compile-catalog" }}{{ end -}}
 {{- if .Values.canary.enabled }}{{ $flows = concat $flows (list "canary" "settle-canary") }}{{ end -}}
+{{- if and .Values.canary.enabled .Values.canary.chooseBuckets }}{{ $flows = append $flows "choose-buckets" }}{{ end -}}
 {{- $commands := list (include "enginery.deployCommand" (dict "root" . "name" .Values.prefect.workPool "only" $flows "variables" $variables) | fromJsonArray) -}}
 {{- /* Groups of one GPU (on demand and spot) share one flow: each would run the same canary, and prove the same engines. */ -}}
 {{- $asked := list -}}

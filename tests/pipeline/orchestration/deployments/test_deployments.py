@@ -45,7 +45,13 @@ def test_a_deployment_names_a_flow_and_parameters_that_it_has(wanted: WantedDepl
 
 def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
     triggered = [item for item in EVERY if item.trigger]
-    assert [item.flow for item in triggered] == ["compile_model", "validate_pending", "canary", "settle_canary"]
+    assert [item.flow for item in triggered] == [
+        "compile_model",
+        "validate_pending",
+        "canary",
+        "settle_canary",
+        "choose_buckets",
+    ]
     for item in triggered:
         assert item.trigger
         made = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))
