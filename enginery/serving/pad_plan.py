@@ -25,20 +25,18 @@ class _Fill:
 
 @dataclass(frozen=True)
 class _PaddedArray:
-    """How one input is padded: to `shape`, where its own entries are at `own`. ground: the one value of all the rest,
-    where there is one; then there are no `fills`."""
+    """How one input is padded: to `shape`, where its own entries are at `own`. zeros: whether all the rest is 0; then
+    there are no `fills`."""
 
     name: str
     shape: Shape
     own: _Places
     fills: tuple[_Fill, ...]
-    ground: Array | None = None
+    zeros: bool = False
 
     def pad(self, array: Array) -> Array:
         """A new array of the padded shape."""
-        padded = np.empty(self.shape, array.dtype)
-        if self.ground is not None:
-            padded.fill(self.ground)
+        padded = np.zeros(self.shape, array.dtype) if self.zeros else np.empty(self.shape, array.dtype)
         padded[self.own] = array
         for fill in self.fills:
             padded[fill.into] = fill.value if fill.source is None else padded[fill.source]
@@ -109,10 +107,9 @@ def _plan_array(
         source = (*into[:axis], slice(given - 1, given), *into[axis + 1 :]) if value == REPEAT else None
         fills.append(_Fill(into, None if isinstance(value, str) else np.array(value, dtype_of(spec.dtype)), source))
         reached[axis] = slice(0, size)
-    own, values = tuple(slice(0, size) for size in before), [fill.value for fill in fills]
-    if all(value is not None and value == values[0] for value in values):
-        return _PaddedArray(spec.name, after, own, (), values[0])
-    return _PaddedArray(spec.name, after, own, tuple(fills))
+    own = tuple(slice(0, size) for size in before)
+    zeros = all(fill.value is not None and not fill.value for fill in fills)
+    return _PaddedArray(spec.name, after, own, () if zeros else tuple(fills), zeros)
 
 
 def _crop(spec: TensorSpec, grown: set[str], sizes: Mapping[str, int]) -> _Places:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from enginery.arrays import Array, InputCheck
+from enginery.arrays import Array, InputCheck, dtype_of
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.types import PLUS, Session, Tensors
 from enginery.serving.buckets import EngineBucket, Route, RoutedEngine, converting, list_buckets, make_route
@@ -74,6 +74,8 @@ class Router(Session):
         named = (dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str) and PLUS not in dim)
         self._dims = tuple(dict.fromkeys(named))
         self._check, self._routes = InputCheck(self.inputs), dict[tuple[int, ...], Route | None]()
+        self._dtypes = [(spec.name, dtype_of(spec.dtype)) for spec in self.inputs]
+        self._known = dict[tuple[tuple[int, ...], ...], Route]()
 
     @classmethod
     def opened(
@@ -120,10 +122,12 @@ class Router(Session):
     def run_joined(self, inputs: Tensors, requests: int, elements: int | None) -> dict[str, Array]:
         """As `run`, of a batch that was joined from `requests` requests, whose inputs had `elements` elements before
         they were padded (None: as many as these), so that it is counted as these. For batchers."""
-        sizes = self._check(inputs).sizes
-        route = self._route(sizes)
+        route = self._find_known(inputs)
         if route is None or self._closed:
-            return self._fall_back(inputs, sizes, requests)
+            sizes = self._check(inputs).sizes
+            if (route := self._route(sizes)) is None or self._closed:
+                return self._fall_back(inputs, sizes, requests)
+            self._known[tuple([inputs[name].shape for name, _ in self._dtypes])] = route
         try:
             answer = route.answer(inputs)
         except Exception:
@@ -172,6 +176,19 @@ class Router(Session):
         run = converting(engine.run, (engine.inputs, engine.outputs), (self.inputs, self.outputs))
         return replace(engine, run=run)
 
+    def _find_known(self, inputs: Tensors) -> Route | None:
+        """The route of a request with the shapes of one that was checked before; None where it has to be checked."""
+        try:
+            shapes = []
+            for name, dtype in self._dtypes:
+                array = inputs[name]
+                if array.dtype is not dtype:  # numpy has one object for each dtype in native byte order
+                    return None
+                shapes.append(array.shape)
+            return self._known.get(tuple(shapes)) if len(inputs) == len(shapes) else None
+        except (KeyError, AttributeError, TypeError, IndexError):  # not all inputs, no array, or no mapping
+            return None
+
     def _route(self, sizes: Mapping[str, int]) -> Route | None:
         key = tuple(sizes.values())
         try:
@@ -180,6 +197,7 @@ class Router(Session):
             route = make_route(self.buckets, sizes, self.padding)
             if len(self._routes) >= MOST_ROUTES:
                 self._routes.clear()
+                self._known.clear()
             self._routes[key] = route
             return route
 

@@ -122,6 +122,18 @@ def test_engines_of_other_float_types_are_converted_for():
     assert given == ["float16"] and answer["each"].dtype == np.float32
 
 
+def test_shapes_that_were_met_excuse_no_other_input():
+    router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES)
+    inputs = request(2, 6)
+    router.run(inputs)
+    for wrong in ({"x": inputs["x"].astype(np.float64)}, {"mask": inputs["mask"].astype(">i8")}, {"z": inputs["x"]}):
+        with pytest.raises(DataError):
+            router.run({**inputs, **wrong})
+    with pytest.raises(DataError, match="no array for input 'mask'"):
+        router.run({"x": inputs["x"]})
+    assert router.counts().requests == 1
+
+
 def test_many_threads_get_their_own_answers_and_no_request_is_lost():
     router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES, fallbacks=[engine("graph")])
 
