@@ -17,7 +17,7 @@ HERE = machine_of(CPU)
 def test_a_version_without_an_engine_for_this_machine_names_the_remedy(tmp_path: Path) -> None:
     store = open_store(tmp_path / "registry", create=True)
     publish_engines(store, [engine(store, "sm_89", "fp16", "unproven")], "a", channel=None)
-    with pytest.raises(UnknownNameError, match="no engine for(.|\n)*--against none"):
+    with pytest.raises(UnknownNameError, match=r"no engine for(.|\n)*--against none"):
         find_served(store, "digits", None, HERE)
     assert find_served(store, "digits", "none", HERE) is None
     with pytest.raises(InputError, match="the spec is of model 'digits'"):
