@@ -85,5 +85,6 @@ def clip(logs: Array, noise: float) -> Array:
 def _change(logs: Array, noise: float, start: int, index: int, end: int) -> LevelChange:
     before, after = float(np.median(logs[start:index])), float(np.median(logs[index:end]))
     error = noise * math.sqrt(1 / (index - start) + 1 / (end - index))
-    levels = math.exp(before), math.exp(after)
-    return LevelChange(int(index), math.exp(after - before), (after - before) / error, *levels)
+    return LevelChange(
+        int(index), math.exp(after - before), (after - before) / error, math.exp(before), math.exp(after)
+    )
