@@ -69,22 +69,22 @@ def _show(stack: ExitStack, folder: Path) -> None:
     worker = ["prefect", "worker", "start", "--pool", "enginery", "--name", "demo"]
     stack.enter_context(_process(worker, folder / "worker.log", environment))
     _run(["enginery", "register", os.path.relpath(SPEC), "--registry", str(registry)], environment)
-    said = _follow(url, ["compile-model"])
+    known = _follow(url, ["compile-model"], (0, 0))
     _run(["enginery", "show", "digits", "--registry", str(registry)], environment)
 
     _run(["enginery", "promote", "digits@1", "digits:stable", "--registry", str(registry)], environment)
     print("\nA server records its requests; then its clients send larger ones:", flush=True)
     _run(["drifting-server", str(registry), str(traffic), url], environment)
-    _follow(url, FLOWS, said)
+    _follow(url, FLOWS, known)
     _run(["enginery", "history", "digits:stable", "--registry", str(registry)], environment)
 
 
-def _follow(url: str, flows: Sequence[str], said: int = 0) -> int:
-    """Say what the runs say until the last flow's newest run has ended, and every other; how many lines that were.
+def _follow(url: str, flows: Sequence[str], known: tuple[int, int]) -> tuple[int, int]:
+    """Say what the runs say until one of each flow, and every other, has ended: how many lines and runs that were.
 
-    said: lines of before, which are left out. A run that did not complete ends the demo.
+    known: lines and ended runs of before, which are left out. A run that did not complete ends the demo.
     """
-    deadline, known = time.monotonic() + PATIENCE_S, 0
+    deadline, (said, over) = time.monotonic() + PATIENCE_S, known
     while time.monotonic() < deadline:
         runs = _post(f"{url}/flow_runs/filter", {"flow_runs": {"state": {"type": {"not_any_": ["SCHEDULED"]}}}})
         lines = _post(f"{url}/logs/filter", {"sort": "TIMESTAMP_ASC", "offset": said})
@@ -93,14 +93,17 @@ def _follow(url: str, flows: Sequence[str], said: int = 0) -> int:
                 print(f"  {line['timestamp'][11:19]} {line['message']}", flush=True)
         said += len(lines)
         ended = [run for run in runs if run["state_type"] in ENDED]
-        for run in sorted(ended, key=lambda run: run["end_time"] or "")[known:]:
-            print(f"  run '{run['name']}': {run['state_name']}; {run['state']['message'] or ''}", flush=True)
+        for run in sorted(ended, key=lambda run: run["end_time"] or "")[over:]:
+            print(
+                ": ".join(filter(None, [f"  run '{run['name']}' {run['state_name']}", run["state"]["message"]])),
+                flush=True,
+            )
             if run["state_type"] != "COMPLETED":
                 sys.exit(1)
-        known = len(ended)
+        over = len(ended)
         names = {run["name"].partition(" ")[0] for run in ended}
         if {STARTS[name] for name in flows} <= names and len(ended) == len(runs) and not lines:
-            return said
+            return said, over
         time.sleep(0.5)
     sys.exit(f"the runs did not end within {PATIENCE_S} s")
 
