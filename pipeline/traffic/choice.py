@@ -72,8 +72,8 @@ class BucketChoice:
 def choose_buckets(
     task: BucketTask, known: Sequence[BucketLatency], measure: Measure | None, most: int, price_s: float
 ) -> BucketChoice:
-    """The buckets of least cost. known: times of runs.  measure: times the engine at the edges of all plans; None to
-    use the known times alone.
+    """The buckets of least cost. known: times of runs.  measure: times the engine at the edges of all plans; None
+    to use the known times alone.
 
     most: profiles at most.  price_s: of a profile, in engine seconds a day. Raises DataError for a size beyond those
     that were timed, and what `measure` raises.
