@@ -9,6 +9,7 @@ import numpy as np
 from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.reports.latency import BucketLatency
+from validation.latency.measurement.quantiles import BEYOND
 from validation.statistics.distributions import NORMAL, t_quantile
 from validation.traffic.service_times import ServiceTimes
 
@@ -31,8 +32,14 @@ class BatchTimes:
         return len(self.curves)
 
     def moved(self, sign: float) -> list[Array]:
-        """The curves at the slow (1) or the fast end (-1) of their intervals, or as they are (0)."""
-        return list(self.curves * np.exp(sign * self.half)[:, None])
+        """The curves at the slow (1) or the fast end (-1) of their intervals, or as they are (0).
+
+        With few processes, of which one was disturbed, an interval would reach from nanoseconds to hours: medians are
+        at most BEYOND times the slowest run, and at least the fastest over it.
+        """
+        middle = self.curves[:, self.curves.shape[1] // 2]
+        ends = self.curves[:, 0] / BEYOND / middle, self.curves[:, -1] * BEYOND / middle
+        return list(self.curves * np.clip(np.exp(sign * self.half), *ends)[:, None])
 
     def with_overhead(self, batch_s: float, request_s: float) -> "BatchTimes":
         """The times with what a server adds to them: `batch_s` to each batch, `request_s` for each of its requests."""

@@ -76,3 +76,10 @@ def test_of_a_size_that_was_timed_twice_the_newer_time_counts():
 def test_what_a_server_adds_is_added_to_each_batch_and_each_request():
     found = batch_times([bucket(0.001, batch=1), bucket(0.002, batch=2)], "batch", {}, 2).with_overhead(0.01, 0.1)
     assert found.curves[:, 50] == pytest.approx([0.111, 0.212], rel=0.01)
+
+
+def test_an_interval_ends_near_the_fastest_and_the_slowest_run():
+    found = batch_times([bucket(0.001, (1.0, 1.0, 30.0), batch=1)], "batch", {}, 1)
+    slow, same, fast = (found.moved(sign)[0][50] for sign in (1.0, 0.0, -1.0))
+    assert found.half[0] > 3 and same == pytest.approx(0.001)
+    assert slow == pytest.approx(1.5 * 0.0011) and fast == pytest.approx(0.0009 / 1.5)

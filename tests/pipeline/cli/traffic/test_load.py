@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from enginery.core.errors import IntegrityError
+from enginery.core.names import parse_reference
 from enginery.exchange.mirror import mirror
 from enginery.registry.evidence.loads import attach_load, load_reports
 from enginery.registry.store.base import open_store
@@ -60,7 +61,7 @@ def test_a_report_is_of_an_engine_of_the_version_and_as_it_was_written(built: Pr
     with pytest.raises(IntegrityError, match="is no load report"):
         attach_load(store, manifest, store.put_bytes(b"{}"))
     copy = open_store(str(tmp_path / "copy"), create=True)
-    mirror(store, copy)
+    mirror(store, [parse_reference("tiny@1")], copy)
     assert len(list(load_reports(copy, manifest))) == 1
     (built.registry / key).write_bytes(data.replace(b'"interrupted":false', b'"interrupted":true'))
     assert built.run("verify", "tiny").code == 1
