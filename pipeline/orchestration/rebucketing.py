@@ -26,6 +26,8 @@ from pipeline.traffic.spec_edit import write_buckets
 LEFT_OUT = 0.001
 # The least share of the engine time that other buckets must save before the model is built again for them.
 LEAST_SAVING = 0.02
+# Profiles at most where nobody says how many: each is tuned for by a compiler, and makes a GPU engine larger.
+MOST_PROFILES = 8
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def _answer(
         say("; ".join(f"{dim} grows from {_most(spec, dim)} to {edge}" for dim, edge in grown.items()))
         write_buckets(spec.path, {dim: (*_edges(spec, dim), edge) for dim, edge in grown.items()})
         spec = load_spec(spec.path, spec.address)
-    options = options if options.dims else replace(options, dims=default_dims(spec, grown))
+    options = replace(options, dims=options.dims or default_dims(spec, grown), most=options.most or MOST_PROFILES)
     with open_loaded(spec, RunOptions(registry=registry), progress, executors, keep_state=False) as run:
         advice = _advise(spec, recorded, options, run.context)
     edges = advice.choice.edges
