@@ -23,6 +23,7 @@ import numpy as np
 
 from builders.backends import discovery
 from builders.backends.compatibility import open_engine
+from enginery.arrays import stored_arrays
 from enginery.core.codec import decode
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine, Tensors
@@ -66,10 +67,9 @@ class ServedEngine:
 def read_requests(path: Path) -> list[Tensors]:
     """The inputs of each request, in order."""
     found: dict[int, dict[str, np.ndarray]] = {}
-    with np.load(path, allow_pickle=False) as stored:
-        for key in stored.files:
-            number, _, name = key.partition(":")
-            found.setdefault(int(number), {})[name] = stored[key]
+    for key, stored in stored_arrays(path).items():
+        number, _, name = key.partition(":")
+        found.setdefault(int(number), {})[name] = stored.read()
     return [found[number] for number in sorted(found)]
 
 
