@@ -28,6 +28,8 @@ MODULES = {"prefect": "prefect", "enginery": "pipeline.cli"}
 # The flows of the demo, the last one last, and the first word of the names of their runs.
 STARTS = {"compile-model": "compile", "choose-buckets": "buckets", "canary": "canary", "settle-canary": "settle"}
 FLOWS = tuple(STARTS)
+# The canary repeats what was recorded for so long: few requests show no difference as small as the margins.
+REPLAY = ("--canary-duration", "40s")
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 PATIENCE_S = 900
 # Otherwise Ray looks for what listens on loopback under the machine's own address. It was named for other systems.
@@ -65,7 +67,10 @@ def _show(stack: ExitStack, folder: Path) -> None:
     traffic = folder / "traffic"
     traffic.mkdir()
     only = [part for name in FLOWS for part in ("--only", name)]
-    _run(["enginery", "deploy", "--registry", str(registry), "--traffic", str(traffic), *only, *ray], environment)
+    _run(
+        ["enginery", "deploy", "--registry", str(registry), "--traffic", str(traffic), *REPLAY, *only, *ray],
+        environment,
+    )
     worker = ["prefect", "worker", "start", "--pool", "enginery", "--name", "demo"]
     stack.enter_context(_process(worker, folder / "worker.log", environment))
     _run(["enginery", "register", os.path.relpath(SPEC), "--registry", str(registry)], environment)

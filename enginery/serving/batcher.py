@@ -44,7 +44,7 @@ _Key = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ServedRequest:
+class BatchedRequest:
     """An answered request. bucket: sizes of the other dims, as they were run.  waited_s: seconds from `submit` until it
     was taken.  service_s: seconds from there until its batch was answered.  samples: its own.  batch: samples of the
     batch."""
@@ -91,7 +91,7 @@ class Batcher:
         most: int,
         wait_s: float,
         dim: str = "batch",
-        record: Callable[[ServedRequest], object] | None = None,
+        record: Callable[[BatchedRequest], object] | None = None,
         log: int = 10_000,
     ) -> None:
         if most < 1 or not wait_s >= 0:
@@ -103,7 +103,7 @@ class Batcher:
         self._session, self._dim = session, dim
         self._record, self._check, self._joins = record, InputCheck(session.inputs), dict[_Key, _Join]()
         self._axes = {spec.name: spec.shape.index(dim) for spec in (*session.inputs, *session.outputs)}
-        self.served: deque[ServedRequest] = deque(maxlen=log)
+        self.served: deque[BatchedRequest] = deque(maxlen=log)
         self._changed, self._closed = Condition(), False
         self._queues = BatchQueues[_Key, _Waiting](most, wait_s)
         self._worker = Thread(target=self._work, name="enginery-batcher", daemon=True)
@@ -206,7 +206,7 @@ class Batcher:
         batch = sum(request.join.samples for request in requests)
         for request in requests:
             join, waited_s = request.join, started - request.at
-            served = ServedRequest(join.bucket, waited_s, ended - started, join.samples, batch)
+            served = BatchedRequest(join.bucket, waited_s, ended - started, join.samples, batch)
             self.served.append(served)
             if self._record is not None:
                 try:

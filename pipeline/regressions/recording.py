@@ -8,9 +8,12 @@ from dataclasses import replace
 
 from builders.backends import discovery
 from builders.execution.jobs import Job, Needs
+from enginery.core.codec import encode
+from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError, IntegrityError, UnknownNameError
 from enginery.core.hardware.machine import driver_version
 from enginery.core.reports.latency import BucketLatency, LatencyReport, Ratio
+from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.latency_series import LatencySeries, SeriesPoint, append_point, read_series
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
@@ -28,10 +31,11 @@ PAIRED = 5.0
 
 
 def record_report(chosen: ChosenEngine, report: LatencyReport, seed: int, context: RunContext) -> list[LatencySeries]:
-    """Add a point for each bucket of a latency report, and return the series.
+    """Keep a latency report beside its version, add a point for each of its buckets, and return the series.
 
     Raises IntegrityError for a stored series that cannot be read, and what a store raises.
     """
+    attach_latency(context.store, chosen.manifest, context.store.put_bytes(canonical_json(encode(report))))
     return [_record_bucket(chosen, report, bucket, seed, context) for bucket in report.buckets]
 
 

@@ -27,7 +27,7 @@ from enginery.arrays import stored_arrays
 from enginery.core.codec import decode
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine, Tensors
-from enginery.serving.batcher import Batcher, ServedRequest
+from enginery.serving.batcher import Batcher, BatchedRequest
 from enginery.serving.buckets import RoutedEngine
 from enginery.serving.padding import Padding
 from enginery.serving.router import Router
@@ -85,7 +85,7 @@ class BatchCounter:
     def __init__(self) -> None:
         self.samples, self.batches = 0, 0.0
 
-    def add(self, served: ServedRequest) -> None:
+    def add(self, served: BatchedRequest) -> None:
         """Count an answered request as its share of a batch."""
         self.samples += served.samples
         self.batches += served.samples / served.batch

@@ -46,19 +46,24 @@ def read_latency_report(store: Store, report: str) -> LatencyReport:
 
 
 def latencies(store: Store, manifest: Manifest) -> dict[str, list[LatencyReport]]:
-    """Engine's digest -> the newest report of each kind of machine, newest first.
+    """Engine's digest -> the newest report of each kind of machine, newest first. One at sizes that somebody asked for
+    counts where there is no other: engines are compared at the sizes that all are timed at.
 
     Raises IntegrityError for a damaged report.
     """
     newest: dict[tuple[str, MachineKind], LatencyReport] = {}
     for report in latency_reports(store, manifest):
         key = (report.engine, report.machine)
-        if key not in newest or newest[key].created_at <= report.created_at:
+        if key not in newest or _rank(newest[key]) <= _rank(report):
             newest[key] = report
     found: dict[str, list[LatencyReport]] = {}
     for report in sorted(newest.values(), key=lambda item: item.created_at, reverse=True):
         found.setdefault(report.engine, []).append(report)
     return found
+
+
+def _rank(report: LatencyReport) -> tuple[bool, str]:
+    return isinstance(report.asked.buckets, str), report.created_at
 
 
 def latency_reports(store: Store, manifest: Manifest) -> Iterator[LatencyReport]:

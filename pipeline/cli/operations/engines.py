@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 @click.option(
     "--record",
     is_flag=True,
-    help="Also add a point to the model's series of latencies, which `enginery trend` shows; takes five times as long.",
+    help="Keep the times beside the version, for `enginery capacity`, and as a point of the model's series, which"
+    " `enginery trend` shows; takes five times as long.",
 )
 @progress_options
 @json_option

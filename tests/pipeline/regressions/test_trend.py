@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from enginery.registry.evidence.latencies import latency_reports
 from enginery.registry.latency_series import LatencySeries, SeriesPoint, merged
 from enginery.registry.store.base import open_store
 from enginery.registry.store.files import write_whole
+from enginery.registry.versions.lookup import load
 from pipeline.regressions.pictures import draw_page, draw_trend
 from pipeline.regressions.trend import describe_change, find_trend, list_differences
 from tests.enginery.registry.test_latency_series import SERIES, point
@@ -85,6 +87,8 @@ def test_profile_adds_a_point_for_each_bucket_and_keeps_its_reference(built: Pro
     first: SeriesPoint = series.points[0]
     assert first.version == "1" and first.relative and 0.2 < first.relative < 5 and first.driver is None
     assert any(name.startswith("now onnxruntime") for name in first.toolchain)
+    store = open_store(built.registry)
+    assert len(list(latency_reports(store, load(store, "tiny", "1")))) == 2, "what `enginery capacity` reads"
     assert built.run(*words, "--against", "tiny@1").code == 2
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
 from enginery.core.hardware.machine import Machine
-from enginery.registry.evidence.latencies import attach_latency, measured_speeds
+from enginery.core.reports.latency import LatencyReport
+from enginery.registry.evidence.latencies import attach_latency, latencies, measured_speeds
 from enginery.registry.store.base import Store
 from tests.enginery.registries import engine, publish_engines
 from tests.validation.latency.reports import latency_report
@@ -54,3 +55,18 @@ def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> Non
     assert [
         speed.busy for speed in (*measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries).values(),)
     ] == [True]
+
+
+def test_times_at_sizes_that_somebody_asked_for_hide_no_others(store: Store) -> None:
+    entries = [engine(store, "cpu", "fp32")]
+    manifest = publish_engines(store, entries).manifest
+    usual = replace(latency_report(), engine=str(entries[0].digest), created_at="2026-11-20T08:00:00+00:00")
+    asked = replace(usual.asked, buckets=({"batch": 8},))
+    newer = replace(usual, asked=asked, buckets=usual.buckets[:1], created_at="2026-11-21T08:00:00+00:00")
+
+    def attach(report: LatencyReport) -> list[str]:
+        attach_latency(store, manifest, store.put_bytes(canonical_json(encode(report))))
+        return [item.created_at for item in latencies(store, manifest)[report.engine]]
+
+    assert attach(newer) == [newer.created_at]
+    assert attach(usual) == [usual.created_at]
