@@ -27,7 +27,7 @@ from enginery.arrays import stored_arrays
 from enginery.core.codec import decode
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine, Tensors
-from enginery.serving.batcher import Batcher, BatchedRequest
+from enginery.serving.batcher import BatchedRequest, Batcher
 from enginery.serving.buckets import RoutedEngine
 from enginery.serving.padding import Padding
 from enginery.serving.router import Router
