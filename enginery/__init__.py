@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from enginery.ensembles import Ensemble
     from enginery.generation import Generator
     from enginery.grammars import Grammar
+    from enginery.opening import open_onnx
     from enginery.prompts import Prompt
     from enginery.recording.recorder import ObservationLog, Recorder
     from enginery.serving.batcher import Batcher
     from enginery.serving.buckets import RoutedEngine
-    from enginery.serving.opening import open_onnx
     from enginery.serving.padding import Padding
     from enginery.serving.router import Router
     from enginery.streams import Streams
@@ -85,7 +85,7 @@ _HOMES = {
     "build": "pipeline.api",
     "load_function": "enginery.user_code.calling",
     "load_spec": "pipeline.spec.model",
-    "open_onnx": "enginery.serving.opening",
+    "open_onnx": "enginery.opening",
     "warm_start": "enginery.compile_caches.warm_start",
 }
 # What needs the packages above this one, of which a team may have its own of the same name.

@@ -15,9 +15,9 @@ from enginery.core.errors import DataError
 from enginery.core.sampling import SEEN
 from enginery.core.types import Tensors
 from enginery.decoders import Decoder, read_decoder
+from enginery.opening import open_onnx
 from enginery.prompts import Prompt, TokenConstraint, check_prompt
 from enginery.sampling import first_inputs, sample, settings_inputs, uniforms
-from enginery.serving.opening import open_onnx
 from enginery.streams import Streams
 
 if TYPE_CHECKING:

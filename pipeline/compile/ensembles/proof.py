@@ -72,14 +72,14 @@ class ProveEnsemble:
 
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
         """The checks of sessions in the engines' place. alone: whether each is run among graphs in fp32 too."""
-        from enginery.ensembles import most_rows
+        from enginery.ensembles import call_rows
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
 
-        opened = dict[str, tuple[Session, int | None]]()
+        opened = dict[str, tuple[Session, range | None]]()
         for name, session in engines.items():
             request = self.engines[name].request
-            opened[name] = session, most_rows(request.inputs, request.outputs, request.profiles)
+            opened[name] = session, call_rows(request.inputs, request.outputs, request.profiles)
         golden = self._freeze_steps(context) if self.whole.states else self._freeze(context)
         proof = self._stages(context, opened).checks(golden, opened)
         checks = proof.checks

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from validation.limits.budget import OutputLimits, Stage, StagedLimits
     from validation.perturbation.sessions import Perturbed
 
-# Sessions in the place of graphs, by name, each with the most rows that it takes at once.
-Parts = Mapping[str, tuple[Session, int | None]]
+# Sessions in the place of graphs, by name, each with the numbers of rows that it takes at once.
+Parts = Mapping[str, tuple[Session, range | None]]
 # The case of what the engines are against graphs in fp32, which the stages before have judged.
 END_TO_END = "end to end"
 FIRST = "the limit of fp32: what honest rounding adds was not measured"
@@ -33,7 +33,7 @@ _HALVES: Mapping[Precision, Precision] = {"fp16": "fp16", "bf16": "bf16"}
 @dataclass(frozen=True)
 class SourceGraph:
     """The graph that an engine was built from. exported: the fp32 one.  path: as it is run (`blobs.runnable`).
-    blocks: as `activation_blocks` of `with_rounding`.  most: the most rows that the engine takes at once.
+    blocks: as `activation_blocks` of `with_rounding`.  rows: the numbers of rows that the engine takes at once.
     scales: of states of int8, by output of the whole."""
 
     exported: Path
@@ -41,7 +41,7 @@ class SourceGraph:
     precision: Precision
     changed: bool
     blocks: bool
-    most: int | None
+    rows: range | None
     scales: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -190,7 +190,7 @@ class Stages:
             yield replace(chain, session=FreeRunningSession(chain.session, rolled)) if rolled else chain
 
     def _open(self, sessions: Mapping[str, Session]) -> "AbstractContextManager[Ensemble]":
-        return self.opens({name: (session, self.sources[name].most) for name, session in sessions.items()})
+        return self.opens({name: (session, self.sources[name].rows) for name, session in sessions.items()})
 
 
 def unjudged(case: str, checks: Sequence[Check]) -> Iterator[Check]:

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from enginery import opening
 from enginery.client.client import Client
 from enginery.client.resolve import Policy
 from enginery.core.codec import encode
@@ -17,11 +18,11 @@ from enginery.core.errors import DataError
 from enginery.core.hardware.cpu_kinds import CpuKind, this_kind
 from enginery.core.reports.latency import LatencyReport, MachineKind
 from enginery.core.types import ShapeProfile
+from enginery.opening import open_onnx
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import open_store
-from enginery.serving import opening
-from enginery.serving.opening import open_described, open_onnx
+from enginery.serving.opening import open_described
 from enginery.serving.ort_compiling import OrtCompiler
 from enginery.serving.router import Router
 from tests.enginery.registries import engine, publish_engines
