@@ -8,9 +8,10 @@
     outcome = enginery.build("model.yaml", registry="./registry", targets=["cpu"])
     pulled = enginery.pull("model:stable", registry="./registry", target="auto", dest="engines/")
     client = enginery.Client("s3://models/registry")                                # what serves: docs/guides/client.md
+    run = enginery.open_onnx(pulled)                                                # runs an engine of ONNX Runtime
     streams = enginery.Streams.described(run, pulled.description)                   # of a model with state
     generator = enginery.Generator.opened(pulled)                                   # of a decoder: prompts to tokens
-    whole = enginery.Ensemble.described(opens, pulled.description)                  # of several graphs
+    whole = enginery.Ensemble.described(enginery.open_onnx, pulled.description)     # of several graphs
     router = enginery.Router.opened(client.pull_all("model:stable", "engines/"))    # requests to buckets, and fallbacks
     batcher = enginery.Batcher(router, most=32, wait_s=0.005)                       # requests joined to batches
     warm = enginery.warm_start(enginery.pull("model", kind="cache", ...))           # torch.compile out of a cache
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from enginery.ensembles import Ensemble
     from enginery.generation import Generator
     from enginery.grammars import Grammar
+    from enginery.opening import open_onnx
     from enginery.prompts import Prompt
     from enginery.recording.recorder import ObservationLog, Recorder
     from enginery.serving.batcher import Batcher
@@ -61,6 +63,7 @@ __all__ = [
     "build",
     "load_function",
     "load_spec",
+    "open_onnx",
     "pull",
     "warm_start",
 ]
@@ -85,6 +88,7 @@ _HOMES = {
     "build": "pipeline.api",
     "load_function": "enginery.user_code.calling",
     "load_spec": "pipeline.spec.model",
+    "open_onnx": "enginery.opening",
     "warm_start": "enginery.compile_caches.warm_start",
 }
 # What needs the packages above this one, of which a team may have its own of the same name.

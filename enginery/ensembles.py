@@ -28,49 +28,60 @@ _ALLOW = "allow it with functions=enginery.load_function, once you trust who pub
 class EnsembleGraph:
     """A graph or a function of an ensemble. run: runs it once on all of its inputs, by name: `Session.run`, or the call
     of a server's own runtime.  inputs: its tensors, in the dtypes that it takes.  sources: what gives each
-    (`core.ensemble`).  outputs: its tensors; () where they are not known.  most: the most rows that a call takes, None
-    where they are not bounded or it has no such axis."""
+    (`core.ensemble`).  outputs: its tensors; () where they are not known.  rows: the numbers of rows that a call takes,
+    None where they are not bounded or it has no such axis."""
 
     run: Callable[[Tensors], Tensors]
     inputs: Sequence[TensorSpec]
     sources: Mapping[str, str]
     outputs: Sequence[TensorSpec] = ()
-    most: int | None = None
+    rows: range | None = None
 
     def answer(self, inputs: Tensors) -> Tensors:
         """What it gives: of more rows than a call takes in several calls; of no rows nothing but empty arrays."""
-        rows = {len(array) for array in inputs.values() if array.ndim}
-        if len(rows) != 1 or self.most is None:
+        counts = {len(array) for array in inputs.values() if array.ndim}
+        if len(counts) != 1 or self.rows is None:
             return self.run(inputs)
-        (count,) = rows
+        (count,) = counts
         if count == 0:
             shapes = {spec: [dim if isinstance(dim, int) else 0 for dim in spec.shape[1:]] for spec in self.outputs}
             return {spec.name: np.zeros((0, *shape), spec.dtype) for spec, shape in shapes.items()}
-        if count <= self.most:
+        if count <= self.rows[-1]:
             return self.run(inputs)
-        starts = range(0, count, self.most)
-        parts = [self.run({name: array[at : at + self.most] for name, array in inputs.items()}) for at in starts]
-        if wrong := [name for name in parts[0] if len(parts[0][name]) != self.most]:
-            raise DataError(
-                f"{count} rows are more than the {self.most} that the graph takes at once, and its output {wrong[0]!r} "
-                "has no row for each; build it for more, or let the function give fewer"
-            )
+        parts = [self._run_part(inputs, count, at, self.rows) for at in range(0, count, self.rows[-1])]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    def _run_part(self, inputs: Tensors, count: int, at: int, rows: range) -> Tensors:
+        """What it gives for the rows from `at` on, as many as a call takes. Fewer than it takes are run with those
+        before them. Raises DataError for an output without a row for each."""
+        left = min(count - at, rows[-1])
+        size = next(size for size in rows if size >= left)
+        begin = at + left - size
+        found = self.run({name: array[begin : begin + size] for name, array in inputs.items()})
+        if wrong := [name for name in found if len(found[name]) != size]:
+            raise DataError(
+                f"{count} rows are more than the {rows[-1]} that the graph takes at once, and its output {wrong[0]!r} "
+                "has no row for each; build it for more, or let the function give fewer"
+            )
+        return {name: array[size - left :] for name, array in found.items()}
 
-def most_rows(
+
+def call_rows(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()
-) -> int | None:
-    """The most rows that a call of a graph takes; None where axis 0 is not one and the same dim of all inputs, or one
-    of an output has a fixed size. Of a graph without profiles, which takes any number, as many as memory holds. One
+) -> range | None:
+    """The numbers of rows that a call of a graph takes; None where axis 0 is not one and the same dim of all inputs, or
+    one of an output has a fixed size. Of a graph without profiles, which takes any number, as many as memory holds. One
     whose inputs and outputs all have an axis 0 of size 1 takes 1."""
     leading = {spec.shape[0] if spec.shape else 0 for spec in inputs}
     if outputs and leading | {spec.shape[0] if spec.shape else 0 for spec in outputs} == {1}:
-        return 1
+        return range(1, 2)
     fixed = not outputs or any(not spec.shape or isinstance(spec.shape[0], int) for spec in outputs)
     if len(leading) != 1 or fixed or isinstance(next(iter(leading)), int):
         return None
-    return max((high[0] for profile in profiles for _, _, _, high in profile.inputs), default=MOST_ROWS)
+    ends = [(low[0], high[0]) for profile in profiles for _, low, _, high in profile.inputs]
+    steps = [multiple[0] for profile in profiles for _, multiple in profile.multiples]
+    low, high = min(ends, default=(1, 0))[0], max((high for _, high in ends), default=MOST_ROWS)
+    return range(low, high + 1, max(steps, default=1))
 
 
 def function_node(
@@ -240,7 +251,7 @@ def _open_graph(
     inputs, outputs = _read_tensors(engine, "inputs"), _read_tensors(engine, "outputs")
     profiles = [decode(item, ShapeProfile) for item in field(engine, "profiles", many(mapping))]
     run = opens(folder / field(engine, "file", text))
-    return EnsembleGraph(run, inputs, sources, outputs, most_rows(inputs, outputs, profiles))
+    return EnsembleGraph(run, inputs, sources, outputs, call_rows(inputs, outputs, profiles))
 
 
 def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:

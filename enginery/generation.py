@@ -15,6 +15,7 @@ from enginery.core.errors import DataError
 from enginery.core.sampling import SEEN
 from enginery.core.types import Tensors
 from enginery.decoders import Decoder, read_decoder
+from enginery.opening import open_onnx
 from enginery.prompts import Prompt, TokenConstraint, check_prompt
 from enginery.sampling import first_inputs, sample, settings_inputs, uniforms
 from enginery.streams import Streams
@@ -90,19 +91,8 @@ class Generator:
 
     @classmethod
     def opened(cls, pulled: "Pulled", ids: str = "ids", logits: str = "logits") -> "Generator":
-        """A generator over a pulled engine of ONNX Runtime, opened. Raises as `described`, and DataError for an engine
-        of another compiler, which its own runtime opens."""
-        if pulled.path.suffix != ".onnx":
-            raise DataError(f"{pulled.path.name} is no engine of onnxruntime; open it, and use Generator.described")
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(str(pulled.path))
-        names = [output.name for output in session.get_outputs()]
-
-        def run(inputs: Tensors) -> Tensors:
-            return dict(zip(names, session.run(names, inputs), strict=True))
-
-        return cls.described(run, pulled.description, ids, logits)
+        """A generator over a pulled engine of ONNX Runtime, opened. Raises as `described` and `open_onnx`."""
+        return cls.described(open_onnx(pulled), pulled.description, ids, logits)
 
     def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The tokens after each prompt. Raises as `stream`."""

@@ -7,27 +7,20 @@ from typing import Protocol, TypeVar
 
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.parsing import field, many, mapping, mapping_of, parse_json, scalar, text
+from enginery.core.parsing import field, many, mapping, parse_json, text
 from enginery.core.reports.latency import LatencyReport
 from enginery.core.types import ShapeProfile, Tensors, TensorSpec
+from enginery.opening import MOST_BYTES, DescribedFile, open_onnx
 from enginery.serving.buckets import RoutedEngine, measured_seconds
 from enginery.serving.padding import Padding
 
 T = TypeVar("T")
-# Of a description.
-MOST_BYTES = 16 << 20
 # Gives for an engine's file a function that runs it.
 Opens = Callable[[Path], Callable[[Tensors], Tensors]]
 
 
-class PulledEngine(Protocol):
+class PulledEngine(DescribedFile, Protocol):
     """What a router needs of a pulled engine (`client.pull.Pulled`)."""
-
-    @property
-    def description(self) -> Path:
-        """The JSON beside the engine."""
-        ...
 
     @property
     def latency(self) -> LatencyReport | None:
@@ -62,29 +55,11 @@ def open_described(description: Path | str, opens: Opens | None, latency: Latenc
         padding = decode(found["padding"], Padding) if "padding" in found else Padding()
         name = " ".join(field(found, key, text) for key in ("target", "precision", "backend"))
         file = path.parent / field(found, "file", text)
-        options = mapping_of(scalar)(found.get("session_options_without_vnni", {}), "session_options_without_vnni")
     except (OSError, IntegrityError) as error:
         raise DataError(f"{description} describes no engine: {error}") from error
-    run = opens(file) if opens else open_onnx(file, options if this_kind().saturates else {})
+    run = opens(file) if opens else open_onnx(path)
     seconds = measured_seconds(latency, inputs) if latency else None
     return DescribedEngine(RoutedEngine(name, run, inputs, outputs, profiles, seconds), padding, file, bool(profiles))
-
-
-def open_onnx(file: Path, options: Mapping[str, object] | None = None) -> Callable[[Tensors], Tensors]:
-    """A function that runs an engine of ONNX Runtime. options: entries of its session's configuration.
-
-    Raises DataError for an engine of another compiler, which its own runtime opens.
-    """
-    if file.suffix != ".onnx":
-        raise DataError(f"{file.name} is no engine of onnxruntime; give `opens`, which opens it with its own runtime")
-    import onnxruntime
-
-    settings = onnxruntime.SessionOptions()
-    for name, value in (options or {}).items():
-        settings.add_session_config_entry(name, str(value))
-    session = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
 
 def _read_many(found: Mapping[str, object], name: str, kind: type[T]) -> list[T]:

@@ -40,15 +40,15 @@ class FetchedEnsemble:
     def open(self) -> "Iterator[Ensemble]":
         """The whole as one session; its functions run in this process. Raises what the backends raise, and ModelError
         for a function that cannot be imported."""
-        from enginery.ensembles import Ensemble, EnsembleGraph, function_node, most_rows
+        from enginery.ensembles import Ensemble, EnsembleGraph, function_node, call_rows
         from enginery.user_code.calling import load_function
 
         found = dict[str, EnsembleGraph]()
         with ExitStack() as stack:
             for name, engine in self.engines.items():
                 own, request = stack.enter_context(open_engine(engine)), engine.request
-                most = most_rows(own.inputs, own.outputs, request.profiles)
-                found[name] = EnsembleGraph(own.run, own.inputs, self.sources[name], own.outputs, most)
+                rows = call_rows(own.inputs, own.outputs, request.profiles)
+                found[name] = EnsembleGraph(own.run, own.inputs, self.sources[name], own.outputs, rows)
             for item, folder in self.functions:
                 run = load_function(folder, item.file, item.function)
                 found[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)

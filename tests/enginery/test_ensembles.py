@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from enginery.core.errors import DataError
 from enginery.core.types import ShapeProfile, Tensors, TensorSpec
-from enginery.ensembles import Ensemble, EnsembleGraph, most_rows
+from enginery.ensembles import Ensemble, EnsembleGraph, call_rows
 
 X, Y = TensorSpec("x", "float32", ("n",)), TensorSpec("second.y", "float32", ("n",))
 
@@ -60,28 +60,44 @@ def test_a_file_that_describes_no_ensemble_is_refused(tmp_path: Path) -> None:
             Ensemble.described(lambda _: dict, tmp_path / name)
 
 
-def taking(most: int | None, calls: list[int], output: TensorSpec = Y) -> EnsembleGraph:
+def taking(rows: range | None, calls: list[int], output: TensorSpec = Y) -> EnsembleGraph:
     """A graph that doubles its rows, and notes how many each call had."""
 
     def run(given: Tensors) -> Tensors:
         calls.append(len(given["x"]))
         return {output.name: given["x"] * 2}
 
-    return EnsembleGraph(run, [X], {"x": "x"}, [output], most)
+    return EnsembleGraph(run, [X], {"x": "x"}, [output], rows)
 
 
 @drawn(rows=st.integers(1, 40), most=st.integers(1, 12))
 def test_more_rows_than_a_call_takes_are_run_in_several(rows: int, most: int) -> None:
     calls: list[int] = []
-    answer = taking(most, calls).answer({"x": np.arange(rows)})["second.y"]
+    answer = taking(range(1, most + 1), calls).answer({"x": np.arange(rows)})["second.y"]
     assert answer.tolist() == [2 * row for row in range(rows)]
     assert len(calls) == -(-rows // most) and sum(calls) == rows and max(calls) <= most
+
+
+@drawn(rows=st.integers(1, 40), least=st.integers(1, 5), steps=st.integers(0, 4), multiple=st.integers(1, 4))
+def test_no_call_has_fewer_rows_than_the_graph_takes(rows: int, least: int, steps: int, multiple: int) -> None:
+    sizes = range(least * multiple, (least + steps) * multiple + 1, multiple)
+    calls: list[int] = []
+    answer = taking(sizes, calls).answer({"x": np.arange(rows)})["second.y"]
+    assert answer.tolist() == [2 * row for row in range(rows)]
+    assert len(calls) == -(-rows // sizes[-1])
+    assert rows <= sizes[-1] or set(calls) <= set(sizes)
+
+
+def test_rows_that_are_left_run_with_those_before_them() -> None:
+    calls: list[int] = []
+    assert taking(range(4, 9), calls).answer({"x": np.arange(9)})["second.y"].tolist() == list(range(0, 18, 2))
+    assert calls == [8, 4]
 
 
 def test_of_no_rows_a_graph_is_not_run() -> None:
     calls: list[int] = []
     output = TensorSpec("y", "float16", ("n", "m", 3))
-    answer = taking(4, calls, output).answer({"x": np.zeros((0, 2))})["y"]
+    answer = taking(range(1, 5), calls, output).answer({"x": np.zeros((0, 2))})["y"]
     assert (calls, answer.shape, answer.dtype) == ([], (0, 0, 3), np.float16)
 
 
@@ -92,15 +108,16 @@ def test_a_graph_whose_rows_are_not_bounded_is_run_once() -> None:
 
 
 def test_an_output_without_a_row_for_each_is_told_where_rows_are_divided() -> None:
-    graph = EnsembleGraph(lambda given: {"sum": given["x"].sum(keepdims=True)}, [X], {"x": "x"}, [Y], 2)
+    graph = EnsembleGraph(lambda given: {"sum": given["x"].sum(keepdims=True)}, [X], {"x": "x"}, [Y], range(1, 3))
     with pytest.raises(DataError, match=r"5 rows are more than the 2 .* output 'sum' has no row for each; build it"):
         graph.answer({"x": np.arange(5)})
 
 
-def test_the_most_rows_are_those_of_the_greatest_profile() -> None:
-    profiles = [ShapeProfile((("x", (1,), (2,), (high,)),)) for high in (4, 16)]
-    assert most_rows([X], [Y], profiles) == 16
-    assert most_rows([X], [Y]) == 32
+def test_the_rows_of_a_call_are_those_of_all_profiles() -> None:
+    profiles = [ShapeProfile((("x", (low,), (high,), (high,)),), (("x", (2,)),)) for low, high in ((2, 4), (6, 16))]
+    assert call_rows([X], [Y], profiles) == range(2, 17, 2)
+    assert call_rows([X], [Y], [ShapeProfile((("x", (3,), (4,), (8,)),))]) == range(3, 9)
+    assert call_rows([X], [Y]) == range(1, 33)
     for inputs, outputs in (
         ([X, TensorSpec("z", "float32", ("m",))], [Y]),
         ([TensorSpec("x", "float32", (4,))], [Y]),
@@ -111,13 +128,13 @@ def test_the_most_rows_are_those_of_the_greatest_profile() -> None:
         ([X], [TensorSpec("y", "float32", (1,))]),
         ([X], []),
     ):
-        assert most_rows(inputs, outputs, profiles) is None
+        assert call_rows(inputs, outputs, profiles) is None
 
 
 def test_a_graph_of_one_row_is_run_for_each() -> None:
-    assert most_rows([ROW], [ROW]) == 1
+    assert call_rows([ROW], [ROW]) == range(1, 2)
     calls: list[int] = []
-    assert taking(most_rows([ROW], [ROW]), calls, ROW).answer({"x": np.arange(3)})["row"].tolist() == [0, 2, 4]
+    assert taking(call_rows([ROW], [ROW]), calls, ROW).answer({"x": np.arange(3)})["row"].tolist() == [0, 2, 4]
     assert calls == [1, 1, 1]
 
 

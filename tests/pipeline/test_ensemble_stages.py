@@ -1,5 +1,6 @@
 """The stages of an ensemble's proof: graphs in the precisions of its engines, and the engines against those."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from enginery.core.types import PRECISIONS
 from enginery.registry.ensembles import pinned_engines
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.lookup import load
-from pipeline.compile.ensembles.proof import ProveEnsemble
+from pipeline.compile.ensembles.proof import ProveEnsemble, blame
 from pipeline.compile.ensembles.publication import request_proof
+from pipeline.compile.ensembles.stages import AMONG_SOURCES
 from pipeline.compile.ensembles.units import EnsembleUnit
 from pipeline.operations.revalidate_ensemble import read_ensemble
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
@@ -81,6 +83,10 @@ def test_an_engine_that_is_two_percent_off_fails_within_the_whole(tmp_path: Path
     assert not failed.passed and failed.value == pytest.approx(35, abs=4)
     assert (wrong["engine", "end to end", "sqnr_db"].value or 0) > 25
     assert wrong["quantization", "golden", "sqnr_db"] == right["quantization", "golden", "sqnr_db"]
+    assert not any(case.endswith(AMONG_SOURCES) for _, case, _ in right)
+    alone = r"encoder alone 3\d\.\d+, decoder alone (inf|\d{3}.*)"
+    told = rf"; with one engine among the graphs that they were built from: {alone}"
+    assert re.fullmatch(told, blame(tuple(wrong.values())))
 
 
 def test_a_right_whole_in_16_bits_is_judged_by_its_own_rounding(tmp_path: Path) -> None:

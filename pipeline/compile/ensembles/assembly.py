@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from enginery.core.digest import digest_of_path
+from enginery.core.errors import DataError
 from enginery.core.types import Precision, Target, TensorSpec
 from enginery.registry.manifest import Manifest
 from enginery.registry.versions.lookup import load
@@ -49,13 +50,18 @@ class Assembly:
     chain: list[ChainedGraph] = field(default_factory=list)
 
     def run(self, compile_graph: CompileGraph) -> Outcome:
-        """Build the graphs in order and publish the whole, unless one has no version. Raises what a step raises, and
-        SpecError for connections between tensors that cannot meet."""
+        """Build the graphs in order and publish the whole, unless one has no version. Raises what a step raises,
+        DataError with the name of the graph that its data does not suit, and SpecError for connections between tensors
+        that cannot meet."""
         done = dict[str, CompiledGraph]()
         golden, calibration = self._open()
         self._store_functions()
         for name, spec in self._graphs():
-            done[name] = compile_graph(self._with_samples(name, spec, golden, calibration))
+            given = self._with_samples(name, spec, golden, calibration)
+            try:
+                done[name] = compile_graph(given)
+            except DataError as error:
+                raise DataError(f"graph {name!r}: {error}") from error
             self._extend(name, done[name].exported)
         graphs = {name: item.outcome for name, item in done.items()}
         lacking = [name for name, outcome in graphs.items() if outcome.version is None]

@@ -50,22 +50,22 @@ def open_chain(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     workdir: Path,
-    engines: "Mapping[str, tuple[Session, int | None]] | None" = None,
+    engines: "Mapping[str, tuple[Session, range | None]] | None" = None,
 ) -> "Iterator[Ensemble]":
     """Exported graphs, and functions in processes of their own, as one session. inputs, outputs: of the whole.
-    engines: sessions that take the place of graphs, by name, each with the most rows that it takes at once.
+    engines: sessions that take the place of graphs, by name, each with the numbers of rows that it takes at once.
 
     Raises as `ReferenceSession`, and ModelError for a function that cannot be imported.
     """
     from builders.reference import ReferenceSession
-    from enginery.ensembles import Ensemble, EnsembleGraph, most_rows
+    from enginery.ensembles import Ensemble, EnsembleGraph, call_rows
 
     with ExitStack() as stack:
         opened = dict[str, EnsembleGraph]()
         for graph in graphs:
             if graph.name in (engines or {}):
-                session, most = (engines or {})[graph.name]
-                opened[graph.name] = EnsembleGraph(session.run, session.inputs, graph.sources, session.outputs, most)
+                session, rows = (engines or {})[graph.name]
+                opened[graph.name] = EnsembleGraph(session.run, session.inputs, graph.sources, session.outputs, rows)
                 continue
             folder = Path(stack.enter_context(TemporaryDirectory(dir=workdir)))
             if graph.function:
@@ -73,8 +73,8 @@ def open_chain(
                 continue
             path = fetch_graph(place, graph.model, folder / "graph.onnx")
             own = stack.enter_context(ReferenceSession(path, name=f"graph {graph.name!r}"))
-            most = most_rows(own.inputs, own.outputs)
-            opened[graph.name] = EnsembleGraph(own.run, own.inputs, graph.sources, own.outputs, most)
+            rows = call_rows(own.inputs, own.outputs)
+            opened[graph.name] = EnsembleGraph(own.run, own.inputs, graph.sources, own.outputs, rows)
         yield Ensemble(opened, inputs, outputs)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import lcm
 from pathlib import Path
 
 from enginery.core.ensemble import list_inputs, name_dims, name_states, split_source
@@ -144,8 +145,10 @@ def _shared_dims(loaded: LoadedEnsemble) -> dict[str, Dim]:
         leading = {spec.shape[0] for spec in loaded.tensors(name) if spec.shape and spec.name not in states}
         for dim in (dim for dim in loaded.named_dims(name) if dim.name in leading):
             known = found.get(dim.name, dim)
-            low, high = max(known.min, dim.min), min(known.max, dim.max)
-            found[dim.name] = Dim(dim.name, low, min(max(known.opt, low), high), high, multiple=dim.multiple)
+            step = lcm(known.multiple, dim.multiple)
+            low, high = -(-max(known.min, dim.min) // step) * step, min(known.max, dim.max) // step * step
+            opt = min(max(known.opt // step * step, low), high)
+            found[dim.name] = Dim(dim.name, low, opt, high, multiple=step)
     return found
 
 

@@ -18,7 +18,7 @@ from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.ensembles.chain import ChainedGraph, open_chain, tensors_of
 from pipeline.compile.ensembles.samples import LIMITS
-from pipeline.compile.ensembles.stages import Parts, Stages, fetch_sources, unjudged
+from pipeline.compile.ensembles.stages import AMONG_SOURCES, Parts, Stages, fetch_sources, unjudged
 from pipeline.compile.ensembles.whole import WholeData
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import open_session, proof_of
@@ -72,16 +72,16 @@ class ProveEnsemble:
 
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
         """The checks of sessions in the engines' place. alone: whether each is run among graphs in fp32 too."""
-        from enginery.ensembles import most_rows
+        from enginery.ensembles import call_rows
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
 
-        opened = dict[str, tuple[Session, int | None]]()
+        opened = dict[str, tuple[Session, range | None]]()
         for name, session in engines.items():
             request = self.engines[name].request
-            opened[name] = session, most_rows(request.inputs, request.outputs, request.profiles)
+            opened[name] = session, call_rows(request.inputs, request.outputs, request.profiles)
         golden = self._freeze_steps(context) if self.whole.states else self._freeze(context)
-        proof = self._stages(context, opened).checks(golden, opened)
+        proof = self._stages(context, opened).checks(golden, opened, alone)
         checks = proof.checks
         for name, one in opened.items() if alone else ():
             with self._open(context, {name: one}) as chain:
@@ -193,9 +193,13 @@ def blame(checks: Sequence[Check]) -> str:
     failed = next((check for check in checks if not check.passed), None)
     if failed is None:
         return ""
-    alike = (item for item in checks if (item.name, item.output) == (failed.name, failed.output))
-    found = [f"{item.case} {item.value:.4g}" for item in alike if item.case.endswith(ALONE) and item.value is not None]
-    return f"; with one engine among graphs in fp32: {', '.join(found)}" if found else ""
+    alike = [item for item in checks if (item.name, item.output) == (failed.name, failed.output)]
+    places = [(ALONE, "graphs in fp32"), (AMONG_SOURCES, "the graphs that they were built from")]
+    for case, graphs in places[:: -1 if failed.joint == "engine" else 1]:
+        values = ((item.case.removesuffix(case), item.value) for item in alike if item.case.endswith(case))
+        if found := [f"{name}{ALONE} {value:.4g}" for name, value in values if value is not None]:
+            return f"; with one engine among {graphs}: {', '.join(found)}"
+    return ""
 
 
 def limits_of(spec: "EnsembleSpec", precision: Precision) -> dict[str, dict[str, float]]:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from validation.limits.budget import OutputLimits, Stage, StagedLimits
     from validation.perturbation.sessions import Perturbed
 
-# Sessions in the place of graphs, by name, each with the most rows that it takes at once.
-Parts = Mapping[str, tuple[Session, int | None]]
+# Sessions in the place of graphs, by name, each with the numbers of rows that it takes at once.
+Parts = Mapping[str, tuple[Session, range | None]]
+# The case of an engine alone among the graphs that the others were built from, after its graph's name.
+AMONG_SOURCES = " alone among sources"
 # The case of what the engines are against graphs in fp32, which the stages before have judged.
 END_TO_END = "end to end"
 FIRST = "the limit of fp32: what honest rounding adds was not measured"
@@ -33,7 +36,7 @@ _HALVES: Mapping[Precision, Precision] = {"fp16": "fp16", "bf16": "bf16"}
 @dataclass(frozen=True)
 class SourceGraph:
     """The graph that an engine was built from. exported: the fp32 one.  path: as it is run (`blobs.runnable`).
-    blocks: as `activation_blocks` of `with_rounding`.  most: the most rows that the engine takes at once.
+    blocks: as `activation_blocks` of `with_rounding`.  rows: the numbers of rows that the engine takes at once.
     scales: of states of int8, by output of the whole."""
 
     exported: Path
@@ -41,7 +44,7 @@ class SourceGraph:
     precision: Precision
     changed: bool
     blocks: bool
-    most: int | None
+    rows: range | None
     scales: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -75,22 +78,40 @@ class Stages:
     judged_by_task: bool
     workdir: Path
 
-    def checks(self, golden: "GoldenSet", engines: Parts) -> Proof:
+    def checks(self, golden: "GoldenSet", engines: Parts, alone: bool) -> Proof:
         """The checks of the graphs that the engines were built from, and of the engines; how the engines' errors
-        spread, and the drift of both along sequences. golden: with what the exported graphs give."""
+        spread, and the drift of both along sequences. golden: with what the exported graphs give.  alone: whether
+        engines may be run on other inputs than the whole gives them."""
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
 
         found = Proof()
         with self._open_sources() as graphs, self.opens(engines) as actual:
-            if any(source.changed for source in self.sources.values()):
+            if self._changed:
                 with self.opens({}) as exported:
                     found = self._compare("quantization", exported, graphs, golden)
                 whole = expected_checks("engine", actual, golden, default_budget("engine", self.precision))
                 found = replace(found, checks=(*found.checks, *unjudged(END_TO_END, whole)))
             judged = self._compare("engine", graphs, actual, golden)
+            wrong = alone and self._changed and any(not check.passed for check in judged.checks)
+            each = tuple(self._each_alone(graphs, golden, engines)) if wrong else ()
         drifts = *found.free_running, *judged.free_running
-        return replace(judged, checks=found.checks + judged.checks, free_running=drifts)
+        return replace(judged, checks=found.checks + judged.checks + each, free_running=drifts)
+
+    @property
+    def _changed(self) -> bool:
+        return any(source.changed for source in self.sources.values())
+
+    def _each_alone(self, graphs: Session, golden: "GoldenSet", engines: Parts) -> Iterator[Check]:
+        """What each engine alone adds to the graphs that the engines were built from, without limits: among the graphs
+        in fp32 what quantization adds hides it."""
+        from validation.comparison.sessions import drift_checks
+        from validation.limits.budget import default_budget
+
+        for name, engine in engines.items():
+            with self._open_sources({name: engine}) as mixed:
+                found = drift_checks("engine", graphs, mixed, golden, default_budget("engine", self.precision))
+            yield from unjudged(f"{name}{AMONG_SOURCES}", found)
 
     def _compare(self, stage: "Stage", reference: Session, candidate: Session, golden: "GoldenSet") -> Proof:
         """The checks of a stage: step by step with the states of the exported graphs, and of sequences, which each side
@@ -166,10 +187,13 @@ class Stages:
             yield OutputLimits(add_notes(found, reference, unknown), honest.drifts)
 
     @contextmanager
-    def _open_sources(self) -> "Iterator[Ensemble]":
+    def _open_sources(self, engines: Parts = MappingProxyType({})) -> "Iterator[Ensemble]":
+        """The graphs that the engines were built from, and engines in the place of some."""
         with ExitStack() as stack:
-            opened = {name: stack.enter_context(as_written(source.path)) for name, source in self.sources.items()}
-            yield stack.enter_context(self._open(opened))
+            found = {name: source for name, source in self.sources.items() if name not in engines}
+            opened = {name: stack.enter_context(as_written(source.path)) for name, source in found.items()}
+            parts = {name: (session, found[name].rows) for name, session in opened.items()}
+            yield stack.enter_context(self.opens({**parts, **engines}))
 
     @contextmanager
     def _perturb(self, stage: "Stage", rolled: "GoldenSequences | None") -> "Iterator[Perturbed]":
@@ -190,7 +214,7 @@ class Stages:
             yield replace(chain, session=FreeRunningSession(chain.session, rolled)) if rolled else chain
 
     def _open(self, sessions: Mapping[str, Session]) -> "AbstractContextManager[Ensemble]":
-        return self.opens({name: (session, self.sources[name].most) for name, session in sessions.items()})
+        return self.opens({name: (session, self.sources[name].rows) for name, session in sessions.items()})
 
 
 def unjudged(case: str, checks: Sequence[Check]) -> Iterator[Check]:

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
+from enginery import opening
 from enginery.client.client import Client
 from enginery.client.resolve import Policy
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
 from enginery.core.errors import DataError
-from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.cpu_kinds import CpuKind, this_kind
 from enginery.core.reports.latency import LatencyReport, MachineKind
 from enginery.core.types import ShapeProfile
+from enginery.opening import open_onnx
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import open_store
@@ -58,6 +61,13 @@ def profiles(*bounds: tuple[tuple[int, int], tuple[int, int]]) -> list[object]:
     return [ShapeProfile((("x", low, high, high),)).to_json() for low, high in bounds]
 
 
+def asks(options: ort.SessionOptions) -> bool:
+    try:
+        return options.get_session_config_entry("session.x64quantprecision") == "1"
+    except RuntimeError:  # it was not set
+        return False
+
+
 class At:
     """What a router needs of a pulled engine."""
 
@@ -94,7 +104,7 @@ def test_a_router_over_descriptions_pads_by_their_rules_and_falls_back_to_the_gr
 def test_a_callers_function_opens_engines_of_other_compilers(net):
     engine = net.rename(net.with_suffix(".engine"))
     pulled = [At(described(engine, "gpu", profiles=profiles(((1, 1), (4, 8)))))]
-    with pytest.raises(DataError, match=r"net\.engine is no engine of onnxruntime; give `opens`"):
+    with pytest.raises(DataError, match=r"net\.engine is no engine of onnxruntime, and its own .*: give `opens`"):
         Router.opened(pulled)
     router = Router.opened(
         pulled, opens=lambda path: lambda inputs: {"y": expected(inputs), "from": np.array(path.name)}
@@ -108,6 +118,29 @@ def test_what_no_router_runs_is_told(net):
     (bad := net.with_name("bad.json")).write_text("{}")
     with pytest.raises(DataError, match=r"bad\.json describes no engine: inputs is missing"):
         open_described(bad, None, None)
+
+
+@pytest.mark.parametrize("saturates", [False, True])
+def test_an_engine_is_opened_with_the_options_that_this_kind_of_cpu_needs(net, monkeypatch, saturates):
+    monkeypatch.setattr(opening, "this_kind", lambda: CpuKind("any", "any", saturates=saturates))
+    opened, plain = list[ort.SessionOptions](), ort.InferenceSession
+    monkeypatch.setattr(
+        ort, "InferenceSession", lambda file, options, **more: opened.append(options) or plain(file, options, **more)
+    )
+    description = described(net, "net", session_options_without_vnni={"session.x64quantprecision": "1"})
+    for given in (At(description), description, str(description), net):
+        np.testing.assert_array_equal(open_onnx(given)(x(2, 3))["y"], expected(x(2, 3)))
+    Router.opened([At(description)]).run(x(2, 3))
+    assert [asks(options) for options in opened] == [saturates] * 5
+
+
+def test_what_is_no_engine_of_onnxruntime_is_told_before_it_is_opened(net):
+    with pytest.raises(DataError, match=r"cpu\.json describes several graphs; use enginery\.Ensemble"):
+        open_onnx(described(net, "cpu", graphs=[]))
+    with pytest.raises(DataError, match=r"gone\.json describes no engine"):
+        open_onnx(net.with_name("gone.onnx"))
+    with pytest.raises(DataError, match=r"cpu\.json describes no engine: .*session_options_without_vnni"):
+        open_onnx(described(net, "cpu", session_options_without_vnni=["a"]))
 
 
 def test_a_size_is_compiled_once_for_all_routers_of_a_folder(net, tmp_path):
