@@ -22,7 +22,7 @@ from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.reports.proof import Check, describe
 from enginery.core.text import pluralize
 from enginery.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
-from enginery.ensembles import Ensemble, EnsembleGraph, most_rows
+from enginery.ensembles import Ensemble, EnsembleGraph, call_rows
 from validation.comparison.sessions import expected_checks, run
 from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import load_cases
@@ -182,8 +182,8 @@ class ProveBundledEnsemble:
                 request, whole = engine.request, stack.enter_context(compatibility.open_sampler(_carried(engine)))
                 kept = whole if answers is None else RecordingSession(whole, answers, scope=node.name)
                 own = WithoutSampler(kept, request.sampling) if request.sampling else kept
-                most = most_rows(request.inputs, request.outputs, request.profiles)
-                nodes[node.name] = EnsembleGraph(own.run, own.inputs, node.sources, own.outputs, most)
+                rows = call_rows(request.inputs, request.outputs, request.profiles)
+                nodes[node.name] = EnsembleGraph(own.run, own.inputs, node.sources, own.outputs, rows)
             yield Ensemble(nodes, self.ensemble.inputs, self.ensemble.outputs)
 
 
