@@ -40,7 +40,7 @@ class FetchedEnsemble:
     def open(self) -> "Iterator[Ensemble]":
         """The whole as one session; its functions run in this process. Raises what the backends raise, and ModelError
         for a function that cannot be imported."""
-        from enginery.ensembles import Ensemble, EnsembleGraph, function_node, call_rows
+        from enginery.ensembles import Ensemble, EnsembleGraph, call_rows, function_node
         from enginery.user_code.calling import load_function
 
         found = dict[str, EnsembleGraph]()
