@@ -36,12 +36,13 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
         for item in judged:
             if item.latency:
                 attach_latency(store, published.manifest, item.latency)
-    with published_without(published.manifest, "its page"):
-        page = version_page(published.manifest, Measured.of(judged), store, draw)
     name = f"{manifest.model}@{published.version}"
     same = name if published.repeated else None
     told = f"same as {name}" if same else "already published" if published.existed else "published"
     context.progress.emit(VersionSettled(manifest.model if same else name, told))
+    # After that is said: with many engines the page's pictures take a while.
+    with published_without(published.manifest, "its page"):
+        page = version_page(published.manifest, Measured.of(judged), store, draw)
     return Outcome(
         model=manifest.model,
         version=published.version,
