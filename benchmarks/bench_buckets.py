@@ -39,8 +39,8 @@ from pipeline.traffic.choice import MOST_PROFILES, BucketChoice, choose_buckets,
 from pipeline.traffic.engine_timer import EngineTimer
 from pipeline.traffic.place import TrafficAtPlace
 from pipeline.traffic.plan import BucketOptions, BucketTask, plan_task
-from pipeline.traffic.plan_costs import serve_trace
-from pipeline.traffic.run_times import RunTimes
+from pipeline.traffic.search.plan_costs import serve_trace
+from pipeline.traffic.search.run_times import RunTimes
 from pipeline.traffic.spec_edit import write_buckets
 from validation.latency.measurement.quantiles import curve
 from validation.traffic.batching import BatchPolicy

@@ -7,11 +7,11 @@ import numpy as np
 
 from enginery.core.codec import OMIT_DEFAULT
 from enginery.core.reports.latency import BucketLatency
-from pipeline.traffic.batch_growth import BatchGrowth
-from pipeline.traffic.interval_costs import CostModel
-from pipeline.traffic.partition import Partitioned, partition_grid
 from pipeline.traffic.plan import BucketTask, powers_of_two, present_buckets, whole_range
-from pipeline.traffic.plan_costs import (
+from pipeline.traffic.search.batch_growth import BatchGrowth
+from pipeline.traffic.search.interval_costs import CostModel
+from pipeline.traffic.search.partition import Partitioned, partition_grid
+from pipeline.traffic.search.plan_costs import (
     Interval95,
     ServedTrace,
     edges_of,
@@ -19,7 +19,7 @@ from pipeline.traffic.plan_costs import (
     resample_plans,
     serve_trace,
 )
-from pipeline.traffic.run_times import MOST_TIMED, RunTimes, edges_to_time
+from pipeline.traffic.search.run_times import MOST_TIMED, RunTimes, edges_to_time
 from validation.traffic.service_times import ServiceTimes
 
 # The most profiles without --most; more are refused by compilers (`pipeline.compile.plan.MOST_PROFILES`).

@@ -10,8 +10,8 @@ from enginery.core.errors import DataError, InputError
 from enginery.core.text import suggest
 from enginery.core.types import Dim, TensorSpec
 from pipeline.traffic.place import TrafficAtPlace
-from pipeline.traffic.request_grid import RequestGrid, grid_of
-from pipeline.traffic.run_times import sizes_to_time
+from pipeline.traffic.search.request_grid import RequestGrid, grid_of
+from pipeline.traffic.search.run_times import sizes_to_time
 from validation.data.batches import leading_dim
 from validation.traffic.batching import BatchPolicy
 from validation.traffic.trace import Trace

@@ -7,7 +7,7 @@ import numpy as np
 from enginery.core.text import pluralize
 from pipeline.traffic.choice import BucketChoice, BucketPlan
 from pipeline.traffic.place import SplitTrace
-from pipeline.traffic.plan_costs import Interval95
+from pipeline.traffic.search.plan_costs import Interval95
 from pipeline.traffic.summary import QUANTILES, PairCounts, SizeCounts, TrafficSummary
 from validation.plots.texts import seconds_text
 

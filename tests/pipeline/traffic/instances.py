@@ -8,8 +8,8 @@ from enginery.core.reports.latency import BucketLatency, Quantile, SystemLoad
 from enginery.core.types import Dim, TensorSpec
 from pipeline.traffic.place import TrafficAtPlace
 from pipeline.traffic.plan import BucketOptions, BucketTask, plan_task
-from pipeline.traffic.request_grid import RequestGrid
-from pipeline.traffic.run_times import RunTimes
+from pipeline.traffic.search.request_grid import RequestGrid
+from pipeline.traffic.search.run_times import RunTimes
 from validation.traffic.service_times import ServiceTimes
 from validation.traffic.trace import Trace
 

@@ -7,7 +7,7 @@ from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
 from pipeline.traffic.choice import choose_buckets, search_buckets
 from pipeline.traffic.plan import BucketOptions
-from pipeline.traffic.plan_costs import resample_plans, serve_trace
+from pipeline.traffic.search.plan_costs import resample_plans, serve_trace
 from tests.pipeline.traffic.instances import (
     BATCH,
     LENGTH,

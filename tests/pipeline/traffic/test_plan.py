@@ -7,7 +7,7 @@ from enginery.core.errors import DataError, InputError
 from enginery.core.types import Dim, TensorSpec
 from pipeline.traffic.place import TrafficAtPlace
 from pipeline.traffic.plan import BucketOptions, plan_task, powers_of_two, present_buckets, whole_range
-from pipeline.traffic.request_grid import MOST_ALONE, grid_of
+from pipeline.traffic.search.request_grid import MOST_ALONE, grid_of
 from tests.pipeline.traffic.instances import BATCH, INPUTS, LENGTH, task_of, trace_of_sizes
 from validation.traffic.batching import BatchPolicy
 

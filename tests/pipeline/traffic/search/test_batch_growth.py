@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pipeline.traffic.batch_growth import BatchGrowth
-from pipeline.traffic.interval_costs import CostModel, per_requests, total_of
-from pipeline.traffic.plan_costs import serve_trace
+from pipeline.traffic.search.batch_growth import BatchGrowth
+from pipeline.traffic.search.interval_costs import CostModel, per_requests, total_of
+from pipeline.traffic.search.plan_costs import serve_trace
 from tests.pipeline.traffic.instances import KnownTimes, grid_of_sizes
 from validation.traffic.batching import BatchPolicy
 

@@ -7,8 +7,8 @@ from functools import reduce
 import numpy as np
 
 from enginery.arrays import Array
-from pipeline.traffic.batch_growth import BatchGrowth
-from pipeline.traffic.request_grid import RequestGrid
+from pipeline.traffic.search.batch_growth import BatchGrowth
+from pipeline.traffic.search.request_grid import RequestGrid
 
 # The indices of a dim's chosen edges among its candidates, rising, the last one being the last candidate.
 Partition = tuple[int, ...]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginery.arrays import Array
-from pipeline.traffic.interval_costs import Partition
-from pipeline.traffic.request_grid import RequestGrid
-from pipeline.traffic.run_times import RunTimes
+from pipeline.traffic.search.interval_costs import Partition
+from pipeline.traffic.search.request_grid import RequestGrid
+from pipeline.traffic.search.run_times import RunTimes
 from validation.statistics.serial_dependence import block_length
 from validation.traffic.batching import BatchPolicy, SimulatedService, simulate_batching
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.types import Dim
-from pipeline.traffic.request_grid import RequestGrid
+from pipeline.traffic.search.request_grid import RequestGrid
 from validation.traffic.service_times import ServiceTimes
 
 # Sizes at which the only chosen dim is timed, each of several, and the numbers of samples with several.
