@@ -26,6 +26,8 @@ TRAFFIC = "enginery-traffic"
 FORMAT = 1
 MOST_LINE_BYTES = 64 << 20
 MOST_BYTES = 1 << 30
+# Times of arrival of a greater number are in milliseconds or less: as seconds they would lie after the year 5000.
+LATEST_S = 1e11
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64", "bfloat16")
 # Decibels that stand for 'equal' and for 'nothing in common'; JSON has no infinity.
@@ -146,7 +148,7 @@ def _read_head(record: Record) -> tuple[float, str, str]:
 
 def _read_request(record: Record, specs: Sequence[TensorSpec]) -> RecordedRequest:
     known = {spec.name: spec for spec in specs}
-    at = number_in(record, "at") if record.get("at") is not None else math.nan
+    at = _check_time(number_in(record, "at")) if record.get("at") is not None else math.nan
     latency = number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
     inputs = record.get("inputs")
     if not isinstance(inputs, dict):
@@ -154,6 +156,13 @@ def _read_request(record: Record, specs: Sequence[TensorSpec]) -> RecordedReques
     arrays = {name: decode_input(name, value, known.get(name)) for name, value in inputs.items()}
     _check(arrays, specs)
     return RecordedRequest(at, arrays, latency)
+
+
+def _check_time(at: float) -> float:
+    """A time of arrival in seconds. Raises ValueError for one that is none, such as milliseconds since the epoch."""
+    if abs(at) > LATEST_S:
+        raise ValueError(f"at is {at:g}; give seconds, such as those since the epoch, {LATEST_S:g} at most")
+    return at
 
 
 def _check(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
@@ -215,6 +224,7 @@ def _read_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedReque
     for index, at in enumerate(times):
         inputs = {name: array[index] for name, array in arrays.items()}
         try:
+            _check_time(float(at))
             _check(inputs, specs)
         except (ValueError, EngineryError) as error:
             raise DataError(f"{path}: request {index}: {error}") from None

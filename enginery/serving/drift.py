@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import time
 
+from enginery.core.errors import InputError
+
 # Odds of the greater rates over those of the reference, which share the mixture equally.
 ODDS = (1.5, 2.0, 3.0, 6.0)
 # Odds by which the beginning of a rise is estimated.
@@ -55,6 +57,7 @@ class RateDriftDetector:
     reference: the rate in the traffic that buckets were chosen from; None learns it from the first `learn` requests, as
     the upper limit of its one-sided 97.5 % interval (Wilson, 1927), so that an error of the estimate raises no alarm.
     threshold: the mean number of requests at the reference rate to a false alarm, at least.
+    Raises InputError for a reference that is no share.
     """
 
     def __init__(self, reference: float | None = None, *, learn: int = LEARN, threshold: float = THRESHOLD) -> None:
@@ -67,6 +70,8 @@ class RateDriftDetector:
         self._onset_bets, self._onset, self._since = (1.0, 1.0), 1.0, (0, 0, 0.0)
         self._statistics = [0.0] * len(ODDS)
         if reference is not None:
+            if not 0.0 <= reference <= 1.0:
+                raise InputError(f"reference rate {reference}: give a share of the requests, from 0 to 1")
             self._begin(reference)
 
     def add(self, counts: bool) -> RateDrift | None:

@@ -43,7 +43,8 @@ class Router(Session):
     in order.  compiled: compiles for single sizes.  reference_rate: the share of fallbacks in the traffic that the
     buckets were chosen from; None learns it.  on_drift: called once, by the thread of a request, when that share has
     risen.
-    Raises InputError without engines, for engines of other inputs than the first, and for two of one name.
+    Raises InputError without engines, for engines of other inputs than the first, for two of one name, and for a
+    reference rate that is no share.
     """
 
     def __init__(

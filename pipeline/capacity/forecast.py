@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from enginery.core.errors import DataError
 from enginery.core.types import Dim
 from enginery.registry.evidence.attestations import JudgedEntry
@@ -110,11 +112,7 @@ class Forecaster:
         except DataError as error:
             return replace(row, reason=f"not measured: {error}".replace("REF", self.reference))
         if greatest is None:
-            fastest = min(bucket.curve[round(self.limit.p * (len(bucket.curve) - 1))] for bucket in timed.buckets)
-            words = (
-                f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {1e3 * fastest:.3g} ms"
-            )
-            return replace(row, reason=words)
+            return replace(row, reason=self._why_no_rate(timed))
         machines = machines_for(greatest.rate, self.demand)
         return replace(row, greatest=greatest, machines=machines, per_million=self._cost(price, machines))
 
@@ -124,6 +122,17 @@ class Forecaster:
         times, mosts = self._times_of(timed)
         policies = policies_to_try(limit, mosts, self.serving.wait_s)
         return find_greatest_rate(self.asked.workloads, times, limit, policies)
+
+    def _why_no_rate(self, timed: TimedEngineKind) -> str:
+        """Why an engine keeps the limit at no rate: its fastest runs at the sizes that are asked for, or waiting."""
+        times, _ = self._times_of(timed)
+        fastest = max(float(np.quantile(each.curves, self.limit.p, axis=1).min()) for each in times)
+        words = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {1e3 * fastest:.3g} ms"
+        if len(times) > 1:
+            words += ", at the slowest of the sizes"
+        if fastest > self.limit.seconds:
+            return words
+        return f"{words}, and requests wait: for others (--wait), or as several arrive at once"
 
     def quick_rate(self, timed: TimedEngineKind, limit: LatencyLimit) -> float:
         """The greatest rate to some percent, as for a picture; 0 where no rate keeps the limit."""

@@ -17,11 +17,14 @@ from pipeline.canary.engines import ChosenEngine
 from pipeline.capacity.load_test import run_load
 from pipeline.compile.steps.blobs import fetch_engine, golden_set
 from pipeline.operations.revalidate import spec_of
+from pipeline.spec.model import ModelSpec
+from pipeline.traffic.place import check_model, split_beyond
 from pipeline.values import EngineBlob
 from validation.data.batches import leading_dim
 from validation.latency.measurement.buckets import make_buckets, parse_sizes
 from validation.load.arrivals import BurstTerms, PlannedArrivals, plan_poisson, plan_recorded
 from validation.load.server import ServedEngine, write_requests
+from validation.traffic.trace import trace_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def load_published(store: Store, chosen: ChosenEngine, options: LoadOptions, fol
     most = next((dim.max for dim in dims if dim.name == batch), 1)
     if options.batch is not None and options.batch > most:
         raise InputError(f"batch {options.batch}: {spec.model} takes {most} samples at most; give fewer")
-    traffic = read_traffic(options.traffic, spec.tensors()) if options.traffic else None
+    traffic = _read_traffic(options.traffic, spec) if options.traffic else None
     asked = parse_sizes(options.at, dims) if options.at else {dim.name: dim.opt for dim in dims}
     sizes = {} if traffic else {name: 1 if name == batch else size for name, size in asked.items()}
     requests = _golden(store, chosen, sizes, folder) if traffic is None else [one.inputs for one in traffic.requests]
@@ -72,6 +75,22 @@ def load_published(store: Store, chosen: ChosenEngine, options: LoadOptions, fol
         options.seed, sizes,
     )  # fmt: skip
     return run_load(plan, arrivals, np.arange(len(arrivals)) % len(requests), terms, folder)
+
+
+def _read_traffic(path: Path, spec: ModelSpec) -> RecordedTraffic:
+    """Traffic that the model's dims hold: behind one engine there is no fallback. Raises DataError for other."""
+    inputs, dims = spec.tensors(), spec.named_dims()
+    traffic = read_traffic(path, inputs)
+    check_model(path, traffic, spec.model)
+    split = split_beyond(trace_of(traffic, inputs), dims)
+    if split.beyond:
+        sizes = "; ".join(f"{dim}={min(found)}" for dim, found in split.beyond.items())
+        ranges = ", ".join(f"{dim.name} {dim.words}" for dim in dims)
+        raise DataError(
+            f"{path}: {split.requests - len(split.within)} of {split.requests} requests are beyond the dims"
+            f" ({ranges}), such as {sizes}; no engine holds them: leave them out, or widen the dims"
+        )
+    return traffic
 
 
 def _golden(store: Store, chosen: ChosenEngine, sizes: dict[str, int], folder: Path) -> Sequence[Tensors]:

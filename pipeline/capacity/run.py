@@ -6,7 +6,6 @@ from pathlib import Path
 
 from enginery.core.errors import DataError, InputError
 from enginery.core.types import Dim
-from enginery.recording.traffic import read_traffic
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from pipeline.capacity.forecast import CapacityForecast, Forecaster, ServingTerms, best_engines
@@ -17,12 +16,12 @@ from pipeline.fleet.groups import Fleet
 from pipeline.fleet.inventory import read_inventory
 from pipeline.operations.revalidate import spec_of
 from pipeline.spec.model import ModelSpec
+from pipeline.traffic.place import read_place
 from validation.capacity.greatest_rate import LatencyLimit
 from validation.capacity.machines import CapacityDemand, cost_per_million
 from validation.capacity.picture import CostCurve
 from validation.data.batches import leading_dim
 from validation.latency.measurement.buckets import parse_sizes
-from validation.traffic.trace import trace_of
 
 # Limits of the picture, as shares of the one that was asked for.
 PICTURED = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
@@ -106,14 +105,17 @@ def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWor
     dims = spec.named_dims()
     if terms.serving.batch is not None and terms.serving.batch > (most := _most(dims, batch)):
         raise InputError(f"batch {terms.serving.batch}: {spec.model} takes {most} samples at most; give fewer")
+    if (wait_s := terms.serving.wait_s or 0.0) >= terms.limit.seconds:
+        words = f"{1e3 * wait_s:g} ms, and the limit is {1e3 * terms.limit.seconds:g} ms"
+        raise InputError(f"requests wait {words}: one that no other joins would break the limit; let them wait less")
     if terms.traffic is None:
         sizes = parse_sizes(terms.at, dims) if terms.at else {dim.name: dim.opt for dim in dims}
         return steady_workload({name: size for name, size in sizes.items() if name != batch})
     if terms.at:
         raise InputError("the traffic says the sizes; leave out --at, or --traffic")
-    inputs = spec.tensors()
+    trace = read_place(terms.traffic, spec.tensors(), spec.model).trace
     try:
-        return traffic_workload(trace_of(read_traffic(terms.traffic, inputs), inputs), dims, batch)
+        return traffic_workload(trace, dims, batch)
     except DataError as error:
         raise DataError(f"{terms.traffic}: {error}") from error
 

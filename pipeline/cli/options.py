@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -85,7 +86,14 @@ def number_option(
     name: str, kind: click.ParamType[Any], default: float | None, meaning: str, shown: bool | str = True
 ) -> Callable[[Command], Command]:
     """An option for a number. kind: its range.  shown: whether help says the default, or what it says in its place."""
-    return click.option(name, type=kind, default=default, show_default=shown, help=meaning)
+    return click.option(name, type=kind, default=default, show_default=shown, help=meaning, callback=check_finite)
+
+
+def check_finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    """The value of an option for a number. Raises click's usage error for NaN and infinity, which no range refuses."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number.")
+    return value
 
 
 def path_option(name: str, meaning: str, shown: bool | str = False, **kind: bool) -> Callable[[Command], Command]:

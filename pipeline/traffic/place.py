@@ -76,8 +76,7 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
     found: list[tuple[RecordedTraffic, Trace]] = []
     for file in files:
         traffic = read_traffic(file, inputs)
-        if model and traffic.model and traffic.model != model:
-            raise DataError(f"{file} is traffic of {traffic.model!r}, and this is {model!r}; give its own spec")
+        check_model(file, traffic, model)
         # The inputs are let go: only their sizes are needed.
         found.append((replace(traffic, requests=traffic.requests[:1]), trace_of(traffic, inputs)))
     heads = [head for head, _ in found]
@@ -85,6 +84,12 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
     cut = tuple(file for file, head in zip(files, heads, strict=True) if head.cut)
     made = next((head.made for head in heads if head.made), "")
     return TrafficAtPlace(_merge([trace for _, trace in found]), files, heads[0].sampling, cut, made)
+
+
+def check_model(file: Path, traffic: RecordedTraffic, model: str) -> None:
+    """Raise DataError for traffic that says it is of another model. model: '' for any."""
+    if model and traffic.model and traffic.model != model:
+        raise DataError(f"{file} is traffic of {traffic.model!r}, and this is {model!r}; give its own spec")
 
 
 def split_beyond(trace: Trace, dims: Sequence[Dim]) -> SplitTrace:

@@ -125,8 +125,11 @@ def count_sizes(sizes: Array) -> SizeCounts:
 def measure_bursts(at: Array) -> Burstiness:
     """How bursty arrivals are. at: seconds, float64 [requests], rising, two at least."""
     within = np.searchsorted(at, at + 1.0, "left") - np.arange(len(at))
-    counts = np.bincount(at.astype(np.int64))
-    return Burstiness(int(within.max()), float(counts.var() / counts.mean()), float(np.diff(at).max()))
+    _, counts = np.unique(at.astype(np.int64), return_counts=True)  # seconds without requests may be many
+    seconds = int(at[-1]) + 1
+    mean = len(at) / seconds
+    variance = float((counts.astype(np.float64) ** 2).sum()) / seconds - mean**2
+    return Burstiness(int(within.max()), max(variance, 0.0) / mean, float(np.diff(at).max()))
 
 
 def _count_pair(trace: Trace, first: str, second: str) -> PairCounts:
@@ -144,7 +147,7 @@ def _split_hours(traffic: TrafficAtPlace, dims: Sequence[Dim]) -> "list[HourOfTr
     found = []
     for key in np.unique(keys):
         chosen = keys == key
-        seconds = _seconds_in(int(key), 24 if by_day else None, first, float(trace.at[-1]))
+        seconds = _seconds_in(int(key), first + float(trace.at[-1]), by_day) - _seconds_in(int(key), first, by_day)
         name = f"{key:02}:00" if by_day else _name_hour(int(key), traffic.absolute)
         sizes = {dim.name: count_sizes(trace.sizes[dim.name][chosen]) for dim in dims}
         rate = float(chosen.sum()) / max(seconds, _LEAST_S) / traffic.sampling
@@ -156,9 +159,7 @@ def _name_hour(hour: int, absolute: bool) -> str:
     return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("%Y-%m-%d %H:00") if absolute else f"hour {hour}"
 
 
-def _seconds_in(key: int, period: int | None, first: float, seconds: float) -> float:
-    """Seconds of the recording that lie in hour `key`; in that hour of each day where the period is 24."""
-    low, high = int(first // HOUR_S), int((first + seconds) // HOUR_S)
-    hours = range(low, high + 1) if period else [key]
-    inside = (hour for hour in hours if period is None or hour % period == key)
-    return sum(min((hour + 1) * HOUR_S, first + seconds) - max(hour * HOUR_S, first) for hour in inside)
+def _seconds_in(hour: int, until: float, by_day: bool) -> float:
+    """Seconds from time 0 until `until` that lie in an hour; in that hour of each day where `by_day`."""
+    days, rest = divmod(until, 24 * HOUR_S) if by_day else (0.0, until)
+    return days * HOUR_S + min(max(rest - hour * HOUR_S, 0.0), HOUR_S)

@@ -73,6 +73,7 @@ def capacity(
     By the latencies on record of each engine on each kind of machine, through a simulated batcher. What was not timed
     is not guessed. Exit code 1 if no engine keeps the limit, or the machines that there are do not carry the rate.
     """
+    from enginery.core.errors import InputError
     from enginery.registry.store.base import open_store
     from enginery.registry.store.files import write_whole
     from pipeline.capacity.forecast import ServingTerms
@@ -85,6 +86,8 @@ def capacity(
         raise click.UsageError("give --rate, requests a second")
     if out and not prices:
         raise click.UsageError("the picture is of costs: give --prices")
+    if out and out.suffix != ".svg":
+        raise InputError(f"--out {out}: give a file that ends in .svg")
     terms = CapacityTerms(
         CapacityDemand(rate, headroom, spare), LatencyLimit(p99),
         ServingTerms(batch, wait, batch_overhead, request_overhead), prices, fleet, traffic, at, precision,

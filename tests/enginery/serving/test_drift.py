@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from enginery.core.errors import InputError
 from enginery.serving.drift import LEAST_RATE, ODDS, RateDriftDetector, wilson_upper
 
 
@@ -13,6 +14,12 @@ def alarm(detector, rates, seed):
 
 def test_a_steady_rate_raises_no_alarm():
     assert [alarm(RateDriftDetector(0.01), np.full(25_000, 0.01), seed) for seed in range(8)] == [None] * 8
+
+
+@pytest.mark.parametrize("reference", [5.0, -0.1, float("nan")])
+def test_a_reference_that_is_no_share_is_refused(reference):
+    with pytest.raises(InputError, match="give a share of the requests, from 0 to 1"):
+        RateDriftDetector(reference)
 
 
 def test_a_rise_is_found_and_the_alarm_says_since_when():

@@ -73,6 +73,18 @@ def test_bursts():
     assert found.peak_per_second == 20 and found.dispersion > 10 and found.longest_gap_s == pytest.approx(9.81)
 
 
+def test_times_far_apart_take_no_memory_for_the_seconds_between():
+    found = measure_bursts(np.array([0.0, 0.5, 1.8e9]))
+    assert found.dispersion == pytest.approx(5 / 3, rel=1e-6) and found.longest_gap_s == pytest.approx(1.8e9)
+
+
+def test_the_rate_of_an_hour_of_the_day_is_over_its_time_in_all_days():
+    at = np.arange(0.0, 72 * 3600.0, 600.0)
+    found = summarize(traffic(at.tolist(), [1] * len(at), start=1_772_409_600.0 + 1800.0), DIMS)
+    assert len(found.hours) == 24
+    assert all(hour.per_second == pytest.approx(1 / 600, rel=0.07) for hour in found.hours)
+
+
 def test_rows_of_a_histogram_are_the_buckets_where_there_are_some():
     counts = count_sizes(np.array([1, 2, 4, 5, 9]))
     assert [row[:3] for row in histogram_rows(counts, (4, 8))] == [

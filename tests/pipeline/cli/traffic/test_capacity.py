@@ -89,6 +89,14 @@ def test_a_limit_below_the_fastest_run_is_an_answer_with_the_time_of_that_run(ti
     assert done.code == 1 and "keeps 0.1 ms at no rate: p99 of its fastest run is" in done.out
 
 
+def test_a_limit_that_requests_at_once_break_says_so(timed: Project) -> None:
+    path = timed.folder / "traffic.jsonl"
+    path.write_text("\n".join(json.dumps({"at": at // 100, "inputs": {"x": [[0.0] * 8]}}) for at in range(200)))
+    words = ("capacity", "tiny", "--rate", 10, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32", "--batch", 8)
+    done = timed.run(*words, "--traffic", path)
+    assert "p99 of its fastest run is 2.42 ms, and requests wait: for others (--wait), or as several" in done.out
+
+
 def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
     lines = [json.dumps({"at": 0.01 * at, "inputs": {"x": [[0.0] * 8] * (1 + at % 2)}}) for at in range(200)]
     path = timed.folder / "traffic.jsonl"
@@ -99,6 +107,9 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
     path.write_text("\n".join(lines[:50]))
     few = timed.run(*words, "--traffic", path)
     assert few.code == 2 and "p99 takes at least 100" in few.err
+    path.write_text("\n".join(['{"kind": "enginery-traffic", "format": 1, "model": "other"}', *lines]))
+    other = timed.run(*words, "--traffic", path)
+    assert other.code == 2 and "is traffic of 'other', and this is 'tiny'" in other.err
 
 
 @pytest.mark.parametrize(
@@ -117,6 +128,9 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
         (("--rate", 1, "--p99", "1s", "--prices", "{t4}", "--fleet", "{fleet}"), "has no price for a100, of which"),
         (("--rate", 1, "--p99", "1s", "--precision", "fp16"), "no engine in fp16 that was timed"),
         (("--rate", 1, "--p99", "1s", "--out", "x.svg"), "give --prices"),
+        (("--rate", 1, "--p99", "1s", "--out", "x.jpg", "--prices", "{t4}"), "a file that ends in .svg"),
+        (("--rate", "inf", "--p99", "1s"), "inf is not a finite number"),
+        (("--rate", 1, "--p99", "20ms", "--wait", "20ms"), "one that no other joins would break the limit"),
     ],
 )
 def test_bad_input_is_told(timed: Project, words: tuple[object, ...], wanted: str) -> None:

@@ -49,6 +49,17 @@ def test_recorded_requests_are_sent(built: Project) -> None:
     assert both.code == 2 and "leave out --burst" in both.err
 
 
+def test_requests_of_another_model_or_beyond_the_dims_are_refused_before_a_server_starts(built: Project) -> None:
+    path = built.folder / "traffic.jsonl"
+    lines = [json.dumps({"at": 0.1 * at, "inputs": {"x": [[0.0] * 8] * (99 if at == 3 else 2)}}) for at in range(20)]
+    path.write_text("\n".join(lines))
+    beyond = built.run(*WORDS, "--rate", 40, "--traffic", path)
+    assert beyond.code == 2 and "1 of 20 requests are beyond the dims" in beyond.err and "batch=99" in beyond.err
+    path.write_text("\n".join(['{"kind": "enginery-traffic", "format": 1, "model": "other"}', *lines]))
+    other = built.run(*WORDS, "--rate", 40, "--traffic", path)
+    assert other.code == 2 and "is traffic of 'other', and this is 'tiny'" in other.err
+
+
 def test_a_report_is_of_an_engine_of_the_version_and_as_it_was_written(built: Project, tmp_path) -> None:
     assert built.run(*WORDS, "--rate", 30, "--seconds", 1, "--record").code == 0
     store = open_store(str(built.registry))
@@ -72,6 +83,8 @@ def test_a_report_is_of_an_engine_of_the_version_and_as_it_was_written(built: Pr
     [
         ((), "give --rate"),
         (("--rate", 0), "is not in the range"),
+        (("--rate", "nan"), "nan is not a finite number"),
+        (("--rate", 10, "--seconds", "nan"), "nan is not a finite number"),
         (("--rate", 10, "--batch", 99), "takes 8 samples at most"),
         (("--rate", 10, "--at", "length=3"), "the model has no dim 'length'"),
         (("--rate", 900000, "--seconds", 60), "requests are too many"),

@@ -32,6 +32,7 @@ def test_histograms_rates_and_a_picture(words, tmp_path, run):
         (lambda folder: folder / "none.jsonl", "does not exist"),
         (lambda folder: (folder / "empty").mkdir() or folder / "empty", "holds no traffic"),
         (lambda folder: record(folder / "a.jsonl", [1], model="other"), "traffic of 'other', and this is 'words'"),
+        (lambda folder: record(folder / "a.jsonl", [1, 2], at=[1.8e12, 1.9e12]), "at is 1.8e+12; give seconds"),
     ],
 )
 def test_traffic_that_does_not_fit_is_an_error(words, tmp_path, run, make, words_of_error):
