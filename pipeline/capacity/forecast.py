@@ -12,7 +12,7 @@ from pipeline.capacity.measured import TimedEngineKind, fits, names_not_timed
 from pipeline.capacity.prices import MachinePrices
 from pipeline.capacity.workloads import AskedWorkload
 from validation.capacity.batch_times import BatchTimes, batch_times
-from validation.capacity.fleet_mix import FleetMix, MachineOffer, cheapest_mix
+from validation.capacity.fleet_mix import MOST_MACHINES, FleetMix, MachineOffer, cheapest_mix
 from validation.capacity.greatest_rate import (
     GreatestRate,
     LatencyLimit,
@@ -225,7 +225,11 @@ class Forecaster:
 
     def _why_too_few(self, best: Mapping[str, EngineCapacity]) -> str:
         free = 1.0 - self.demand.headroom
-        there = [(name, self._count(name) or 0, free * _middle(row)) for name, row in best.items()]
+        counts = {name: self._count(name) for name in best}
+        there = [
+            (name, MOST_MACHINES if (count := counts[name]) is None else count, free * _middle(row))
+            for name, row in best.items()
+        ]
         total = sum(count * rate for _, count, rate in there)
         lost = self.demand.spare * max((rate for _, count, rate in there if count), default=0.0)
         words = ", ".join(f"{count} {name}" for name, count, _ in there)

@@ -28,7 +28,7 @@ EXAMPLE = "write such as `l4: {per_hour: 0.71, count: 40}`"
 class MachinePrice(SpecPart):
     """The price of one machine: a GPU with what it needs, or a node without one."""
 
-    per_hour: float = Field(gt=0)
+    per_hour: float = Field(gt=0, le=1e9)
     count: int | None = Field(None, ge=0, le=1_000_000, strict=True, description="default: as many as are wanted")
 
 

@@ -21,10 +21,14 @@ _PRECISION = 1e-6
 _BEAM = 500
 
 
+# Of a kind, in a mix.
+MOST_MACHINES = 1_000_000
+
+
 @dataclass(frozen=True)
 class MachineOffer:
     """A kind of machine. rate: requests a second that one may get, above 0.  per_hour: its price, above 0.  count: how
-    many there are; None: as many as are wanted."""
+    many there are; None: as many as are wanted, up to MOST_MACHINES."""
 
     name: str
     rate: float
@@ -62,7 +66,9 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
     most_states: how many mixes of the first kinds are followed, those of the least possible cost; None: all.
     """
     order = sorted(offers, key=lambda offer: (offer.per_hour / offer.rate, -offer.rate))
-    most = [min(offer.count if offer.count is not None else 1 << 40, int(need / offer.rate) + 1) for offer in order]
+    most = [
+        min(offer.count if offer.count is not None else MOST_MACHINES, int(need / offer.rate) + 1) for offer in order
+    ]
     costs, rates = np.zeros(1), np.zeros(1)
     taken: list[tuple[Array, Array]] = []
     for place, offer in enumerate(order):

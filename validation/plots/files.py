@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring, register_namespace, tostring
 
 from enginery.core.errors import InputError
+from enginery.registry.store.files import make_folder, reachable, write_whole
 from validation.plots.charts import Plot
 from validation.plots.svg import svg
 
@@ -22,15 +23,17 @@ def check_picture(path: Path) -> None:
 def save_plots(plots: Sequence[Plot], path: Path) -> None:
     """Write plots of equal width. Raises InputError for another ending, ModuleNotFoundError for PNG without matplotlib.
 
-    Needs a file system that can be written; raises OSError.
+    Raises UnavailableError where it cannot be written.
     """
     check_picture(path)
     if path.suffix.lower() == ".svg":
-        path.write_text(stack_svg(plots), "utf-8")
+        write_whole(path, stack_svg(plots).encode())
         return
     from validation.plots.canvas import write_png
 
-    write_png(plots, path)
+    with reachable(f"writing {path}"):
+        make_folder(path.parent)
+        write_png(plots, path)
 
 
 def stack_svg(plots: Sequence[Plot]) -> str:

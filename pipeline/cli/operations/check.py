@@ -46,7 +46,7 @@ class Share(click.ParamType[float]):
             found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
             found = -1.0
-        if not 0 <= found < 100:
+        if not 0 <= found < (100 if text.endswith("%") else 1):  # 3 would be 300 %, where 3 % is meant
             self.fail(f"{text!r} is no share; give one such as 3% or 0.03", param, ctx)
         return found
 

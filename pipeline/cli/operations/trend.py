@@ -17,7 +17,7 @@ COLUMNS = ("engine", "bucket", "machine", "points", "since", "newest", "relative
 
 @click.command()
 @click.argument("model", metavar="MODEL")
-@click.option("--bucket", metavar="SIZES", help="Only the series of this bucket, as in 'batch=8'.")
+@click.option("--bucket", metavar="SIZES", help="Only the series of this bucket, as in batch=8,length=64.")
 @path_option("--out", "Draw the series into this file: .svg, or .html for a page with all of them.", dir_okay=False)
 @registry_option
 @json_option
@@ -37,7 +37,8 @@ def trend(model: str, bucket: str | None, out: Path | None, registry: str, as_js
         raise InputError(f"--out {out}: give a file that ends in .svg or .html")
     store = open_store(registry)
     found = [find_trend(series) for series in list_series(store, check_model(model))]
-    chosen = [item for item in found if bucket in (None, item.series.bucket)]
+    wanted = bucket and " ".join(bucket.replace(",", " ").split())
+    chosen = [item for item in found if wanted in (None, item.series.bucket)]
     if not chosen:
         known = ", ".join(sorted({item.series.bucket for item in found})) or ", ".join(models_with_series(store))
         what = f"{model} has no series" + (f" at {bucket}" if found else "")

@@ -30,7 +30,9 @@ _COLUMNS = ("engine", "on", "a second", "batch", "wait", "busy", "machines", "a 
 @click.command()
 @reference_argument
 @registry_option
-@number_option("--rate", click.FloatRange(0, min_open=True), None, "Requests a second of the whole fleet.", shown=False)
+@number_option(
+    "--rate", click.FloatRange(0, 1e9, min_open=True), None, "Requests a second of the whole fleet.", shown=False
+)
 @click.option("--p99", type=ShortTime(above=True), required=True, help="Limit of latency, kept by 99 in 100 (50ms).")
 @path_option("--prices", "Prices of machines (YAML).", shown="no costs", exists=False)
 @path_option("--fleet", "Inventory as `enginery fleet` reads it; its counts replace those of the prices.")

@@ -31,6 +31,7 @@ def test_prices_go_by_the_narrowest_name(tmp_path: Path) -> None:
         ("l4: {per_hours: 1}", "l4.per_hours: unknown key; did you mean 'per_hour'?"),
         ("l4: {count: 1}", "l4.per_hour: is missing; add it (write such as `l4: {per_hour: 0.71, count: 40}`)"),
         ("l4: {per_hour: 1, count: -2}", "l4.count: -2: must be 0 or more"),
+        ("l4: {per_hour: 1.0e+308}", "l4.per_hour: 1e+308: must be "),
         ("l4: 0.71", "l4: 0.71: must be a mapping"),
         ("l5: {per_hour: 1}", "prices.yaml:2: target 'l5' is not known; known: cpu"),
         ("ampere: {per_hour: 1}", "prices.yaml:2: ampere is several: sm_80, sm_86; give each its price"),

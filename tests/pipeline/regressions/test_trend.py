@@ -67,6 +67,7 @@ def test_the_command_prints_draws_and_refuses(built: Project) -> None:
     done = built.run("trend", "tiny")
     assert done.code == 0 and "with version 1 -> 2" in done.out and "60 (60 quiet)" in done.out
     (found,) = built.run("trend", "tiny", "--json").json
+    assert built.run("trend", "tiny", "--bucket", found["series"]["bucket"].replace(" ", ",")).code == 0
     assert found["changes"][0]["came_with"] == ["version 1 -> 2"] and len(found["series"]["points"]) == 60
     page = built.folder / "trend.html"
     assert built.run("trend", "tiny", "--out", page).code == 0 and "<svg" in page.read_text()

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from enginery.core.errors import InputError
+from enginery.core.errors import InputError, UnavailableError
 from validation.plots.charts import Axis, Bars, Dot, Key, Plot, Text
 from validation.plots.files import check_picture, save_plots, stack_svg
 
@@ -27,6 +27,13 @@ def test_a_png_has_two_pixels_for_each_and_the_colours_of_light(tmp_path):
     assert pixels.shape == (1000, 840, 4) and (pixels[..., 3] == 1).all()
     orange = (abs(pixels[..., :3] - [0xC9 / 255, 0x83 / 255, 0x1A / 255]) < 0.01).all(-1)
     assert orange.mean() > 0.1
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_a_place_that_cannot_be_written_is_told(tmp_path, ending):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match=f"a.{ending}"):
+        save_plots([PLOT], tmp_path / "file" / f"a.{ending}")
 
 
 def test_other_files_are_no_pictures(tmp_path):

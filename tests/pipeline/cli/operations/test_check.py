@@ -103,7 +103,9 @@ def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(
     assert 'failures="1"' in page.read_text() and "fp33" in summary.read_text()
 
 
-@pytest.mark.parametrize("option", [("--slower", "fast"), ("--slower", "-1"), ("--worse", "x=y"), ("--worse", "nan")])
+@pytest.mark.parametrize(
+    "option", [("--slower", "fast"), ("--slower", "-1"), ("--slower", "3"), ("--worse", "x=y"), ("--worse", "nan")]
+)
 def test_an_option_of_another_kind_is_bad_input(built: Project, option: tuple[str, str]) -> None:
     done = built.run("check", built.spec, *option)
     assert done.code == 2 and option[0] in done.err

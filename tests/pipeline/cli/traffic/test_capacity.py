@@ -84,6 +84,13 @@ def test_too_few_machines_say_how_many_more(timed: Project) -> None:
     assert done.code == 1 and "no mix: 1 cpu, 1 l4 carry" in done.out and "more l4" in done.out
 
 
+def test_a_rate_that_a_million_machines_do_not_carry_has_no_mix(timed: Project) -> None:
+    words = ("capacity", "tiny", "--rate", 1e9, "--p99", "20ms", "--prices", timed.folder / "cpu.yaml", "--batch", 1)
+    timed.folder.joinpath("cpu.yaml").write_text("cpu: {per_hour: 0.2}\n")
+    done = timed.run(*words, "--wait", "0ms", "--precision", "fp32")
+    assert done.code == 1 and "no mix: 1000000 cpu carry" in done.out
+
+
 def test_a_limit_below_the_fastest_run_is_an_answer_with_the_time_of_that_run(timed: Project) -> None:
     done = timed.run("capacity", "tiny", "--rate", 10, "--p99", "100us")
     assert done.code == 1 and "keeps 0.1 ms at no rate: p99 of its fastest run is" in done.out
@@ -115,7 +122,7 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (("--rate", 0, "--p99", "20ms"), "0.0 is not in the range x>0"),
+        (("--rate", 0, "--p99", "20ms"), "0.0 is not in the range 0<x<=1000000000.0"),
         (("--p99", "20ms"), "give --rate"),
         (("--rate", 1, "--p99", "20"), "'20' is no time; give a number and us, ms or s"),
         (("--rate", 1, "--p99", "0ms"), "must be above 0 s"),
@@ -129,7 +136,7 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
         (("--rate", 1, "--p99", "1s", "--precision", "fp16"), "no engine in fp16 that was timed"),
         (("--rate", 1, "--p99", "1s", "--out", "x.svg"), "give --prices"),
         (("--rate", 1, "--p99", "1s", "--out", "x.jpg", "--prices", "{t4}"), "a file that ends in .svg"),
-        (("--rate", "inf", "--p99", "1s"), "inf is not a finite number"),
+        (("--rate", "nan", "--p99", "1s"), "nan is not a finite number"),
         (("--rate", 1, "--p99", "20ms", "--wait", "20ms"), "one that no other joins would break the limit"),
     ],
 )
