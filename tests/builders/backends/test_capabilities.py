@@ -25,7 +25,8 @@ OPTIONS -= {"memory_mib"}
 IMPORTS = {
     "builders/reference.py": "the reference interpreter is ONNX Runtime: an interpreter is no choice of a spec",
     "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
-    "enginery/generation.py": "opens what a server pulled, without `builders`; engines of others are given opened",
+    "enginery/opening.py": "opens what a server pulled, without `builders`; engines of others are given opened",
+    "enginery/serving/ort_compiling.py": "compiles a version's graph for one size, in a server without `builders`",
 }
 NAMES = {
     "pipeline/spec/sections.py": "the backends of a spec that names none",
