@@ -160,6 +160,16 @@ class DeploymentPlan:
                 {"registry": self.registry, "traffic": self.traffic},
                 Trigger(DRIFTED, _from_event("model", "registry")),
             ),
+            *self._housekeeping(),
+        )
+        # The fleet only where it is asked for, as that takes a cluster to read.
+        flows = self.only or [item.flow for item in found if item.flow != "reconcile_fleet" or self.fleet != "off"]
+        wanted = (item for item in found if item.flow in flows)
+        return tuple(replace(item, name=self.name, pool=self.pool, variables=self.variables) for item in wanted)
+
+    def _housekeeping(self) -> tuple[WantedDeployment, ...]:
+        """What runs by the clock alone, about the registry as a whole and the fleet."""
+        return (
             WantedDeployment(
                 "collect_garbage",
                 "Lists what the registry does not need any more, or deletes it.",
@@ -173,10 +183,6 @@ class DeploymentPlan:
                 cron=self.fleet_cron,
             ),
         )
-        # The fleet only where it is asked for, as that takes a cluster to read.
-        flows = self.only or [item.flow for item in found if item.flow != "reconcile_fleet" or self.fleet != "off"]
-        wanted = (item for item in found if item.flow in flows)
-        return tuple(replace(item, name=self.name, pool=self.pool, variables=self.variables) for item in wanted)
 
     def _placed(self) -> dict[str, object]:
         """Where builds run, as parameters of a flow."""
