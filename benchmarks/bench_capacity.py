@@ -1,21 +1,27 @@
 """Predicted greatest rate of a machine beside that of an open loop: `python -m benchmarks.bench_capacity [MODEL ...]`.
 
 Each model (digits, encoder, minilm) is built for this machine's CPU in fp32 and timed at several batches, as
-`enginery profile` does. What `enginery.Batcher` adds to a batch and to a request is timed with a session that answers
-at once. From these the greatest rate within a limit of p99 is predicted; it is then measured, with the engine behind
-the batcher and arrivals whose times are fixed before, by bisection over the rate. Bar: within 10 %. On a machine with
-other load both sides change between the two, and the ratio says nothing.
+`enginery profile` does; its engine runs in one thread, as the generator needs a core of its own. From these times the
+greatest rate within a limit of p99 is predicted, and then measured by bisection over the rate, with arrivals whose
+times are fixed before: against the engine, which one thread feeds by the policy of the batcher (bar: within 10 %), and
+against the server of `enginery load`, in Python. For the latter, what the server adds to a batch and to a request,
+timed with a session that answers at once, is a part of the prediction.
+
+A machine whose speed changes between the two (here by up to 1.5, with the load of its host) is at fault for a part of
+the ratio: `of then` is the ratio of a second prediction, whose times are scaled by how long full batches took while the
+rate was measured.
 """
 
 import argparse
+import math
 import os
+import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,54 +30,43 @@ import enginery
 from builders.backends.compatibility import open_engine
 from builders.execution.local import LocalExecutor
 from enginery.core.names import parse_reference
-from enginery.core.types import Session, Tensors
+from enginery.core.reports.latency import BucketLatency
+from enginery.core.types import Engine, Session, Tensors
 from enginery.registry.manifest import request_of
 from enginery.registry.store.base import Store, open_store
-from enginery.serving.batcher import Batcher
+from enginery.serving.padding import Padding
 from pipeline.canary.engines import ChosenEngine, choose
+from pipeline.capacity.server_overhead import time_server
+from pipeline.capacity.server_process import start_server
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_engine, golden_set
 from pipeline.operations.latency import ProfileOptions, profile_published
 from pipeline.operations.revalidate import spec_of
 from pipeline.progress import progress_display
 from pipeline.values import EngineBlob
-from validation.capacity.batch_times import batch_times
+from validation.capacity.batch_times import BatchTimes, batch_times
 from validation.capacity.greatest_rate import (
     SIMULATIONS,
-    GreatestRate,
+    Estimate,
     LatencyLimit,
     find_greatest_rate,
     poisson_workload,
 )
 from validation.latency.measurement.buckets import make_buckets
-from validation.load.arrivals import BurstTerms, plan_poisson
+from validation.load.arrivals import BurstTerms, PlannedArrivals, plan_poisson
 from validation.load.open_loop import send_open_loop
+from validation.load.server import REQUEST, ServedEngine, write_requests
 from validation.traffic.batching import BatchPolicy
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 POLICY, BATCHES = BatchPolicy(8, 0.001), (1, 2, 4, 8)
 # Limit of p99, as times of the slowest hundredth of the largest batch's runs; at least this long.
-LIMIT_RUNS, LEAST_LIMIT_S = 6.0, 0.005
-SECONDS, STEPS = 6.0, 7
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """What the batcher adds, in seconds: to each batch, and for each request of it."""
-
-    batch_s: float
-    request_s: float
-
-
-class Instant(Session):
-    """A session that answers at once: what is left is the batcher."""
-
-    def __init__(self, session: Session, answer: Tensors) -> None:
-        self.inputs, self.outputs, self._answer = session.inputs, session.outputs, answer
-
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        count = len(inputs[self.inputs[0].name])
-        return {name: np.broadcast_to(array[:1], (count, *array.shape[1:])) for name, array in self._answer.items()}
+LIMIT_RUNS, LEAST_LIMIT_S = 4.0, 0.005
+# Of a measurement, which is long beside the limit: else a queue could grow all the time and still keep it.
+LEAST_SECONDS, LIMITS = 5.0, 40.0
+STEPS, SEQUENCE = 6, 32
+# Says whether a limit is kept by requests at these times.
+Keeps = Callable[[PlannedArrivals], bool]
 
 
 def main() -> None:
@@ -79,8 +74,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["digits", "encoder", "minilm"])
     print(f"load average before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
-    print("| model | batcher, µs a batch / a request | limit, ms | predicted, a second | measured | ratio |")
-    print("|---|---|---|---|---|---|", flush=True)
+    print(
+        "| model | limit, ms | predicted, a second | measured | ratio | of then |"
+        " server, µs a batch / a request | predicted | measured | ratio |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for model in parser.parse_args().models:
         if not (EXAMPLES / model / "weights.safetensors").exists():
             print(f"{model}: no weights; examples/{model}/README.md says where they are from", file=sys.stderr)
@@ -93,38 +91,78 @@ def main() -> None:
 def row(model: str, folder: Path) -> str:
     """The figures of one model."""
     registry = folder / "registry"
-    enginery.build(EXAMPLES / model / f"{model}.yaml", registry=str(registry), targets=["cpu"], precisions=["fp32"])
+    enginery.build(one_thread(model, folder), registry=str(registry), targets=["cpu"], precisions=["fp32"])
     store = open_store(str(registry))
     chosen = choose(store, parse_reference(model), enginery.Machine.from_name("cpu").target, "fp32")
-    with ExitStack() as stack:
-        request, sizes = one_request(store, chosen, folder)
-        blob = EngineBlob(request_of(chosen.entry), str(chosen.entry.digest), str(chosen.entry.suffix))
-        timed = profile(store, chosen, sizes)
-        session = stack.enter_context(open_engine(fetch_engine(store, blob, folder)))
-        overhead = time_batcher(session, request)
-        times = batch_times(timed, "batch", {k: v for k, v in sizes.items() if k != "batch"}, POLICY.most)
-        limit = LatencyLimit(max(LEAST_LIMIT_S, LIMIT_RUNS * float(times.curves[-1, 99])))
-        works = [poisson_workload(seed) for seed in range(SIMULATIONS)]
-        served = times.with_overhead(overhead.batch_s, overhead.request_s)
-        predicted = find_greatest_rate(works, [served], limit, [POLICY])
-        if predicted is None:
-            return f"| {model} | | {1e3 * limit.seconds:.1f} | no rate | | |"
-        measured = measure(session, request, limit, predicted)
-    rate, low, high = predicted.rate.value, predicted.rate.low, predicted.rate.high
-    adds = f"{1e6 * overhead.batch_s:.0f} / {1e6 * overhead.request_s:.0f}"
-    told = f"{rate:.0f} ({low:.0f} to {high:.0f})"
-    return f"| {model} | {adds} | {1e3 * limit.seconds:.1f} | {told} | {measured:.0f} | {rate / measured:.2f} |"
+    request, sizes = one_request(store, chosen, folder)
+    blob = EngineBlob(request_of(chosen.entry), str(chosen.entry.digest), str(chosen.entry.suffix))
+    plan = served(fetch_engine(store, blob, folder), request, folder)
+    others = {name: size for name, size in sizes.items() if name != "batch"}
+    times = batch_times(profile(store, chosen, sizes), "batch", others, POLICY.most)
+    limit = LatencyLimit(max(LEAST_LIMIT_S, LIMIT_RUNS * float(times.curves[-1, 99])))
+    with open_engine(plan.engine()) as session:
+        batches = [repeated(request, count) for count in range(1, POLICY.most + 1)]
+        took: list[float] = []
+        rate, measured = compare(times, limit, lambda arrivals: keeps_alone(session, batches, limit, arrivals, took))
+    slower = float(np.median(took)) / float(np.median(times.curves[-1]))
+    then = predict(BatchTimes(times.curves * slower, times.half), limit)
+    alone = f"{cells(rate, measured)} | {then.value / measured:.2f}"
+    adds = time_server(plan, folder)
+    with_server = times.with_overhead(adds.batch_s, adds.request_s)
+    behind = cells(*compare(with_server, limit, lambda arrivals: keeps_behind_server(plan, limit, arrivals, folder)))
+    cost = f"{1e6 * adds.batch_s:.0f} / {1e6 * adds.request_s:.0f}"
+    return f"| {model} | {1e3 * limit.seconds:.1f} | {alone} | {cost} | {behind} |"
+
+
+def predict(times: BatchTimes, limit: LatencyLimit) -> Estimate:
+    """The greatest rate by simulation."""
+    found = find_greatest_rate([poisson_workload(seed) for seed in range(SIMULATIONS)], [times], limit, [POLICY])
+    return found.rate if found else Estimate(math.nan, math.nan, math.nan)
+
+
+def compare(times: BatchTimes, limit: LatencyLimit, keeps: Keeps) -> tuple[Estimate, float]:
+    """The predicted greatest rate, and the measured one."""
+    rate = predict(times, limit)
+    low, high = 0.5 * rate.value, 1.5 * rate.value
+    seconds = max(LEAST_SECONDS, LIMITS * limit.seconds)
+    for seed in range(STEPS):
+        middle = (low * high) ** 0.5
+        kept = keeps(plan_poisson(middle, seconds, BurstTerms(), seed))
+        low, high = (middle, high) if kept else (low, middle)
+    return rate, (low * high) ** 0.5
+
+
+def cells(rate: Estimate, measured: float) -> str:
+    """Cells of the table: a prediction, what was measured, their ratio."""
+    return f"{rate.value:.0f} ({rate.low:.0f} to {rate.high:.0f}) | {measured:.0f} | {rate.value / measured:.2f}"
+
+
+def one_thread(model: str, folder: Path) -> Path:
+    """A spec whose engines run in one thread: on two cores the other one is the generator's."""
+    copy = shutil.copytree(EXAMPLES / model, folder / model)
+    spec = copy / f"{model}.yaml"
+    spec.write_text(spec.read_text() + "\nbackends: {onnxruntime: {intra_op_threads: 1}}\n")
+    return spec
 
 
 def one_request(store: Store, chosen: ChosenEngine, folder: Path) -> tuple[Tensors, Mapping[str, int]]:
     """Inputs of one sample, and the sizes of its dims."""
     dims = spec_of(chosen.manifest).named_dims()
-    sizes = {dim.name: 1 if dim.name == "batch" else dim.opt for dim in dims}
+    sizes = {dim.name: 1 if dim.name == "batch" else SEQUENCE for dim in dims}
     real = golden_set(store, chosen.manifest.golden, folder).real_inputs
     return make_buckets([sizes], chosen.entry.inputs, real)[0].inputs, sizes
 
 
-def profile(store: Store, chosen: ChosenEngine, sizes: Mapping[str, int]) -> tuple:
+def served(engine: Engine, request: Tensors, folder: Path) -> ServedEngine:
+    """The plan of a server of an engine, whose one kind of request is `request`."""
+    write_requests(folder / "requests.npz", [request])
+    return ServedEngine(
+        engine.request, engine.path, engine.digest, engine.suffix, engine.weights, Padding(),
+        folder / "requests.npz", "batch", POLICY.most, POLICY.wait_s,
+    )  # fmt: skip
+
+
+def profile(store: Store, chosen: ChosenEngine, sizes: Mapping[str, int]) -> tuple[BucketLatency, ...]:
     """The engine's times at BATCHES."""
     buckets = tuple(",".join(f"{k}={v}" for k, v in {**sizes, "batch": batch}.items()) for batch in BATCHES)
     executor = LocalExecutor()
@@ -133,51 +171,44 @@ def profile(store: Store, chosen: ChosenEngine, sizes: Mapping[str, int]) -> tup
         return profile_published(chosen, ProfileOptions(2.0, buckets), context).buckets
 
 
-def time_batcher(session: Session, request: Tensors, requests: int = 4000) -> Overhead:
-    """What the batcher adds, from full queues of single requests and of whole batches. Least of three rounds."""
-    instant = Instant(session, session.run(request))
-    alone, joined = (
-        min(seconds_per_request(instant, request, most, requests) for _ in range(3)) for most in (1, POLICY.most)
-    )
-    batch_s = max((alone - joined) / (1 - 1 / POLICY.most), 0.0)
-    return Overhead(batch_s, max(alone - batch_s, 0.0))
+def repeated(request: Tensors, count: int) -> Tensors:
+    """A batch of `count` such requests."""
+    return {name: np.repeat(array, count, 0) for name, array in request.items()}
 
 
-def seconds_per_request(session: Session, request: Tensors, most: int, requests: int) -> float:
-    with Batcher(session, most=most, wait_s=0.05) as batcher:
-        begun = time.perf_counter()
-        for future in [batcher.submit(request) for _ in range(requests)]:
-            future.result()
-        return (time.perf_counter() - begun) / requests
+def keeps_alone(
+    session: Session, batches: Sequence[Tensors], limit: LatencyLimit, arrivals: PlannedArrivals, took: list[float]
+) -> bool:
+    """Whether the limit is kept by an engine that one thread feeds, by the policy of the batcher. took: gets the
+    seconds of each full batch."""
+    at, latencies, first = arrivals.at.tolist(), np.zeros(len(arrivals)), 0
+    begun = time.perf_counter()
+    while first < len(at):
+        full = at[first + POLICY.most - 1] if first + POLICY.most <= len(at) else math.inf
+        ready = min(at[first] + POLICY.wait_s, full)
+        while (now := time.perf_counter() - begun) < ready:
+            pass
+        end = min(first + POLICY.most, bisect_right(at, now, first))
+        session.run(batches[end - first - 1])
+        done = time.perf_counter() - begun
+        if end - first == POLICY.most:
+            took.append(done - now)
+        latencies[first:end] = done - arrivals.at[first:end]
+        first = end
+    return float(np.quantile(latencies, limit.p)) <= limit.seconds
 
 
-def measure(session: Session, request: Tensors, limit: LatencyLimit, predicted: GreatestRate) -> float:
-    """The greatest rate that keeps the limit, by bisection from half to twice the predicted one."""
-    low, high = 0.5 * predicted.rate.value, 2.0 * predicted.rate.value
-    for seed in range(STEPS):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if keeps(session, request, limit, middle, seed) else (low, middle)
-    return (low * high) ** 0.5
-
-
-def keeps(session: Session, request: Tensors, limit: LatencyLimit, rate: float, seed: int) -> bool:
-    """Whether the limit is kept at a rate."""
-    plan = plan_poisson(rate, SECONDS, BurstTerms(), seed)
-    done, all_done = np.full(len(plan), np.inf), threading.Event()
-    left = [len(plan)]
-
-    def answered(number: int) -> None:
-        done[number] = time.perf_counter()
-        left[0] -= 1
-        if not left[0]:
-            all_done.set()
-
-    with Batcher(session, most=POLICY.most, wait_s=POLICY.wait_s) as batcher:
-        sent = send_open_loop(
-            lambda number: batcher.submit(request).add_done_callback(lambda _: answered(number)), plan.at
-        )
-        all_done.wait(2 * SECONDS)
-    return float(np.quantile(done - sent.begun - plan.at, limit.p)) <= limit.seconds
+def keeps_behind_server(plan: ServedEngine, limit: LatencyLimit, arrivals: PlannedArrivals, folder: Path) -> bool:
+    """Whether the limit is kept by the server of `enginery load`."""
+    messages = [REQUEST.pack(number, 0) for number in range(len(arrivals))]
+    with start_server(plan, folder, len(arrivals)) as server:
+        receiving = threading.Thread(target=server.receive, daemon=True)
+        receiving.start()
+        sent = send_open_loop(lambda number: server.send(messages[number]), arrivals.at)
+        server.stop_sending()
+        receiving.join(float(arrivals.at[-1]))
+    latencies = np.nan_to_num(server.done - sent.begun - arrivals.at, nan=np.inf)
+    return float(np.quantile(latencies, limit.p)) <= limit.seconds
 
 
 if __name__ == "__main__":

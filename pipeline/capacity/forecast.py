@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from enginery.core.errors import DataError
+from enginery.core.reports.load import ServerOverhead
 from enginery.core.types import Dim
 from enginery.registry.evidence.attestations import JudgedEntry
 from pipeline.capacity.measured import TimedEngineKind, fits, names_not_timed
@@ -30,12 +31,21 @@ MOST_BATCHES = 4
 @dataclass(frozen=True)
 class ServingTerms:
     """How a machine serves. batch: samples of a batch at most, None: the best of those timed.  wait_s: longest wait for
-    others, None: the best of a grid.  batch_s, request_s: what the server adds to a batch and to each request of it."""
+    others, None: the best of a grid.  batch_s, request_s: what the server adds to a batch and to each request of it,
+    None: what load tests found on such a machine, else nothing."""
 
     batch: int | None = None
     wait_s: float | None = None
-    batch_s: float = 0.0
-    request_s: float = 0.0
+    batch_s: float | None = None
+    request_s: float | None = None
+
+    def adds(self, found: ServerOverhead | None) -> ServerOverhead:
+        """What a server adds. found: by a load test."""
+        known = found or ServerOverhead(0.0, 0.0)
+        return ServerOverhead(
+            known.batch_s if self.batch_s is None else self.batch_s,
+            known.request_s if self.request_s is None else self.request_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,8 @@ class FleetCost:
 class EngineCapacity:
     """What one engine on one kind of machine carries. price: the name of its price, None without one.
 
-    greatest: None where it was not timed or keeps the limit at no rate: `reason` says which.
+    greatest: None where it was not timed or keeps the limit at no rate: `reason` says which.  server: what was counted
+    for the server, None: nothing.
     """
 
     unit: str
@@ -63,6 +74,7 @@ class EngineCapacity:
     per_million: FleetCost | None = None
     reason: str = ""
     busy: bool = False
+    server: ServerOverhead | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,11 @@ class Forecaster:
     def row(self, timed: TimedEngineKind) -> EngineCapacity:
         """The row of an engine on a kind of machine that it was timed on."""
         price = self.prices.name_of(timed.machine.names) if self.prices else None
-        row = EngineCapacity(timed.entry.unit, timed.machine.title, timed.entry.digest, price, busy=timed.busy)
+        stated = self.serving.batch_s is not None or self.serving.request_s is not None
+        server = self.serving.adds(timed.server) if stated or timed.server else None
+        row = EngineCapacity(
+            timed.entry.unit, timed.machine.title, timed.entry.digest, price, busy=timed.busy, server=server
+        )
         try:
             greatest = self.greatest(timed, self.limit)
         except DataError as error:
@@ -160,7 +176,8 @@ class Forecaster:
     def _times(self, timed: TimedEngineKind, batch: str | None, sizes: Mapping[str, int], most: int) -> BatchTimes:
         least = next((dim.min for dim in self.dims if dim.name == batch), 1)
         found = batch_times(timed.buckets, batch, sizes, most, least)
-        return found.with_overhead(self.serving.batch_s, self.serving.request_s)
+        adds = self.serving.adds(timed.server)
+        return found.with_overhead(adds.batch_s, adds.request_s)
 
     def _cost(self, price: str | None, machines: MachineCount) -> FleetCost | None:
         if price is None or self.prices is None:

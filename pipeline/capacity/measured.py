@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enginery.core.hardware.gpu_generations import GENERATIONS, generation_of
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.reports.latency import BucketLatency, LatencyReport, MachineKind
+from enginery.core.reports.load import ServerOverhead
 from enginery.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginery.registry.evidence.latencies import latency_reports
+from enginery.registry.evidence.loads import load_reports
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from validation.capacity.batch_times import merge_buckets
@@ -24,12 +26,13 @@ class MachineName:
 @dataclass(frozen=True)
 class TimedEngineKind:
     """An engine and its times on one kind of machine. buckets: the newest of each size.  busy: whether other work ran
-    there while one of them was timed."""
+    there while one of them was timed.  server: what a server adds there, by the newest load test; None without one."""
 
     entry: JudgedEntry
     machine: MachineName
     buckets: tuple[BucketLatency, ...]
     busy: bool
+    server: ServerOverhead | None = None
 
 
 def timed_engines(store: Store, manifest: Manifest) -> list[TimedEngineKind]:
@@ -41,12 +44,14 @@ def timed_engines(store: Store, manifest: Manifest) -> list[TimedEngineKind]:
     found: dict[tuple[str, MachineKind], list[LatencyReport]] = {}
     for report in sorted(latency_reports(store, manifest), key=lambda report: report.created_at):
         found.setdefault((report.engine, report.machine), []).append(report)
+    servers = {(report.engine, report.machine): report.server for report in load_reports(store, manifest)}
     return [
         TimedEngineKind(
             entry,
             _name(entry, machine),
             tuple(merge_buckets(report.buckets for report in reports)),
             any(report.busy for report in reports),
+            servers.get((engine, machine)),
         )
         for digest, entry in entries.items()
         for (engine, machine), reports in found.items()

@@ -31,6 +31,8 @@ def describe_load(report: LoadReport) -> Iterator[str]:
     sizes = "".join(f", {dim}={size}" for dim, size in terms.sizes.items())
     bursts = f", {terms.burst:g} times as many for {terms.burst_s:g} of {terms.every_s:g} s" if terms.burst > 1 else ""
     yield f"{terms.rate:g} requests a second, {terms.arrivals}{bursts}{sizes}; {report.answered:.4g} a second answered"
+    adds = report.server
+    yield f"the server adds {seconds_text(adds.batch_s)} to a batch and {seconds_text(adds.request_s)} for each request"
     yield f"batches of {terms.batch} at most after {seconds_text(terms.wait_s)}: {report.batch:.2f} samples on average"
     cold, first = seconds_text(report.cold_start_s), seconds_text(report.first_s)
     yield f"cold start {cold} from the start of the process to its first answer, of which the first run took {first}"

@@ -71,12 +71,21 @@ class ServerMemory:
 
 
 @dataclass(frozen=True)
+class ServerOverhead:
+    """What a server adds to the runs of its engine, in seconds: to each batch, and for each request of it."""
+
+    batch_s: float
+    request_s: float
+
+
+@dataclass(frozen=True)
 class LoadReport:
     """The result of a load test. engine: digest.  created_at: ISO 8601, UTC.
 
     seconds: how long it ran.  answered: requests a second that were answered, over that time.  cold_start_s: from the
     start of the server's process to its first answer.  first_s: that first request alone.  batch: mean samples of a
-    batch.  interrupted: whether it was ended before its time.
+    batch.  server: what it adds to the engine's runs, timed with a session that answers at once.  interrupted: whether
+    it was ended before its time.
     """
 
     unit: str
@@ -93,6 +102,7 @@ class LoadReport:
     first_s: float
     batch: float
     load: SystemLoad
+    server: ServerOverhead
     interrupted: bool = False
     format: int = LOAD_FORMAT
 

@@ -42,8 +42,12 @@ _COLUMNS = ("engine", "on", "a second", "batch", "wait", "busy", "machines", "a 
 @click.option("--wait", type=ShortTime(), show_default="the best of five", help="Longest wait for others (2ms).")
 @click.option("--headroom", type=Percent(), default="0%", show_default=True, help="Share of each machine kept free.")
 @number_option("--spare", click.IntRange(0, 100), 1, "Machines that may be lost.")
-@click.option("--batch-overhead", type=ShortTime(), default="0us", show_default=True, help="Added to each batch.")
-@click.option("--request-overhead", type=ShortTime(), default="0us", show_default=True, help="Added for each request.")
+@click.option(
+    "--batch-overhead", type=ShortTime(), show_default="by `enginery load --record`", help="Server's, to each batch."
+)
+@click.option(
+    "--request-overhead", type=ShortTime(), show_default="by `enginery load --record`", help="The same, a request."
+)
 @precision_option("all")
 @path_option("--out", "File for the picture: cost against the limit (SVG).", dir_okay=False)
 @json_option
@@ -63,8 +67,8 @@ def capacity(
     wait: float | None,
     headroom: float,
     spare: int,
-    batch_overhead: float,
-    request_overhead: float,
+    batch_overhead: float | None,
+    request_overhead: float | None,
     precision: str | None,
     out: Path | None,
     as_json: bool,
@@ -121,6 +125,11 @@ def print_forecast(found: "CapacityForecast") -> None:
         print_table(_COLUMNS, [_row(row, found.currency) for row in carrying])
     if any(row.busy for row in carrying):
         say("remark: engines marked * were timed on a busy machine; their rates hold for such a machine")
+    if any(row.server is None for row in carrying):
+        say(
+            "remark: what a server adds to a run is not counted where no load test was made;"
+            f" on such a machine: enginery load {found.reference} --rate {demand.rate:g} --record"
+        )
     if others := [row for row in found.engines if not row.greatest]:
         print_table(("engine", "on", "why not"), [[row.unit, row.machine, row.reason] for row in others])
     if found.mix and found.mix_per_million and found.mix_units is not None:

@@ -26,6 +26,7 @@ def test_a_load_test_is_measured_recorded_and_in_the_report(built: Project) -> N
     assert quiet["requests"] + burst["requests"] == pytest.approx(480, rel=0.25)
     assert burst["offered"] > 2 * quiet["offered"] and not quiet["unanswered"] and not burst["failed"]
     assert found["cold_start_s"] > found["first_s"] > 0 and found["memory"]["peak"] >= found["memory"]["start"] > 1e6
+    assert found["server"]["request_s"] > 0 and found["server"]["batch_s"] >= 0
     assert quiet["slowest_s"] > 0 and found["batch"] >= 1 and not found["interrupted"]
     store = open_store(str(built.registry))
     manifest = load(store, "tiny", "1")
