@@ -1,6 +1,6 @@
 """How much one machine of each kind carries, machines and cost for a rate, and the cheapest mix of a fleet."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,7 +95,8 @@ class CapacityForecast:
 
 @dataclass(frozen=True, eq=False)
 class Forecaster:
-    """What all rows of a forecast share. dims: of the model.  counts: machines that there are, by name of price."""
+    """What all rows of a forecast share. dims: of the model.  counts: machines that there are, by name of price.
+    say: gets a line for each engine, whose simulation takes seconds."""
 
     reference: str
     demand: CapacityDemand
@@ -105,15 +106,20 @@ class Forecaster:
     dims: Sequence[Dim]
     prices: MachinePrices | None = None
     counts: Mapping[str, int] | None = None
+    say: Callable[[str], object] = str
 
     def forecast(self, timed: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> CapacityForecast:
         """The forecast. timed: engines with each machine that they were timed on.  engines: all that may be pulled."""
-        rows = [*(self.row(each) for each in timed), *self._not_timed(timed, engines)]
+        rows = [*map(self._said_row, timed), *self._not_timed(timed, engines)]
         found = CapacityForecast(
             self.reference, self.demand, self.limit, self.asked.words, tuple(rows),
             self.prices.currency if self.prices else "",
         )  # fmt: skip
         return self._with_mix(found) if self.prices else found
+
+    def _said_row(self, timed: TimedEngineKind) -> EngineCapacity:
+        self.say(f"simulating {timed.entry.unit} on {timed.machine.title}")
+        return self.row(timed)
 
     def row(self, timed: TimedEngineKind) -> EngineCapacity:
         """The row of an engine on a kind of machine that it was timed on."""

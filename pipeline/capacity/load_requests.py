@@ -1,6 +1,6 @@
 """What a load test sends and to what: an engine of a version, requests of recorded traffic or of golden data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,8 +42,10 @@ class LoadOptions:
     seed: int = 0
 
 
-def load_published(store: Store, chosen: ChosenEngine, options: LoadOptions, folder: Path) -> LoadReport:
-    """A load test of an engine on this machine. folder: an empty one.
+def load_published(
+    store: Store, chosen: ChosenEngine, options: LoadOptions, folder: Path, say: Callable[[str], object]
+) -> LoadReport:
+    """A load test of an engine on this machine. folder: an empty one.  say: gets a line when it begins.
 
     Raises InputError for sizes and batches that the model does not have and for models with state, DataError for
     traffic of another one, and as `run_load`.
@@ -74,6 +76,7 @@ def load_published(store: Store, chosen: ChosenEngine, options: LoadOptions, fol
         options.rate, options.seconds, bursts.factor, bursts.seconds, bursts.every_s, kind, plan.most, options.wait_s,
         options.seed, sizes,
     )  # fmt: skip
+    say(f"sending for {options.seconds:g} s to {chosen.manifest.model}@{chosen.manifest.version} {entry.unit}")
     return run_load(plan, arrivals, np.arange(len(arrivals)) % len(requests), terms, folder)
 
 

@@ -1,6 +1,6 @@
 """From a version and what is asked of it to a forecast of its capacity, and the picture of its costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,8 +78,10 @@ class PreparedForecast:
         return curves
 
 
-def prepare(store: Store, manifest: Manifest, terms: CapacityTerms) -> PreparedForecast:
-    """Read prices, fleet, traffic and latency reports.
+def prepare(
+    store: Store, manifest: Manifest, terms: CapacityTerms, say: Callable[[str], object] = str
+) -> PreparedForecast:
+    """Read prices, fleet, traffic and latency reports. say: as of `Forecaster`.
 
     Raises SpecError for prices or an inventory with mistakes, InputError where nothing was timed, and for a fleet
     without prices, DataError for traffic that is none of the model's.
@@ -96,7 +98,7 @@ def prepare(store: Store, manifest: Manifest, terms: CapacityTerms) -> PreparedF
         )
     asked = _asked(spec, leading_dim(timed[0].entry.inputs), terms)
     forecaster = Forecaster(
-        reference, terms.demand, terms.limit, asked, terms.serving, spec.named_dims(), prices, counts
+        reference, terms.demand, terms.limit, asked, terms.serving, spec.named_dims(), prices, counts, say
     )
     return PreparedForecast(forecaster, timed, manifest, store, terms.precision)
 

@@ -82,7 +82,7 @@ def describe_traffic(summary: TrafficSummary) -> Iterator[str]:
     share = f", {100 * summary.sampling:g} % of the traffic" if summary.sampling < 1 else ""
     yield f"{pluralize(summary.requests, 'request')}{recorded}{share}{made}"
     if summary.seconds is None or summary.per_second is None or summary.bursts is None:
-        yield "without times of arrival: no rates, no hours"
+        yield "no times of arrival, or all of them the same: no rates, no hours"
     else:
         start = f" from {summary.start}" if summary.start else ""
         yield f"{summary.seconds:.4g} s{start}, {summary.per_second:.3g} requests a second"

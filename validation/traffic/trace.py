@@ -33,7 +33,9 @@ class Trace:
     def per_second(self) -> float:
         """Mean rate of arrivals in requests a second. Raises DataError for a trace without times."""
         if not self.timed:
-            raise DataError("the traffic has no times of arrival; record it with `at`, or give a rate")
+            raise DataError(
+                "the traffic has no times of arrival, or all of them are the same; record it with `at`, or give a rate"
+            )
         return (len(self.at) - 1) / float(self.at[-1])
 
 

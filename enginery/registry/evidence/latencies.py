@@ -1,48 +1,25 @@
-"""Latency reports of published engines, for each kind of machine they were timed on, and the engines' speeds from them.
-
-Like attestations they are stored beside the manifest under the engine's digest; the manifest does not change.
-"""
+"""Latency reports of published engines, for each kind of machine they were timed on, and speeds from them."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from enginery.core import parsing
-from enginery.core.codec import decode
-from enginery.core.digest import digest_of_bytes
-from enginery.core.errors import IntegrityError
 from enginery.core.hardware.gpu_generations import product_of
 from enginery.core.hardware.machine import Machine
-from enginery.core.parsing import Malformed
 from enginery.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind
+from enginery.registry.evidence.engine_reports import EngineReports
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import evidence_prefix, latency_key
 
-MAX_BYTES = 16 << 20
 # What was timed: the runtime's own call, or `Session.run` with its checks.
 Timed = Literal["runtime", "session"]
 
+_REPORTS = EngineReports("latency", "latency report", "time the engine again", LatencyReport, FORMAT, 16 << 20)
 
-def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
-    """Store a latency report, given as a blob's digest, beside its version; nothing changes if it is there already.
-
-    Raises IntegrityError for a blob that is no latency report, or about an engine that the version does not have.
-    """
-    engine = read_latency_report(store, report).engine
-    if all(entry.digest != engine for entry in manifest.engines):
-        where = f"{manifest.model}@{manifest.version}"
-        raise IntegrityError(f"the latency report {report} is about engine {engine}, which {where} does not have")
-    store.create(latency_key(manifest.model, manifest.version, engine, report), store.read_blob(report))
-
-
-def read_latency_report(store: Store, report: str) -> LatencyReport:
-    """Read the latency report with this blob digest. Raises IntegrityError for a blob that is no latency report."""
-    try:
-        return _parse(store.read_blob(report))
-    except IntegrityError as error:
-        raise IntegrityError(f"blob {report} is no latency report: {error}; time the engine again") from error
+attach_latency = _REPORTS.attach
+read_latency_report = _REPORTS.read_blob
+latency_reports = _REPORTS.of_version
 
 
 def latencies(store: Store, manifest: Manifest) -> dict[str, list[LatencyReport]]:
@@ -64,29 +41,6 @@ def latencies(store: Store, manifest: Manifest) -> dict[str, list[LatencyReport]
 
 def _rank(report: LatencyReport) -> tuple[bool, str]:
     return isinstance(report.asked.buckets, str), report.created_at
-
-
-def latency_reports(store: Store, manifest: Manifest) -> Iterator[LatencyReport]:
-    """All latency reports of a version. Raises IntegrityError for a damaged one."""
-    prefix = evidence_prefix("latency", manifest.model, manifest.version)
-    for key in store.list(prefix):
-        engine, _, name = key.removeprefix(prefix).partition("/")
-        data = store.read(key) or b""
-        try:
-            report = _parse(data)
-            if digest_of_bytes(data) != name.removesuffix(".json") or report.engine != engine:
-                raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
-        except IntegrityError as error:
-            raise IntegrityError(f"{key} of {store.uri}: {error}; time the engine again") from error
-        yield report
-
-
-def _parse(data: bytes) -> LatencyReport:
-    document = parsing.parse_json(data, MAX_BYTES)
-    if (found := parsing.field(document, "format", parsing.count)) != FORMAT:
-        raise Malformed(f"format is {found}; this enginery reads {FORMAT}: upgrade enginery")
-    parsing.field(document, "engine", parsing.digest)
-    return decode(document, LatencyReport)
 
 
 @dataclass(frozen=True)

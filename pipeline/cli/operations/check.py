@@ -166,7 +166,7 @@ def check(
     _make_folders(chosen)
     terms = CheckOptions(slower, worse, drift, seconds, buckets or ("all" if all_buckets else "few"), seed)  # type: ignore[arg-type]
     try:
-        found = _check(spec, against, scratch, terms, quiet, options)
+        found = _check(spec, against, scratch, terms, buckets, quiet, options)
     except EngineryError as error:
         from pipeline.regressions.ended import ended_by
 
@@ -190,7 +190,13 @@ def _make_folders(files: Mapping[str, Path]) -> None:
 
 
 def _check(
-    spec: str, against: str | None, scratch: str | None, terms: "CheckOptions", quiet: bool, options: "RunOptions"
+    spec: str,
+    against: str | None,
+    scratch: str | None,
+    terms: "CheckOptions",
+    buckets: tuple[str, ...],
+    quiet: bool,
+    options: "RunOptions",
 ) -> "RegressionCheck":
     from dataclasses import replace
 
@@ -202,11 +208,14 @@ def _check(
     from pipeline.regressions.check import with_lines
     from pipeline.regressions.lines import find_lines
     from pipeline.regressions.served import NONE, find_served, machine_of
+    from validation.latency.measurement.buckets import parse_sizes
 
     shared = registry_of(spec, options)
     own = replace(options, registry=scratch or shared)
     with shown_progress(quiet) as progress, open_run(spec, own, progress, keep_state=False) as run:
-        here = machine_of(target_named("auto"))
+        here, dims = machine_of(target_named("auto")), run.spec.named_dims()
+        for text in buckets:
+            parse_sizes(text, dims)
         served = None if against == NONE else find_served(open_store(shared), run.spec.model, against, here)
         with build_lock(run, lock_names(run, own)):
             found = check_spec(run.spec, run.selection, served, here, terms, run.context, InProcess())

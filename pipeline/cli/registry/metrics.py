@@ -10,7 +10,7 @@ import click
 
 from enginery.registry.store.base import open_store
 from enginery.registry.store.files import write_whole
-from pipeline.cli.options import registry_option, say
+from pipeline.cli.options import check_finite, registry_option, say
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | No
     "--every",
     default=60.0,
     type=click.FloatRange(1),
+    callback=check_finite,
     show_default=True,
     help="Seconds between two reads of the registry.",
 )

@@ -13,6 +13,7 @@ import click
 
 from enginery.client.fetch import silent
 from pipeline.cli.options import (
+    check_finite,
     emit_json,
     engine_options,
     json_option,
@@ -45,7 +46,13 @@ _MACHINE = (
     click.option("--driver", metavar="VERSION", help="GPU driver of that machine, e.g. 580.65.06."),
     click.option("--cuda", metavar="VERSION", help="Newest CUDA that this driver supports, e.g. 13.0."),
     runtime_options("on that machine"),
-    click.option("--memory", "memory_gib", type=click.FloatRange(0, min_open=True), help="GPU memory in GiB."),
+    click.option(
+        "--memory",
+        "memory_gib",
+        type=click.FloatRange(0, min_open=True),
+        callback=check_finite,
+        help="GPU memory in GiB.",
+    ),
 )
 _POLICY = (
     click.option("--proven-only", is_flag=True, help="Only proven engines."),
@@ -66,6 +73,7 @@ _WATCH = (
         "--interval",
         default=30.0,
         type=click.FloatRange(0.05),
+        callback=check_finite,
         show_default=True,
         help="With --watch: seconds between two looks.",
     ),
@@ -82,6 +90,7 @@ _WATCH = (
         "--hook-timeout",
         default=30.0,
         type=click.FloatRange(0.05),
+        callback=check_finite,
         show_default=True,
         help="With --watch: seconds that a hook may take.",
     ),

@@ -99,7 +99,7 @@ def capacity(
         ServingTerms(batch, wait, batch_overhead, request_overhead), prices, fleet, traffic, at, precision,
     )  # fmt: skip
     store = open_store(registry)
-    prepared = prepare(store, trusted_manifest(store, reference), terms)
+    prepared = prepare(store, trusted_manifest(store, reference), terms, say)
     found = prepared.forecast()
     if out:
         write_whole(out, cost_svg(prepared.cost_curves(found), p99, found.currency).encode())

@@ -82,9 +82,8 @@ def load(
     chosen = choose(store, parse_reference(reference), target_named(target), precision)
     bursts = BurstTerms(burst, burst_seconds, burst_every)
     options = LoadOptions(rate, seconds, bursts, batch, wait, at, traffic, seed)
-    say(f"sending for {seconds:g} s to {chosen.manifest.model}@{chosen.manifest.version} {chosen.entry.unit}")
     with tempfile.TemporaryDirectory(prefix="enginery-load-") as folder:
-        report = load_published(store, chosen, options, Path(folder))
+        report = load_published(store, chosen, options, Path(folder), say)
     if as_json:
         emit_json({**encode(chosen.identity), **encode(report), "remarks": list(report.remarks)})
     else:
