@@ -125,7 +125,7 @@ def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
 
 def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
     """The thresholds of a spec file, and its name in words. Raises SpecError."""
-    from pipeline.spec.ensemble import LoadedEnsemble, load_any
+    from pipeline.spec.ensembles.model import LoadedEnsemble, load_any
 
     loaded = load_any(path)
     terms = loaded.spec.canary if isinstance(loaded, LoadedEnsemble) else loaded.validation.canary

@@ -19,7 +19,7 @@ from enginery.registry.store.base import Store, change
 from enginery.registry.store.files import reachable
 from enginery.registry.store.layout import registered_key
 from enginery.user_code.entry_point import source_files
-from pipeline.spec.ensemble import LoadedEnsemble
+from pipeline.spec.ensembles.model import LoadedEnsemble
 from pipeline.spec.model import ModelSpec
 
 # A spec of either kind.

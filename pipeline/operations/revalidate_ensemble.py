@@ -20,7 +20,7 @@ from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, report
 from pipeline.compile.ensembles.units import EnsembleUnit
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate import Attested, entries_of, revalidate, spec_of, why_not_here
-from pipeline.spec.ensemble import EnsembleSpec, LoadedEnsemble
+from pipeline.spec.ensembles.model import EnsembleSpec, LoadedEnsemble
 
 
 def revalidate_ensemble(

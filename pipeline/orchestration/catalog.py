@@ -21,7 +21,7 @@ from pipeline.orchestration.run import Compiled, Executors, RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress, by_model
 from pipeline.spec.document import is_ensemble
-from pipeline.spec.ensemble import named_graphs
+from pipeline.spec.ensembles.model import named_graphs
 
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)

@@ -29,7 +29,7 @@ from pipeline.orchestration.run import (
 from pipeline.progress import Progress, by_model
 from pipeline.progress.events import RunConcluded
 from pipeline.spec.document import is_ensemble
-from pipeline.spec.ensemble import LoadedEnsemble, load_ensemble
+from pipeline.spec.ensembles.model import LoadedEnsemble, load_ensemble
 from pipeline.spec.model import ModelSpec
 
 

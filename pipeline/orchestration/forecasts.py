@@ -26,7 +26,7 @@ from pipeline.orchestration.run import (
 )
 from pipeline.progress import Progress
 from pipeline.spec.document import is_ensemble
-from pipeline.spec.ensemble import LoadedEnsemble, load_ensemble
+from pipeline.spec.ensembles.model import LoadedEnsemble, load_ensemble
 from pipeline.spec.model import ModelSpec
 
 Tell = Callable[[str], object]

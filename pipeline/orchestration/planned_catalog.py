@@ -20,7 +20,7 @@ from pipeline.orchestration.forecasts import foresee_ensemble
 from pipeline.orchestration.run import RunOptions, registry_named, select, store_of
 from pipeline.progress import Progress
 from pipeline.spec.document import is_ensemble
-from pipeline.spec.ensemble import LoadedEnsemble, load_ensemble
+from pipeline.spec.ensembles.model import LoadedEnsemble, load_ensemble
 from pipeline.spec.model import ModelSpec
 
 # Threads that mostly wait for a store's answers.

@@ -33,7 +33,7 @@ from pipeline.outcome import Outcome
 from pipeline.progress import Progress, together
 from pipeline.progress.events import Finished, RunBegan, RunConcluded
 from pipeline.spec.document import is_ensemble
-from pipeline.spec.ensemble import EnsembleSpec, load_ensemble
+from pipeline.spec.ensembles.model import EnsembleSpec, load_ensemble
 from pipeline.spec.model import ModelSpec
 
 

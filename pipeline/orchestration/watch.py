@@ -22,7 +22,7 @@ from pipeline.intake.places import place_at
 from pipeline.orchestration import events
 from pipeline.orchestration.catalog import spec_files, without_graphs
 from pipeline.orchestration.payloads import REGISTERED, remember_sent, was_sent
-from pipeline.spec.ensemble import load_any
+from pipeline.spec.ensembles.model import load_any
 
 # Of a file: size in bytes, time of its last change in ns, inode.
 Stamp = tuple[int, int, int]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--ensemble", is_flag=True, help="Of the spec of several graphs (docs/guides/ensembles.md).")
 def schema(ensemble: bool) -> None:
     """Print the JSON Schema of a spec, for editors and pre-commit checks."""
-    from pipeline.spec.ensemble import EnsembleSpec
+    from pipeline.spec.ensembles.model import EnsembleSpec
     from pipeline.spec.model import ModelSpec
 
     described = (EnsembleSpec if ensemble else ModelSpec).model_json_schema()
@@ -55,7 +55,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     """
     from enginery.registry.store.base import open_store
     from pipeline.intake.bundle import register as register_spec
-    from pipeline.spec.ensemble import load_any
+    from pipeline.spec.ensembles.model import load_any
 
     loaded = load_any(spec)
     store = open_store(registry, create=True)

@@ -20,7 +20,7 @@ from pipeline.compile.preflight import check_files
 from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.run_context import NotOnRecord, RunContext
 from pipeline.outcome import Outcome
-from pipeline.spec.ensemble import EnsembleData, LoadedEnsemble
+from pipeline.spec.ensembles.model import EnsembleData, LoadedEnsemble
 from pipeline.spec.model import ComputedData, ModelSpec, with_data
 from pipeline.values import Exported
 

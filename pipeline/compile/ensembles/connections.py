@@ -12,7 +12,7 @@ from enginery.core.text import suggest
 from enginery.core.types import PLUS, Dim, TensorSpec, rename_dims
 from pipeline.compile.ensembles.whole import WholeData
 from pipeline.sources.onnx_header import HeaderTensor, format_shape, read_header
-from pipeline.spec.ensemble import EnsembleData, LoadedEnsemble
+from pipeline.spec.ensembles.model import EnsembleData, LoadedEnsemble
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.value_types import Loc
 

@@ -11,7 +11,7 @@ from pipeline.compile.ensembles.whole import WholeData
 from pipeline.compile.forecast import Forecast, UnitForecast
 from pipeline.compile.run_context import NotOnRecord, RunContext
 from pipeline.compile.steps.engines import build
-from pipeline.spec.ensemble import LoadedEnsemble
+from pipeline.spec.ensembles.model import LoadedEnsemble
 from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, Exported, Json
 

@@ -29,7 +29,7 @@ from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from enginery.ensembles import Ensemble
-    from pipeline.spec.ensemble import EnsembleSpec
+    from pipeline.spec.ensembles.model import EnsembleSpec
     from validation.golden.golden_set import GoldenSet
 
 # The case of the checks of a whole of which one engine stands among graphs in fp32, after the graph's name.

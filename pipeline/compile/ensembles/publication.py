@@ -25,7 +25,7 @@ from pipeline.compile.publication.provenance import with_provenance
 from pipeline.compile.run_context import RunContext, versions
 from pipeline.outcome import EngineResult, Outcome
 from pipeline.progress.events import VerdictReached, VersionSettled
-from pipeline.spec.ensemble import LoadedEnsemble
+from pipeline.spec.ensembles.model import LoadedEnsemble
 from pipeline.values import EngineBlob, Proof
 from validation.reporting.version_document import VersionDocument
 

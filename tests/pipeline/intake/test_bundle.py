@@ -16,7 +16,7 @@ from enginery.registry.verification import verify
 from pipeline.intake.bundle import bundle_of, register
 from pipeline.intake.places import spec_at
 from pipeline.spec.document import is_ensemble
-from pipeline.spec.ensemble import load_any
+from pipeline.spec.ensembles.model import load_any
 from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project, weights, write_model

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.spec.ensemble import load_ensemble
+from pipeline.spec.ensembles.model import load_ensemble
 from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
 from tests.pipeline.drafts.graphs import halving, value, write

@@ -7,7 +7,7 @@ import pytest
 from enginery.core.errors import SpecError
 from enginery.core.types import Dim
 from pipeline.compile.ensembles.connections import check_connections, whole_inputs
-from pipeline.spec.ensemble import load_ensemble
+from pipeline.spec.ensembles.model import load_ensemble
 from tests.ensembles import DECODER, ENCODER, write_ensemble
 
 

@@ -19,8 +19,8 @@ from enginery.core.text import suggest
 from enginery.core.types import Dim, Precision, TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.spec.document import is_ensemble, load_document
-from pipeline.spec.ensemble_function import EnsembleFunction
-from pipeline.spec.ensemble_states import find_state_mistakes
+from pipeline.spec.ensembles.function import EnsembleFunction
+from pipeline.spec.ensembles.states import find_state_mistakes
 from pipeline.spec.golden import MeasuredData
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.model import ModelSpec, load_spec

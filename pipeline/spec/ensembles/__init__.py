@@ -1,0 +1,1 @@
+"""Specs of several graphs as one version."""
