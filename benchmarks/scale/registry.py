@@ -15,7 +15,7 @@ from tests.enginery.registry.counting import CountingStore
 from tests.validation.latency.reports import latency_report
 
 TARGETS = (
-    "cpu", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121",
+    "cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121", "l4", "h100",
 )  # fmt: skip
 CHECKS = 40
 
