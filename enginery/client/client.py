@@ -10,7 +10,7 @@
     client.watch("digits:stable", "engines/", hook=enginery.Command("systemctl reload server"))
 
 A pull goes through these modules: `client` -> `pull` (which version and engine, its files), which asks
-`registry.versions.lookup` (the manifest) and `resolve` (the ranking) -> `fetch` (one blob) -> `registry.store` (cache,
+`locate` (the manifest) and `resolve` (the ranking) -> `fetch` (one blob) -> `registry.store` (cache,
 download, a folder or S3).
 
 Imports the standard library alone (boto3 for s3://, when the registry is opened): see docs/guides/client.md.
@@ -25,6 +25,7 @@ from typing import Literal
 
 from enginery.client.fetch import BlobFetcher, Progress, silent
 from enginery.client.hooks import Command, Hook, Post
+from enginery.client.locate import VersionLocator
 from enginery.client.pull import Pulled, download_best, download_each, download_engine, locate_and_rank
 from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginery.client.watch import ChannelWatcher, Swap
@@ -32,7 +33,8 @@ from enginery.core.errors import InputError
 from enginery.core.hardware.machine import AUTO, Machine
 from enginery.core.names import parse_reference
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache
+from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
+from enginery.registry.versions.lookup import Located
 
 __all__ = [
     "EngineRanking",
@@ -76,7 +78,7 @@ class Client:
         machine: a `Machine`, or a target's name ('auto' is this one). Downloads no engine; no compatible engine is no
         error. Raises UnknownNameError for an unknown reference or target.
         """
-        return locate_and_rank(self.store, parse_reference(reference), _machine(machine), self.policy)[1]
+        return self._rank(reference, machine)[1]
 
     def pull(
         self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
@@ -86,10 +88,10 @@ class Client:
         progress: called with the downloaded and the total bytes.
         Raises UnknownNameError when no engine is compatible (with each rejection), IntegrityError, UnavailableError.
         """
-        located, answer = locate_and_rank(self.store, parse_reference(reference), _machine(machine), self.policy)
-        fetcher = self._fetcher(progress)
+        located, answer = self._rank(reference, machine, sure=False)
+        store, fetcher = self._locator.store, self._fetcher(progress)
         return download_best(
-            answer, lambda resolution: download_engine(self.store, located, resolution, Path(dest), fetcher)
+            answer, lambda resolution: download_engine(store, located, resolution, Path(dest), fetcher)
         )
 
     def pull_all(
@@ -101,8 +103,8 @@ class Client:
 
         Raises as `pull`, and IntegrityError for a damaged latency report.
         """
-        located, answer = locate_and_rank(self.store, parse_reference(reference), _machine(machine), self.policy)
-        return download_each(self.store, located, answer, Path(dest), self._fetcher(progress))
+        located, answer = self._rank(reference, machine)
+        return download_each(self._locator.store, located, answer, Path(dest), self._fetcher(progress))
 
     def watch(
         self,
@@ -123,7 +125,7 @@ class Client:
         See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.
         """
         watch = ChannelWatcher(
-            lambda: self.store,
+            lambda: self._locator,
             parse_reference(reference),
             _machine(machine),
             Path(dest),
@@ -141,11 +143,23 @@ class Client:
         """The registry, opened. Raises InputError and UnavailableError, and tries again next time."""
         return open_store(self.registry)
 
+    @cached_property
+    def _locator(self) -> VersionLocator:
+        """Where versions are found. A bucket is not asked whether it is a registry before a pointer was looked for."""
+        store = self.__dict__.get("store") or open_store(self.registry, check=False)
+        return VersionLocator.for_store(store, self._blob_cache(store))
+
+    def _rank(self, reference: str, machine: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
+        locator, parsed = self._locator, parse_reference(reference)
+        return locate_and_rank(locator.store, parsed, _machine(machine), self.policy, locator, sure=sure)
+
     def _fetcher(self, progress: Progress) -> BlobFetcher:
+        return BlobFetcher(self._blob_cache(self._locator.store), progress, self.rehash)
+
+    def _blob_cache(self, store: Store) -> BlobCache | None:
         if self.cache == AUTO:
-            return BlobFetcher.for_store(self.store, progress, rehash=self.rehash)
-        found = None if self.cache is None else BlobCache(Path(self.cache).expanduser().absolute(), self.cache_bytes)
-        return BlobFetcher(found, progress, self.rehash)
+            return None if store.near else local_cache()
+        return None if self.cache is None else BlobCache(Path(self.cache).expanduser().absolute(), self.cache_bytes)
 
 
 def pull(

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from enginery.client.fetch import BlobFetcher, Origin, Wanted
+from enginery.client.locate import VersionLocator
 from enginery.client.resolve import FALLBACK, EngineRanking, Policy, Resolution, rank_engines
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of_bytes
@@ -28,7 +29,7 @@ from enginery.registry.manifest import EngineEntry, Manifest, make_request
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import choose_digest, write_whole
 from enginery.registry.trust import require
-from enginery.registry.versions.lookup import Located, find_lost_engines, locate
+from enginery.registry.versions.lookup import Located, find_lost_engines
 from enginery.serving.padding import padding_of
 
 FORMAT = 1
@@ -90,18 +91,37 @@ class Pulled:
 
 
 def locate_and_rank(
-    store: Store, reference: Reference, machine: Machine, policy: Policy
+    store: Store,
+    reference: Reference,
+    machine: Machine,
+    policy: Policy,
+    locator: VersionLocator | None = None,
+    *,
+    sure: bool = True,
 ) -> tuple[Located, EngineRanking]:
     """Resolve a reference and rank its engines for a machine; engines whose blobs are lost are rejected.
 
+    locator: None is one without a cache.  sure: whether to look for the blobs, one request each, though a download of
+    the best engine would show that it is lost; always done in a folder, where a look costs nothing.
     Reads no engine. Raises UnknownNameError, IntegrityError, and UntrustedError without the signatures that the trust
     policy requires.
     """
-    located, entries = locate_engines(store, reference, policy)
+    located = (locator or VersionLocator(store, checked=True)).locate(reference)
+    return rank_located(store, located, machine, policy, sure=sure)
+
+
+def rank_located(
+    store: Store, located: Located, machine: Machine, policy: Policy, *, sure: bool = True
+) -> tuple[Located, EngineRanking]:
+    """`locate_and_rank` of a version that is located already."""
+    located, entries = judge_located(store, located, policy)
+    documents = located.documents or store
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
     what = f"{located.manifest.model}@{located.manifest.version}"
-    timed = partial(measured_speeds, store, located.manifest, machine)
+    timed = partial(measured_speeds, documents, located.manifest, machine)
     found = rank_engines(entries, machine, policy, what, timed)
+    if not (sure or store.near or located.manifest.graphs):
+        return located, found
     lost = find_lost_engines(store, [candidate.entry for candidate in found.candidates])
     reasons = {digest: str(loss) for digest, loss in lost.items()}
     if located.manifest.graphs:
@@ -122,12 +142,17 @@ def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[Engine
 
 def locate_engines(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
     """Resolve a reference to its version and engines with their current status; raises as `locate_and_rank`."""
-    located = locate(store, reference)
-    vouched = require(store, located.manifest, policy.trust)
+    return judge_located(store, VersionLocator(store, checked=True).locate(reference), policy)
+
+
+def judge_located(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
+    """A located version with its signers, and its engines with their current status."""
+    documents = located.documents or store
+    vouched = require(documents, located.manifest, policy.trust)
     judged = located.manifest
     if policy.kind == "cache":
         judged = replace(judged, engines=judged.caches)
-    entries: tuple[EngineEntry, ...] = judge_entries(store, judged, vouched.counts)
+    entries: tuple[EngineEntry, ...] = judge_entries(documents, judged, vouched.counts)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, located.manifest))
     return replace(located, signed_by=vouched.signers), entries
@@ -155,7 +180,7 @@ def download_each(
 
     Raises as `EngineRanking.resolution`, `download_engine`, and IntegrityError for a damaged latency report.
     """
-    timed = measured_latencies(store, located.manifest, found.machine)
+    timed = measured_latencies(located.documents or store, located.manifest, found.machine)
     resolution = found.resolution()
     pulled = [
         download_engine(store, located, replace(resolution, chosen=engine), dest, fetcher)

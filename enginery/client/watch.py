@@ -30,31 +30,27 @@ from threading import Event
 
 from enginery.client.fetch import BlobFetcher, Origin
 from enginery.client.hooks import Hook
-from enginery.client.pull import Pulled, download_best, download_engine, folder_name, locate_and_rank
+from enginery.client.locate import VersionLocator
+from enginery.client.pull import Pulled, download_best, download_engine, folder_name, rank_located
 from enginery.client.resolve import Policy, Resolution
-from enginery.core import parsing
-from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError, UnknownNameError
+from enginery.client.trust_recheck import TrustRecheck, read_link
+from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
-from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import make_folder, reachable, sync_folder, write_whole
-from enginery.registry.store.layout import channel_key
-from enginery.registry.trust import require
-from enginery.registry.trust.policy import VARIABLE, TrustPolicy
-from enginery.registry.trust.requirement import UntrustedError
-from enginery.registry.versions import lookup
-from enginery.registry.versions.lookup import Located, channel_names
+from enginery.registry.versions.lookup import Channel, Located, channel_names
+from enginery.registry.versions.pointers import Pointer
+from enginery.registry.versions.refresh import is_current
 
 CURRENT = "current"
-# The file beside `current` that says why what is served is trusted no longer.
-MARK = "distrusted"
-_MAX_BYTES = 4 << 20
 _LOCK = ".enginery-watch.lock"
 _HOOKED = ".enginery-hooked"
 _STAGING = ".enginery-staging-"
 _FOLDER = re.compile(r".+-[0-9a-f]{16}")
 _JITTER = 0.2
+# Every so many looks the channel is read beside its pointer.
+LOOKS_A_CHANNEL = 30
 
 
 @dataclass(frozen=True)
@@ -85,15 +81,15 @@ class Swap:
 class ChannelWatcher:
     """Follows one channel into one folder.
 
-    store: opens the registry; called at each look.  interval_s: seconds between looks, a fifth more or less at random.
-    keep: number of older folders that stay.  say: called with a message when something happens.
+    locator: finds versions in the registry; called at each look.  interval_s: seconds between looks, a fifth more or
+    less at random.  keep: number of older folders that stay.  say: called with a message when something happens.
 
     Raises InputError for a reference that is no channel.
     """
 
     def __init__(
         self,
-        store: Callable[[], Store],
+        locator: Callable[[], VersionLocator],
         reference: Reference,
         machine: Machine,
         dest: Path,
@@ -109,11 +105,13 @@ class ChannelWatcher:
             raise InputError(
                 f"{reference.model!r} is no channel, and only channels move; give {reference.model}:stable"
             )
-        self._store, self._reference, self._machine, self._policy = store, reference, machine, policy
+        self._locator, self._reference, self._machine, self._policy = locator, reference, machine, policy
         self._dest, self._fetcher, self._hook, self._keep = dest.expanduser().absolute(), fetcher, hook, keep
         self._interval_s, self._say = interval_s, say
         self._trust_recheck = TrustRecheck(self._dest / CURRENT, policy.trust)
-        self._tag = ""
+        self._followed: Pointer | Channel | None = None
+        self._stale: Pointer | None = None
+        self._looks = 0
         self._served: Swap | None = None
         self._complaint = ""
 
@@ -147,33 +145,63 @@ class ChannelWatcher:
 
     def _look(self) -> Swap:
         """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted."""
-        store = self._store()
+        locator = self._locator()
         try:
-            swap = self._follow(store)
+            swap = self._follow(locator)
         except EngineryError as error:  # about where the channel leads; what is served is another question
             if not isinstance(error, UnavailableError) and not self._ends(error):
-                self._trust_recheck.check(store)
+                self._trust_recheck.check(locator.store)
             raise
-        self._trust_recheck.check(store)
+        self._trust_recheck.check(locator.store)
         self._call_hook(swap)
         return swap
 
-    def _follow(self, store: Store) -> Swap:
+    def _follow(self, locator: VersionLocator) -> Swap:
         """Swap if the channel moved."""
-        channel = str(self._reference.channel)
-        data, tag = store.read_if_changed(channel_key(self._reference.model, channel), self._tag)
-        if not tag:
-            known = ", ".join(channel_names(store, self._reference.model)) or "none"
-            raise UnknownNameError(f"there is no channel {self._reference.model}:{channel}; there are: {known}")
-        if data is not None or self._served is None:
-            self._served, whole = self._serve(store)
+        pointer = self._read_pointer(locator)
+        leads: Pointer | Channel = pointer or self._read_channel(locator)
+        if leads != self._followed or self._served is None:
+            located = locator.locate_by(pointer, self._reference)
+            self._served, whole = self._serve(locator.store, located)
             # Last, so that whatever fails is tried again, as is an engine that was lost.
-            self._tag = tag if whole else ""
+            self._followed = leads if whole else None
         return self._served
 
-    def _serve(self, store: Store) -> tuple[Swap, bool]:
+    def _read_pointer(self, locator: VersionLocator) -> Pointer | None:
+        """The channel's pointer; None where the channel itself must be read: there is none, or it is being moved.
+
+        Every so many looks the channel is read beside it. One that leads elsewhere was moved by a writer that knows
+        no pointers, or was killed at the worst moment; its pointer is followed no longer until it changes.
+        """
+        model, channel = self._reference.model, str(self._reference.channel)
+        pointer = locator.read_pointer(model, channel)
+        self._looks += 1
+        if pointer is None or pointer.settled is None or pointer == self._stale:
+            return None
+        if self._looks % LOOKS_A_CHANNEL == 0:
+            found = locator.read_channel(model, channel)
+            if found is not None and not is_current(pointer, found):
+                self._stale = pointer
+                self._say(
+                    f"the pointer of {self._reference} leads to version {pointer.settled.version} and the channel to "
+                    f"{found.version}, which is followed; `enginery verify --repair` mends the pointer"
+                )
+                return None
+        return pointer
+
+    def _read_channel(self, locator: VersionLocator) -> Channel:
+        """The channel itself. Raises UnknownNameError where there is none."""
+        model, channel = self._reference.model, str(self._reference.channel)
+        found = locator.read_channel(model, channel)
+        if found is None:
+            locator.check_registry()
+            known = ", ".join(channel_names(locator.store, model)) or "none"
+            raise UnknownNameError(f"there is no channel {model}:{channel}; there are: {known}")
+        return found
+
+    def _serve(self, store: Store, located: Located) -> tuple[Swap, bool]:
         """Download and swap; return what is served then, and whether it is the best engine: False if that is lost."""
-        located, answer = locate_and_rank(store, self._reference, self._machine, self._policy)
+        located, answer = rank_located(store, located, self._machine, self._policy, sure=False)
         with reachable(f"writing {self._dest}"):
             pulled = download_best(answer, lambda resolution: self._download(store, located, resolution))
             folder = self._dest / folder_name(located, pulled.engine)
@@ -191,6 +219,7 @@ class ChannelWatcher:
             swapped=previous != folder.name,
             origin=pulled.origin,
         )
+        self._trust_recheck.note_served(folder.name, located.manifest, located.documents)
         if swap.swapped:
             self._say(f"{swap.model}:{swap.channel} is {swap.version} now: {pulled.engine.unit} ({swap.origin})")
             for line in pulled.warnings:
@@ -212,7 +241,7 @@ class ChannelWatcher:
     def _swap(self, name: str) -> str:
         """Point `current` to the folder `name`; return where it pointed before."""
         current = self._dest / CURRENT
-        before = _read_link(current)
+        before = read_link(current)
         if before != name:
             if current.is_dir() and not current.is_symlink():
                 raise InputError(f"{current} is a folder and no link of ours; give another --dest")
@@ -246,7 +275,7 @@ class ChannelWatcher:
     def _complain(self, text: str) -> None:
         """Report an error, once for as long as it stays the same."""
         if text != self._complaint:
-            served = _read_link(self._dest / CURRENT)
+            served = read_link(self._dest / CURRENT)
             self._say(f"{text}\n{f'keeping {served}' if served else 'nothing is served yet'}")
             self._complaint = text
 
@@ -261,71 +290,3 @@ class ChannelWatcher:
             except BlockingIOError as error:
                 raise UnavailableError(f"another process watches into {self._dest}; give another --dest") from error
             yield
-
-
-class TrustRecheck:
-    """Rechecks the trust policy for the version that the link `current` points to. trust: as in `resolve.Policy`; a
-    file is read at every check."""
-
-    def __init__(self, current: Path, trust: TrustPolicy | Path | str | None) -> None:
-        self._current, self._trust = current, trust
-        self._mark = current.parent / MARK
-        self._known: tuple[str, Manifest] | None = None
-
-    def check(self, store: Store) -> None:
-        """Check the version that is served against the trust policy, and write or delete the mark accordingly.
-
-        Raises UntrustedError when it is trusted no longer, or by a policy that cannot be read; UnknownNameError and
-        UnavailableError, which change nothing, when the version cannot be read.
-        """
-        folder = _read_link(self._current)
-        if self._trust is None and not os.environ.get(VARIABLE):
-            self._write_mark(None)
-        elif folder:
-            if self._known is None or self._known[0] != folder:
-                self._known = folder, self._read_served(store)
-            try:
-                require(store, self._known[1], self._trust)
-            except (UntrustedError, InputError) as error:
-                reason = f"TRUSTED NO LONGER, and still served: {error}"
-                self._write_mark(f"{reason}\n".encode())
-                raise UntrustedError(f"{reason}\n{self._mark} stays there until that changes") from error
-            self._write_mark(None)
-
-    def _read_served(self, store: Store) -> Manifest:
-        """The manifest, from the registry, of the version that the description behind `current` names."""
-        with reachable(f"reading {self._current}"):
-            descriptions = sorted(self._current.glob("*.json"))
-            data = descriptions[0].read_bytes() if descriptions else b""
-        try:
-            description = parsing.parse_json(data, _MAX_BYTES)
-            model, version = (parsing.field(description, name, parsing.name) for name in ("model", "version"))
-            digest = parsing.field(description, "manifest", parsing.digest)
-        except IntegrityError as error:
-            raise IntegrityError(
-                f"{self._current} has no description that can be read ({error}), so nobody knows what is served; "
-                "delete the link, and it is made anew"
-            ) from error
-        manifest = lookup.load(store, model, version)
-        if manifest.digest != digest:
-            raise IntegrityError(
-                f"{self._current} leads to {model}@{version} with manifest {digest}, and that is now "
-                f"{manifest.digest}: it was replaced by hand; run `enginery verify`"
-            )
-        return manifest
-
-    def _write_mark(self, content: bytes | None) -> None:
-        """Write the mark with this content, or delete it (None); nothing is written where it is so already."""
-        before = None
-        with suppress(OSError):
-            before = self._mark.read_bytes()
-        if content != before:
-            with reachable(f"writing {self._mark}"):
-                write_whole(self._mark, content) if content is not None else self._mark.unlink(missing_ok=True)
-
-
-def _read_link(link: Path) -> str:
-    """Where a link points, as it was written; '' where there is none."""
-    with suppress(OSError):
-        return os.readlink(link)  # noqa: PTH115
-    return ""

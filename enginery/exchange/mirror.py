@@ -28,6 +28,7 @@ from enginery.registry.trust.signatures import read_bundle
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import Channel, locate
 from enginery.registry.versions.policies import canary_pass
+from enginery.registry.versions.refresh import refresh_version
 
 _AT_ONCE = 4
 
@@ -75,6 +76,7 @@ def mirror(
             _copy_version(source, manifest, guard, sizes, say)
         if with_channels and located.channel is not None:
             moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
+        refresh_version(dest, manifest)
     for model in dict.fromkeys(located.manifest.model for located in found):
         merge_series(source, dest, model)
     names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in found))

@@ -16,7 +16,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.types import TensorSpec
 from enginery.registry import manifest_fields as fields
 from enginery.registry.manifest import EngineEntry, Manifest, parse
-from enginery.registry.store.base import Store, place_of
+from enginery.registry.store.base import Documents, place_of
 from enginery.registry.store.layout import manifest_key
 
 FORMAT = 1
@@ -89,7 +89,7 @@ def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
     return canonical_json({"format": FORMAT, "engines": named})
 
 
-def read_engines(store: Store, digest: str) -> dict[str, NamedEngine]:
+def read_engines(store: Documents, digest: str) -> dict[str, NamedEngine]:
     """The engines of graphs, by name, that an ensemble's engine stands for. Raises IntegrityError for a blob that is
     none."""
     try:
@@ -107,7 +107,7 @@ def _named_engine(value: object, path: str) -> NamedEngine:
     return NamedEngine(unit, parsing.field(found, "digest", parsing.digest, path))
 
 
-def load_pinned(store: Store, graph: PinnedGraph) -> Manifest:
+def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:
     """The manifest of a graph's version. Raises IntegrityError where that is gone, damaged or another one."""
     key = manifest_key(graph.model, graph.version)
     where = f"graph {graph.name!r} is {graph.reference}"
@@ -122,7 +122,7 @@ def load_pinned(store: Store, graph: PinnedGraph) -> Manifest:
 
 
 def pinned_engines(
-    store: Store, manifest: Manifest, entry: EngineEntry
+    store: Documents, manifest: Manifest, entry: EngineEntry
 ) -> Iterator[tuple[PinnedGraph, Manifest, EngineEntry]]:
     """Each graph of an ensemble's engine with its version and engine. Raises IntegrityError for what is not there."""
     named = read_engines(store, str(entry.digest))

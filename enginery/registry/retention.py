@@ -21,6 +21,7 @@ from enginery.registry.store.base import Store, place_of
 from enginery.registry.store.layout import BLOBS, MODELS, RECORDS, RUNS, TIMING, manifest_key, model_prefix, pin_key
 from enginery.registry.versions import lookup
 from enginery.registry.versions.lookup import Channel
+from enginery.registry.versions.pointers import read_pointer
 
 _AT_ONCE = 16
 Version = tuple[str, str]
@@ -67,7 +68,9 @@ def inventory(store: Store) -> RegistryInventory:
 
 
 def find_kept_versions(store: Store, known: RegistryInventory, rules: Rules) -> dict[Version, tuple[str, ...]]:
-    """Version to keep -> reasons, in words. Raises IntegrityError for a channel that cannot be read."""
+    """Version to keep -> reasons, in words.
+
+    Raises IntegrityError for a channel that cannot be read, InputError for a pointer of a newer format."""
     reasons: dict[Version, list[str]] = {}
     by_model: dict[str, list[str]] = {}
     for model, version in known.versions:
@@ -83,6 +86,14 @@ def find_kept_versions(store: Store, known: RegistryInventory, rules: Rules) -> 
                 channel = lookup.read_channel(store, model, name.removesuffix(".json"))
                 for version in find_served_versions(channel, rules.moves) if channel else ():
                     reasons.setdefault((model, version), []).append(f"channel {name.removesuffix('.json')}")
+            case [model, "pointers", name] if name.endswith(".json"):
+                # One that a dead writer left behind may lead clients to an older version still.
+                with suppress(IntegrityError):  # its channel keeps what it leads to; `verify --repair` writes it anew
+                    pointer = read_pointer(store, model, name.removesuffix(".json"))
+                    if pointer and pointer.serves:
+                        reasons.setdefault((model, pointer.serves.version), []).append(
+                            f"pointer {name.removesuffix('.json')}"
+                        )
     there = set(known.versions)
     _keep_graphs(store, reasons, there)
     return {version: tuple(why) for version, why in sorted(reasons.items()) if version in there}

@@ -17,6 +17,7 @@ from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latency_reports
 from enginery.registry.evidence.loads import load_reports
 from enginery.registry.latency_series import parse_series
+from enginery.registry.leases import hold_lease
 from enginery.registry.manifest import Manifest, Misplaced
 from enginery.registry.records import read_record
 from enginery.registry.registered_specs import registrations
@@ -25,10 +26,17 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.files import new_blake3_hasher
 from enginery.registry.store.layout import BLOBS, LEASES, MODELS, RECORDS, SERIES, blob_key, lease_key, registered_key
 from enginery.registry.trust.requirement import find_misplaced
-from enginery.registry.versions import lookup, policies
+from enginery.registry.versions import lookup, policies, refresh
 from enginery.registry.versions.lookup import MISSING, engine_sizes, find_lost
+from enginery.registry.versions.pointers import read_pointer
+from enginery.registry.versions.snapshots import is_snapshot
 
-FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature")
+FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature", "stale")
+# Problems of pointers, which `repair` writes anew.
+_POINTERS = ("stale", "unsettled")
+
+# What a pointer's snapshot is called among the things that a blob is part of.
+SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True)
@@ -111,12 +119,33 @@ def verify(
     return found.close()
 
 
-def repair(store: Store, verification: Verification) -> tuple[str, ...]:
-    """Move corrupt blobs away, so that the next build makes them again; return their digests."""
+@dataclass(frozen=True)
+class Repairs:
+    """What was mended. blobs: digests of corrupt ones that were moved away.  pointers: of which channels
+    (`model:channel`) the pointer was written anew."""
+
+    blobs: tuple[str, ...] = ()
+    pointers: tuple[str, ...] = ()
+
+
+def repair(store: Store, verification: Verification) -> Repairs:
+    """Move corrupt blobs away, so that the next build makes them again, and write pointers and their snapshots anew.
+
+    Raises InputError for a pointer of a newer format.
+    """
     corrupt = tuple(problem.what for problem in verification.problems if problem.kind == "corrupt")
     for digest in corrupt:
         store.discard(digest)
-    return corrupt
+    pointers = {problem.what for problem in verification.problems if problem.kind in _POINTERS}
+    for problem in verification.problems:
+        if problem.kind in ("missing", "corrupt", "size"):
+            named = (affected.rpartition(" ") for affected in problem.affects)
+            pointers |= {where for where, _, what in named if what == SNAPSHOT}
+    for where in sorted(pointers):
+        model, _, channel = where.partition(":")
+        with hold_lease(store, f"refreshing the pointer of {where}") as guard:
+            refresh.refresh_channel(guard, model, channel, force=True)
+    return Repairs(corrupt, tuple(sorted(pointers)))
 
 
 def _check_model(found: _Findings, model: str) -> None:
@@ -135,11 +164,27 @@ def _check_model(found: _Findings, model: str) -> None:
         except EngineryError as error:
             found.add("dangling", f"{model}:{name}", str(error))
             continue
+        _check_pointer(found, model, name)
         # The canary reports that a channel's moves refer to must be kept.
         for move in channel.history if channel else ():
             for digest in move.canary:
                 what = f"{model}:{name} canary report of the move to {move.version}"
                 found.needed.setdefault(digest, []).append(what)
+
+
+def _check_pointer(found: _Findings, model: str, channel: str) -> None:
+    """A pointer that leads elsewhere than its channel, or with other documents than the version has; and one that is
+    missing, or was left marked."""
+    where = f"{model}:{channel}"
+    try:
+        if fault := refresh.find_fault(found.store, model, channel):
+            found.add("stale" if fault[0] else "unsettled", where, f"its pointer: {fault[1]}")
+        pointer = read_pointer(found.store, model, channel)
+    except EngineryError as error:
+        found.add("stale", where, str(error))
+        return
+    if pointer and pointer.serves and pointer.serves.snapshot:
+        found.needed.setdefault(pointer.serves.snapshot, []).append(f"{where} {SNAPSHOT}")
 
 
 def _take_registered(found: _Findings) -> None:
@@ -217,7 +262,7 @@ def _check_litter(found: _Findings, stored: list[str]) -> None:
         else:
             remembered.update(record.blobs)
     for digest in () if found.unread else stored:  # what a manifest that cannot be read refers to is not known
-        if digest not in found.needed and digest not in remembered:
+        if digest not in found.needed and digest not in remembered and not is_snapshot(found.store, digest):
             found.add("orphaned", digest, f"{found.store.size(digest)} bytes that nothing refers to")
     for path in found.store.strays():
         found.add("stray", path, "left behind by a writer that died; the next build cleans it")

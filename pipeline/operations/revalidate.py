@@ -18,10 +18,10 @@ from enginery.core.origin import this_process
 from enginery.core.parsing import parse_json
 from enginery.core.reports.proof import Report
 from enginery.registry.ensembles import require_model
-from enginery.registry.evidence.attestations import MAX_BYTES, attest, judge_entries
-from enginery.registry.evidence.latencies import attach_latency
+from enginery.registry.evidence.attestations import MAX_BYTES, judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest, make_request, request_of
 from enginery.registry.store.base import Store
+from enginery.registry.versions.additions import add_attestation, add_latencies
 from pipeline.compile.run_context import RunContext, shown_turn
 from pipeline.compile.steps.latency import time_engine
 from pipeline.compile.steps.proofs import try_to_prove
@@ -106,11 +106,11 @@ def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: Run
     built = as_built(entry)
     proof = try_to_prove(built, spec, (manifest.golden, manifest.onnx), context, afresh=True)
     report = make_report(built, manifest.golden, [published_proof(entry, context.store), proof], None)
-    attached, timed, latency = attest(context.store, manifest, report), None, spec.validation.latency
+    attached, timed, latency = add_attestation(context.store, manifest, report), None, spec.validation.latency
     if report.verdict == "proven" and latency is not None:
         timed = time_engine(built, spec, latency, manifest.golden, context, afresh=True)
         if timed:
-            attach_latency(context.store, manifest, timed)
+            add_latencies(context.store, manifest, [timed])
     return Attested(entry, report.verdict, report.reason, attached, timed)
 
 

@@ -14,8 +14,9 @@ from enginery.core.hardware.machine import describe_host
 from enginery.core.origin import this_process
 from enginery.core.reports.proof import Report, judge
 from enginery.core.text import now
-from enginery.registry.evidence.attestations import attest, judge_entries
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.versions.additions import add_attestation
 from enginery.user_code.compiling import CompileModel
 from pipeline.compile.caches.plan import device_of
 from pipeline.compile.caches.prove_cache import ProveCache, ProvenStart
@@ -86,7 +87,7 @@ def _prove(entry: EngineEntry, whole: Manifest, spec: ModelSpec, folder: Path, c
             raise
         return Attested(entry, "refused", str(error))
     report = _report_on(entry, whole, found)
-    return Attested(entry, report.verdict, report.reason, attest(context.store, whole, report))
+    return Attested(entry, report.verdict, report.reason, add_attestation(context.store, whole, report))
 
 
 def _report_on(entry: EngineEntry, whole: Manifest, found: ProvenStart) -> Report:

@@ -10,9 +10,9 @@ from enginery.core.errors import IntegrityError
 from enginery.core.parsing import mapping
 from enginery.core.types import PRECISIONS
 from enginery.registry.ensembles import functions_of, load_pinned, pinned_engines
-from enginery.registry.evidence.attestations import attest
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
+from enginery.registry.versions.additions import add_attestation
 from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.connections import read_data
 from pipeline.compile.ensembles.proof import prove
@@ -90,7 +90,7 @@ def _prove(entry: EngineEntry, manifest: Manifest, built: BuiltEnsemble, context
     unit = unit_of(entry, {graph.name: engine for graph, _, engine in parts})
     proof = prove(request_proof(unit, built), unit.name, context, afresh=True)
     report = report_on(entry, built.golden.digest, proof, None)
-    return Attested(entry, report.verdict, report.reason, attest(context.store, manifest, report))
+    return Attested(entry, report.verdict, report.reason, add_attestation(context.store, manifest, report))
 
 
 def unit_of(entry: EngineEntry, engines: Mapping[str, EngineEntry]) -> EnsembleUnit:

@@ -13,10 +13,10 @@ from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError, IntegrityError, UnknownNameError
 from enginery.core.hardware.machine import driver_version
 from enginery.core.reports.latency import BucketLatency, LatencyReport, Ratio
-from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.latency_series import LatencySeries, SeriesPoint, append_point, read_series
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
+from enginery.registry.versions.additions import add_latencies
 from enginery.registry.versions.lookup import load_if_there
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext, stops_run
@@ -35,7 +35,7 @@ def record_report(chosen: ChosenEngine, report: LatencyReport, seed: int, contex
 
     Raises IntegrityError for a stored series that cannot be read, and what a store raises.
     """
-    attach_latency(context.store, chosen.manifest, context.store.put_bytes(canonical_json(encode(report))))
+    add_latencies(context.store, chosen.manifest, [context.store.put_bytes(canonical_json(encode(report)))])
     return [_record_bucket(chosen, report, bucket, seed, context) for bucket in report.buckets]
 
 

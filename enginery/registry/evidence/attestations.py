@@ -16,7 +16,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.types import CPU_KIND
 from enginery.registry.ensembles import pinned_engines
 from enginery.registry.manifest import STATUSES, EngineEntry, Manifest, Status
-from enginery.registry.store.base import Store
+from enginery.registry.store.base import Documents, Store
 from enginery.registry.store.layout import attestation_key, evidence_prefix
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
 
 
 def judge_entries(
-    store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
+    store: Documents, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
 ) -> tuple[JudgedEntry, ...]:
     """The version's engines with their current status; of a CPU engine the one on the kind of CPU it was built for. An
     engine of an ensemble is no better than those that it stands for.
@@ -102,7 +102,7 @@ def judge_entries(
 
 
 def _judge_whole(
-    store: Store, manifest: Manifest, entry: JudgedEntry, counts: Callable[[Attestation], bool] | None
+    store: Documents, manifest: Manifest, entry: JudgedEntry, counts: Callable[[Attestation], bool] | None
 ) -> JudgedEntry:
     """An engine of an ensemble with the status of the worst engine that it stands for, where that is worse."""
     engines: dict[str, JudgedEntry] = {}
@@ -128,12 +128,12 @@ def _worst(found: tuple[Status, str], engines: Mapping[str, EngineEntry]) -> tup
     return found
 
 
-def attestations(store: Store, manifest: Manifest) -> Iterator[Attestation]:
+def attestations(store: Documents, manifest: Manifest) -> Iterator[Attestation]:
     """All attestations of a version. Raises IntegrityError for a damaged one."""
     return (attestation for attestation, _ in attestation_documents(store, manifest))
 
 
-def attestation_documents(store: Store, manifest: Manifest) -> Iterator[tuple[Attestation, bytes]]:
+def attestation_documents(store: Documents, manifest: Manifest) -> Iterator[tuple[Attestation, bytes]]:
     """All attestations of a version with their bytes. Raises IntegrityError for a damaged one."""
     prefix = evidence_prefix("attestations", manifest.model, manifest.version)
     for key in store.list(prefix):

@@ -11,7 +11,7 @@ from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
 from enginery.core.parsing import Malformed
 from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store
+from enginery.registry.store.base import Documents, Store
 from enginery.registry.store.layout import evidence_prefix, latency_key, load_key
 
 
@@ -58,7 +58,7 @@ class EngineReports(Generic[ReportT]):
         except IntegrityError as error:
             raise IntegrityError(f"blob {report} is no {self.name}: {error}; {self.remedy}") from error
 
-    def of_version(self, store: Store, manifest: Manifest) -> Iterator[ReportT]:
+    def of_version(self, store: Documents, manifest: Manifest) -> Iterator[ReportT]:
         """All of a version, in the order of their keys. Raises IntegrityError for a damaged one."""
         prefix = evidence_prefix(self.kind, manifest.model, manifest.version)
         for key in store.list(prefix):

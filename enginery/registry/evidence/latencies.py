@@ -10,7 +10,7 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind
 from enginery.registry.evidence.engine_reports import EngineReports
 from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store
+from enginery.registry.store.base import Documents
 
 # What was timed: the runtime's own call, or `Session.run` with its checks.
 Timed = Literal["runtime", "session"]
@@ -22,21 +22,27 @@ read_latency_report = _REPORTS.read_blob
 latency_reports = _REPORTS.of_version
 
 
-def latencies(store: Store, manifest: Manifest) -> dict[str, list[LatencyReport]]:
+def latencies(store: Documents, manifest: Manifest) -> dict[str, list[LatencyReport]]:
     """Engine's digest -> the newest report of each kind of machine, newest first. One at sizes that somebody asked for
     counts where there is no other: engines are compared at the sizes that all are timed at.
 
     Raises IntegrityError for a damaged report.
     """
+    found: dict[str, list[LatencyReport]] = {}
+    newest = newest_of_each(latency_reports(store, manifest))
+    for report in sorted(newest, key=lambda item: item.created_at, reverse=True):
+        found.setdefault(report.engine, []).append(report)
+    return found
+
+
+def newest_of_each(reports: Iterable[LatencyReport]) -> list[LatencyReport]:
+    """Of each engine and kind of machine the report that counts, as in `latencies`."""
     newest: dict[tuple[str, MachineKind], LatencyReport] = {}
-    for report in latency_reports(store, manifest):
+    for report in reports:
         key = (report.engine, report.machine)
         if key not in newest or _rank(newest[key]) <= _rank(report):
             newest[key] = report
-    found: dict[str, list[LatencyReport]] = {}
-    for report in sorted(newest.values(), key=lambda item: item.created_at, reverse=True):
-        found.setdefault(report.engine, []).append(report)
-    return found
+    return list(newest.values())
 
 
 def _rank(report: LatencyReport) -> tuple[bool, str]:
@@ -58,7 +64,7 @@ class MeasuredSpeed:
 
 
 def measured_speeds(
-    store: Store, manifest: Manifest, machine: Machine, engines: Iterable[EngineEntry]
+    store: Documents, manifest: Manifest, machine: Machine, engines: Iterable[EngineEntry]
 ) -> dict[str, MeasuredSpeed]:
     """Engine's digest -> its speed on machines of this kind, by the newest report; unmeasured engines are left out.
 
@@ -78,7 +84,7 @@ def speeds_of(newest: Mapping[str, LatencyReport]) -> dict[str, MeasuredSpeed]:
     return {digest: speed for digest, speed in speeds.items() if speed}
 
 
-def measured_latencies(store: Store, manifest: Manifest, machine: Machine) -> dict[str, LatencyReport]:
+def measured_latencies(store: Documents, manifest: Manifest, machine: Machine) -> dict[str, LatencyReport]:
     """Engine's digest -> its newest latency report on machines of this kind; unmeasured engines are left out.
 
     Reads every latency report of the version. Raises IntegrityError for a damaged one.

@@ -13,17 +13,50 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from enginery.core.errors import ConflictError, InputError, UndecidedError
+from enginery.core.errors import ConflictError, InputError, UnavailableError, UndecidedError
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.folder import FileStore, open_folder
+from enginery.registry.store.layout import MARKER, check_format
 
-__all__ = ["FileStore", "Store", "absolute_uri", "open_store"]
+__all__ = ["Documents", "FileStore", "Store", "absolute_uri", "check_marker", "open_store"]
 
 # Enough for dozens of concurrent writers of one document.
 _ATTEMPTS = 200
 # A writer that lost a race waits at random up to so long, times its attempts, so that not all retry at once.
 _LOSERS_PAUSE_S = 0.01
+
+
+class Documents(Protocol):
+    """What resolving a version reads: a whole store, or a snapshot of the version's documents (`versions.snapshots`).
+
+    Each method is that of `Store`.
+    """
+
+    @property
+    def uri(self) -> str:
+        """See `Store.uri`."""
+        ...
+
+    def locator(self, key: str) -> str:
+        """See `Store.locator`."""
+        ...
+
+    def read_blob(self, digest: str) -> bytes:
+        """See `Store.read_blob`."""
+        ...
+
+    def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
+        ...
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`."""
+        ...
 
 
 class Store(Protocol):
@@ -159,16 +192,17 @@ class Store(Protocol):
         ...
 
 
-def place_of(store: Store, key: str) -> str:
+def place_of(store: Documents, key: str) -> str:
     """The place of a key for messages: a path, or an s3:// URI."""
     uri = store.locator(key)
     return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 
 
-def open_store(uri: str | Path, *, create: bool = False) -> Store:
+def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> Store:
     """Open the registry at a path, a `file://` or an `s3://` URI.
 
-    With `create`, it is created if it is absent, and must be writable.
+    With `create`, it is created if it is absent, and must be writable. Without `check`, a bucket is asked for nothing
+    before its first use, and `check_marker` says whether a registry is there.
 
     Raises InputError for what cannot be a registry (a file, a place with other content, a newer format, an unknown
     scheme, a server without conditional writes) and UnavailableError for what is absent or not writable.
@@ -181,10 +215,18 @@ def open_store(uri: str | Path, *, create: bool = False) -> Store:
         # Here, because boto3 takes a quarter of a second to import.
         from enginery.registry.store.s3.store import open_bucket
 
-        return open_bucket(text, create=create)
+        return open_bucket(text, create=create, check=check)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
     return open_folder(Path(unquote(parts.path)), create=create)
+
+
+def check_marker(store: Store) -> None:
+    """Raise UnavailableError where no registry is, InputError for one of a newer format; one request."""
+    marker = store.read(MARKER)
+    if marker is None:
+        raise UnavailableError(f"there is no registry at {store.uri}; `enginery build` makes one, or set --registry")
+    check_format(marker, store.uri)
 
 
 def absolute_uri(uri: str) -> str:

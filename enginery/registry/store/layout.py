@@ -16,6 +16,7 @@ A key is a relative path with '/' between its parts::
     models/<model>/versions/<version>/report.json         the data of that page
     models/<model>/channels/<channel>.json                which version a channel serves, and its history
     failed/<model>/report.html, report.json               page of the model's last run that published nothing
+    models/<model>/pointers/<channel>.json                where a channel leads, in short (`registry.versions.pointers`)
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
@@ -88,7 +89,7 @@ def record_key(kind: str, key: str) -> str:
     return f"{RECORDS}{kind}/{check_digest(key)}.json"
 
 
-def model_prefix(kind: Literal["versions", "channels", "pins"], model: str) -> str:
+def model_prefix(kind: Literal["versions", "channels", "pointers", "pins"], model: str) -> str:
     """Prefix of the documents of one kind of a model."""
     return f"{MODELS}{check_model(model)}/{kind}/"
 
@@ -165,6 +166,11 @@ def signature_key(model: str, version: str, document: str, key_id: str) -> str:
 def channel_key(model: str, channel: str) -> str:
     """Key of a channel's pointer."""
     return f"{model_prefix('channels', model)}{check_channel(channel)}.json"
+
+
+def pointer_key(model: str, channel: str) -> str:
+    """Key of the short document that says where a channel leads."""
+    return f"{model_prefix('pointers', model)}{check_channel(channel)}.json"
 
 
 def policy_key(model: str | None, channel: str) -> str:

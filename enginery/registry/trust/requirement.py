@@ -16,7 +16,7 @@ from enginery.core.names import version_order
 from enginery.core.parsing import Malformed
 from enginery.registry.evidence.attestations import Attestation
 from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store
+from enginery.registry.store.base import Documents
 from enginery.registry.store.layout import attestation_key, evidence_prefix, is_key, signature_key
 from enginery.registry.trust.policy import Rule, TrustPolicy, configured_policy, load_policy
 from enginery.registry.trust.signatures import (
@@ -50,7 +50,7 @@ class Vouched:
     counts: Callable[[Attestation], bool]
 
 
-def require(store: Store, manifest: Manifest, policy: TrustPolicy | Path | str | None = None) -> Vouched:
+def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | str | None = None) -> Vouched:
     """The signers of a version. Raises UntrustedError when the policy needs other or more signatures, or refuses it.
 
     manifest: the signatures of exactly this manifest are checked, so the caller must go on with it and load no other.
@@ -87,7 +87,7 @@ def require(store: Store, manifest: Manifest, policy: TrustPolicy | Path | str |
 
 
 def signers_of(
-    store: Store, manifest: Manifest, signers: Sequence[Signer]
+    store: Documents, manifest: Manifest, signers: Sequence[Signer]
 ) -> tuple[tuple[Signer, ...], dict[str, str]]:
     """Those of `signers` with a valid signature of a version's manifest, and of the others signer -> reason."""
     rule = Rule("*", tuple(signers))
@@ -95,7 +95,9 @@ def signers_of(
     return tuple(valid), refused
 
 
-def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tuple[str, SignatureBundle | Malformed]]:
+def signatures(
+    store: Documents, manifest: Manifest, document: str
+) -> Iterator[tuple[str, SignatureBundle | Malformed]]:
     """File name and signature, or the reason why it cannot be read, of each signature of a document (its digest)."""
     prefix = f"{evidence_prefix('signatures', manifest.model, manifest.version)}{check_digest(document)}/"
     for name in store.children(prefix):
@@ -110,7 +112,7 @@ def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tupl
             yield name, bundle
 
 
-def find_misplaced(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]]:
+def find_misplaced(store: Documents, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Key and reason of each signature of a version that is malformed, or of another document than its folder says."""
     folder = evidence_prefix("signatures", manifest.model, manifest.version)
     for child in store.children(folder):
@@ -129,7 +131,7 @@ def find_misplaced(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]
 
 
 def _find_signers(
-    store: Store, manifest: Manifest, rule: Rule, file: str, content: bytes
+    store: Documents, manifest: Manifest, rule: Rule, file: str, content: bytes
 ) -> tuple[list[Signer], dict[str, str]]:
     """The rule's signers with a valid signature of `content` (named `file`), and of the others signer -> reason."""
     document = digest_of_bytes(content)
@@ -149,7 +151,7 @@ def _find_signers(
 
 
 def _candidates(
-    store: Store, manifest: Manifest, document: str, signer: Signer
+    store: Documents, manifest: Manifest, document: str, signer: Signer
 ) -> Iterator[SignatureBundle | Malformed]:
     if not isinstance(signer, KeySigner):
         found = (bundle for _, bundle in islice(signatures(store, manifest, document), MOST_SIGNATURES))
@@ -175,7 +177,7 @@ def _check_version(manifest: Manifest, rule: Rule, policy: TrustPolicy) -> None:
 
 
 def _too_few(
-    store: Store, manifest: Manifest, rule: Rule, valid: list[Signer], refused: dict[str, str], policy: TrustPolicy
+    store: Documents, manifest: Manifest, rule: Rule, valid: list[Signer], refused: dict[str, str], policy: TrustPolicy
 ) -> str:
     document = digest_of_bytes(manifest.to_bytes())
     try:

@@ -5,19 +5,21 @@ proven ones only; that is recorded with the move, and pulls through the channel 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import cast
 
 from enginery.core.digest import canonical_json
-from enginery.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from enginery.core.errors import ConflictError, EngineryError, InputError, IntegrityError, UnknownNameError
 from enginery.core.text import now
 from enginery.registry.evidence.attestations import Attestation, judge_entries
-from enginery.registry.leases import hold_lease, secure_version
+from enginery.registry.leases import Guard, hold_lease, secure_version
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.store.base import Store, change
 from enginery.registry.store.layout import channel_key, manifest_key
 from enginery.registry.versions import policies
 from enginery.registry.versions.lookup import Channel, Move, find_lost_of, parse_channel_document
 from enginery.registry.versions.policies import CanaryPass
+from enginery.registry.versions.refresh import mark_moving, refresh_channel, refresh_moved
 
 
 def promote(
@@ -51,7 +53,7 @@ def promote(
             raise IntegrityError("\n".join([f"channel {name!r}: {reference} is damaged; {remedy}:", *lines]))
         guard.secure(item.report for item in canaries)
         return point(
-            store,
+            guard,
             manifest,
             name,
             by,
@@ -63,7 +65,7 @@ def promote(
 
 
 def point(
-    store: Store,
+    guard: Guard,
     manifest: Manifest,
     name: str,
     by: str = "",
@@ -77,6 +79,7 @@ def point(
 
     Raises ConflictError and IntegrityError as `promote` does.
     """
+    store = guard.store
     if lost := [item.report for item in canaries if not store.has(item.report)]:
         raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
     reports = tuple(item.report for item in canaries)
@@ -95,7 +98,7 @@ def point(
             )
         return move
 
-    return _append(store, manifest.model, name, next_move)
+    return _append(guard, manifest.model, name, next_move)
 
 
 def rollback(
@@ -125,7 +128,7 @@ def rollback(
         return Move(previous.version, previous.manifest, now(), by, why, previous.proven_only, "rollback")
 
     with hold_lease(store, f"rolling back {model}:{name}") as guard:
-        return _append(store, model, name, next_move)
+        return _append(guard, model, name, next_move)
 
 
 def policy_refusal(
@@ -147,15 +150,18 @@ def policy_refusal(
     )
 
 
-def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | None], Move | None]) -> Channel:
-    """Add a move by compare-and-swap, repeated after a lost race, so that no move is lost."""
-    key = channel_key(model, name)
+def _append(guard: Guard, model: str, name: str, next_move: Callable[[Channel | None], Move | None]) -> Channel:
+    """Add a move by compare-and-swap, repeated after a lost race, so that no move is lost; then write the pointer,
+    which was marked before, so that no client follows it meanwhile."""
+    store, mark = guard.store, None
 
     def make(data: bytes | None) -> bytes | None:
+        nonlocal mark
         channel = parse_channel_document(store, data, model, name)
         move = next_move(channel)
         if move is None:
             return None
+        mark = mark or mark_moving(store, model, name)
         return canonical_json(Channel(model, name, (*(channel.history if channel else ()), move)).to_json())
 
     def contains(found: bytes | None, written: bytes) -> bool:
@@ -163,4 +169,13 @@ def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | 
         now, moved = (parse_channel_document(store, data, model, name) for data in (found, written))
         return bool(now and moved and now.history[: len(moved.history)] == moved.history)
 
-    return cast("Channel", parse_channel_document(store, change(store, key, make, contains), model, name))
+    try:
+        data = change(store, channel_key(model, name), make, contains)
+    except EngineryError:
+        if mark is not None:
+            with suppress(EngineryError):  # the first error matters more; a mark that stays costs requests
+                refresh_channel(guard, model, name, mark)
+        raise
+    channel = cast("Channel", parse_channel_document(store, data, model, name))
+    refresh_moved(guard, channel, mark)
+    return channel

@@ -6,7 +6,7 @@ bytes of the same size are found when they are read: by a pull, and by `verify`.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args
 
 from enginery.core import parsing
@@ -15,7 +15,7 @@ from enginery.core.names import STABLE, Reference, is_name, version_order
 from enginery.core.parsing import Malformed
 from enginery.core.text import suggest
 from enginery.registry.manifest import EngineEntry, Manifest, parse
-from enginery.registry.store.base import Store, place_of
+from enginery.registry.store.base import Documents, Store, place_of
 from enginery.registry.store.layout import MANIFEST, MODELS, channel_key, manifest_key, model_prefix
 
 DEFAULT_CHANNELS = (STABLE, "candidate")
@@ -97,12 +97,14 @@ class Located:
     """The manifest that a reference resolves to, and the channel that it was found through, or None.
 
     signed_by: the trust policy's names of its signers, once that was checked; empty where no signature is needed.
+    documents: the version's documents out of a snapshot; None where they are read from the registry.
     """
 
     reference: Reference
     manifest: Manifest
     channel: Channel | None = None
     signed_by: tuple[str, ...] = ()
+    documents: Documents | None = field(default=None, repr=False, compare=False)
 
     @property
     def proven_only(self) -> bool:
@@ -119,7 +121,7 @@ class Listed:
     channels: tuple[str, ...]
 
 
-def catalogue(store: Store, prefix: str = MODELS) -> list[Listed]:
+def catalogue(store: Documents, prefix: str = MODELS) -> list[Listed]:
     """The models that have a version, sorted. Lists keys, and reads no document.
 
     prefix: 'models/' for all models, or 'models/<model>/' for one.
@@ -154,12 +156,12 @@ def page(store: Store, limit: int, after: str | None = None) -> list[Listed]:
     return found
 
 
-def models(store: Store) -> list[str]:
+def models(store: Documents) -> list[str]:
     """The models that have a version, sorted."""
     return [listed.model for listed in catalogue(store)]
 
 
-def versions(store: Store, model: str) -> list[str]:
+def versions(store: Documents, model: str) -> list[str]:
     """A model's versions in the order of their names ('2' before '10'). Lists keys, and reads no manifest."""
     prefix = model_prefix("versions", model)
     parts = (key.removeprefix(prefix).split("/") for key in store.list(prefix))
@@ -208,7 +210,7 @@ def _read_move(value: object, path: str) -> Move:
     )
 
 
-def load(store: Store, model: str, version: str) -> Manifest:
+def load(store: Documents, model: str, version: str) -> Manifest:
     """Read a version's manifest. Raises UnknownNameError if there is none, IntegrityError if it is damaged."""
     if manifest := load_if_there(store, model, version):
         return manifest
@@ -217,7 +219,7 @@ def load(store: Store, model: str, version: str) -> Manifest:
     raise _unknown(store, "model", model, models(store))
 
 
-def load_if_there(store: Store, model: str, version: str) -> Manifest | None:
+def load_if_there(store: Documents, model: str, version: str) -> Manifest | None:
     """Read a version's manifest; None if there is none. Raises IntegrityError if it is damaged."""
     key = manifest_key(model, version)
     data = store.read(key)
@@ -235,7 +237,7 @@ def locate(store: Store, reference: Reference) -> Located:
         return Located(reference, load(store, model, reference.version))
     for name in (reference.channel,) if reference.channel else DEFAULT_CHANNELS:
         if channel := read_channel(store, model, name):
-            return Located(reference, _load_served(store, channel), channel)
+            return Located(reference, load_served(store, channel), channel)
     known = versions(store, model)
     if not known:
         raise _unknown(store, "model", model, models(store))
@@ -244,7 +246,8 @@ def locate(store: Store, reference: Reference) -> Located:
     return Located(reference, load(store, model, known[-1]))
 
 
-def _load_served(store: Store, channel: Channel) -> Manifest:
+def load_served(store: Documents, channel: Channel) -> Manifest:
+    """The manifest of the version that a channel leads to. Raises IntegrityError where that is gone, or another one."""
     try:
         manifest = load(store, channel.model, channel.version)
     except UnknownNameError as error:
@@ -260,7 +263,7 @@ def _load_served(store: Store, channel: Channel) -> Manifest:
     return manifest
 
 
-def _unknown(store: Store, kind: str, name: str, known: list[str]) -> UnknownNameError:
+def _unknown(store: Documents, kind: str, name: str, known: list[str]) -> UnknownNameError:
     known_text = f"known: {', '.join(known[-10:])}" if known else "there is none yet; `enginery build` publishes one"
     return UnknownNameError(f"no {kind} {name!r} in {store.uri}; {suggest(name, known, known_text)}")
 

@@ -106,7 +106,7 @@ def publish(
                 return published
             refusal = channels.policy_refusal(store, published.manifest, channel)
             if refusal is None:
-                channels.point(store, published.manifest, channel, by=by, why=why)
+                channels.point(guard, published.manifest, channel, by=by, why=why)
         return replace(published, channel_refusal=refusal)
 
 

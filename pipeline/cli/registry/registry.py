@@ -17,8 +17,8 @@ from enginery.registry.ensembles import functions_of, require_model
 from enginery.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of, quantization_records
 from enginery.registry.store.base import open_store
 from enginery.registry.trust import require
-from enginery.registry.verification import Verification
-from enginery.registry.verification import repair as move_away
+from enginery.registry.verification import Repairs, Verification
+from enginery.registry.verification import repair as repair_store
 from enginery.registry.verification import verify as verify_store
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import Channel, locate
@@ -93,19 +93,24 @@ def _print_heading(facts: VersionStatus) -> None:
 
 @click.command()
 @optional_reference_argument
-@click.option("--repair", is_flag=True, help="Move corrupt blobs away, so that the next build makes them again.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Move corrupt blobs away, so that the next build makes them again; write pointers anew.",
+)
 @registry_option
 @json_option
 def verify(reference: str | None, repair: bool, registry: str, as_json: bool) -> None:
     """Re-hash every byte of REF, or of the whole registry, and report damage. Exit code 1 if there is any."""
     store = open_store(registry)
     result = verify_store(store, parse_reference(reference) if reference else None)
-    moved = move_away(store, result) if repair else ()
+    repairs = repair_store(store, result) if repair else Repairs()
     if as_json:
         problems = [{**asdict(problem), "fault": problem.fault} for problem in result.problems]
-        emit_json({**asdict(result), "problems": problems, "sound": result.sound, "moved_away": list(moved)})
+        found = {**asdict(result), "problems": problems, "sound": result.sound}
+        emit_json({**found, "moved_away": list(repairs.blobs), "pointers_written": list(repairs.pointers)})
     else:
-        _print_verified(result, moved)
+        _print_verified(result, repairs)
     if not result.sound:
         raise SystemExit(1)
 
@@ -236,12 +241,14 @@ def _print_latencies(found: Mapping[str, Sequence[LatencyReport]]) -> None:
                 echo(f"  {line}")
 
 
-def _print_verified(result: Verification, moved: tuple[str, ...]) -> None:
+def _print_verified(result: Verification, repairs: Repairs) -> None:
     for problem in result.problems:
         affects = f" [{'; '.join(problem.affects)}]" if problem.affects else ""
         echo(f"{problem.kind}: {problem.what}: {problem.detail}{affects}")
-    for digest in moved:
+    for digest in repairs.blobs:
         echo(f"moved away: {digest}; build again to restore it")
+    for channel in repairs.pointers:
+        echo(f"written anew: the pointer of {channel}")
     if not result.sound:
         say(
             "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "

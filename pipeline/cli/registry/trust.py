@@ -12,7 +12,7 @@ from enginery.registry.store.base import open_store
 from enginery.registry.trust import require
 from enginery.registry.trust.policy import load_policy, policy_of_key
 from enginery.registry.trust.signing import Keyless, Signed, SigningKey, check_signer
-from enginery.registry.trust.signing import sign as sign_version
+from enginery.registry.versions.additions import add_signatures
 from enginery.registry.versions.lookup import locate
 from pipeline.cli.options import emit_json, json_option, reference_argument, registry_option, say, trust_option
 from pipeline.cli.tables import echo
@@ -55,7 +55,7 @@ def sign(
     signer = _signer(private_key, certificate, chain, keyless)
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
-    signed = sign_version(store, manifest, signer)
+    signed = add_signatures(store, manifest, signer)
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "signatures": [vars(item) for item in signed]})
         return
@@ -101,7 +101,7 @@ def sign_published(private_key: Path, registry: str, name: str, digest: str | No
     manifest = locate(store, parse_reference(name)).manifest
     if manifest.digest != digest:
         raise IntegrityError(f"{name} was published as manifest {digest}, and is now {manifest.digest}; not signed")
-    for line in signed_lines(sign_version(store, manifest, _signer(private_key, None, (), keyless=False))):
+    for line in signed_lines(add_signatures(store, manifest, _signer(private_key, None, (), keyless=False))):
         say(line)
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from enginery.core.digest import canonical_json
 from enginery.core.origin import user
-from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry
+from enginery.registry.versions.additions import add_latencies
 from enginery.registry.versions.publish import Published, find_published, find_same, publish, published_without
 from pipeline.compile.last_builds import remember_builds
 from pipeline.compile.publication.draft import VersionDraft
@@ -33,9 +33,7 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
     with published_without(published.manifest, "what the next plan compares with, its latency reports and its page"):
         remember_builds(manifest.model, built, draft.reads, draft.read_sources, context, new)
     with published_without(published.manifest, "its latency reports and its page"):
-        for item in judged:
-            if item.latency:
-                attach_latency(store, published.manifest, item.latency)
+        add_latencies(store, published.manifest, [item.latency for item in judged if item.latency])
     name = f"{manifest.model}@{published.version}"
     same = name if published.repeated else None
     told = f"same as {name}" if same else "already published" if published.existed else "published"

@@ -24,10 +24,11 @@ from enginery.core.parsing import parse_json
 from enginery.core.reports.proof import Check, Report
 from enginery.core.types import CPU_KIND, Session, Tensors
 from enginery.registry.ensembles import pinned_engines
-from enginery.registry.evidence.attestations import attest, judge_entries
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.trust import require
+from enginery.registry.versions.additions import add_attestation
 from enginery.registry.versions.lookup import locate
 from pipeline.compile.ensembles.publication import GOLDEN, report_on, request_proof
 from pipeline.compile.ensembles.samples import LIMITS
@@ -182,7 +183,7 @@ def _attach(store: Store, manifest: Manifest, results: Results, item: OfflineTri
     reason = f"{report.reason}; answers recorded on {device.name}, judged here"
     attached = replace(report, created_at=item.created_at, host=host, versions=versions, reason=reason)
     reference = f"{item.model}@{item.version}"
-    return Imported(reference, report.unit, report.verdict, report.reason, attest(store, manifest, attached))
+    return Imported(reference, report.unit, report.verdict, report.reason, add_attestation(store, manifest, attached))
 
 
 def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:

@@ -125,7 +125,7 @@ def following(client: Client, dest: Path, hook=None, say=lambda text: None):
     from enginery.core.names import parse_reference
 
     return ChannelWatcher(
-        lambda: client.store, parse_reference("digits:candidate"), Machine(), dest,
+        lambda: client._locator, parse_reference("digits:candidate"), Machine(), dest,
         policy=Policy(), fetcher=lambda: client._fetcher(lambda *_: None), interval_s=0.05, hook=hook, say=say,
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_what_goes_wrong_keeps_the_old_engine_is_said_once_and_passes(store: Sto
     thread.start()
     try:
         wait_for(lambda: len(said) == 2)
-        assert "no channel" in said[1] and f"keeping {served}" in said[1]
+        assert "there is no registry" in said[1] and f"keeping {served}" in said[1]
         (tmp_path / "away").rename(tmp_path / "registry")
         wait_for(lambda: len(said) == 3)
         assert "has no engine for cpu" in said[2] and led(dest) == served

@@ -270,9 +270,11 @@ class S3Store:
         return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
 
 
-def open_bucket(uri: str, *, create: bool) -> S3Store:
+def open_bucket(uri: str, *, create: bool, check: bool = True) -> S3Store:
     """Open the registry at an s3:// URI, or make one. Raises InputError and UnavailableError; see `open_store`."""
     place = parse_place(uri)
+    if not (create or check):
+        return S3Store(place)
     marker = read_document(place, MARKER, attempts=_ATTEMPTS)
     if marker is not None:
         check_format(marker[0], place.locator(""))

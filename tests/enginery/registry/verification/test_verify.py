@@ -46,7 +46,7 @@ def test_a_flipped_bit_names_the_engine_it_spoils_and_can_be_repaired(store: Sto
     assert (problem.kind, problem.what) == ("corrupt", digest) and not result.sound
     assert problem.affects == ("digits@1 engine sm_89 fp32 tensorrt-rtx",)
     assert found(store, "digits@1") == [("corrupt", digest)]
-    assert repair(store, result) == (digest,)
+    assert repair(store, result).blobs == (digest,)
     assert found(store) == [("missing", digest)]
     engine(store, "sm_89", status="unproven")
     assert found(store) == []

@@ -1,0 +1,1 @@
+"""What a registry and its nodes cost at the size of ten thousand models and fifty thousand nodes."""

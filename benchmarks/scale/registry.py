@@ -1,0 +1,41 @@
+"""A registry of as many models as wanted in a counting store, each published by the real code, with evidence of a size
+that the examples have: twelve engines a version, for each an attestation and a latency report."""
+
+from dataclasses import replace
+
+from enginery.core.codec import encode
+from enginery.core.digest import canonical_json
+from enginery.core.reports.proof import Check
+from enginery.registry.evidence.attestations import attest
+from enginery.registry.evidence.latencies import attach_latency
+from enginery.registry.manifest import Manifest
+from enginery.registry.versions import channels
+from tests.enginery.registries import engine, publish_engines, report
+from tests.enginery.registry.counting import CountingStore
+from tests.validation.latency.reports import latency_report
+
+TARGETS = (
+    "cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121", "l4", "h100",
+)  # fmt: skip
+CHECKS = 40
+
+
+def publish_version(store: CountingStore, model: str, number: int, *, evidence: bool = True) -> Manifest:
+    """Publish a version with an engine for each generation of hardware and move its channel `stable`.
+
+    evidence: whether each engine has an attestation and a latency report before the channel moves.
+    """
+    entries = [engine(store, target, "fp16", data=f"{model} {number} {target}".encode() * 20) for target in TARGETS]
+    manifest = publish_engines(store, entries, number, channel=None, wanted=str(number), model=model).manifest
+    if evidence:
+        for entry in manifest.engines:
+            found = report(entry, "proven", host="node")
+            checks = tuple(
+                Check("engine", "sqnr_db", f"logits {index}", "golden", 60.0, 40.0, True) for index in range(CHECKS)
+            )
+            attest(store, manifest, replace(found, checks=checks))
+            timed = latency_report()
+            timed = replace(timed, engine=str(entry.digest), unit=entry.unit)
+            attach_latency(store, manifest, store.put_bytes(canonical_json(encode(timed))))
+    channels.promote(store, manifest, "stable", proven_only=False)
+    return manifest

@@ -1,0 +1,41 @@
+"""Adds evidence to a published version (attestations, latency reports, signatures), and refreshes the pointers that
+lead to it, whose snapshots hold it."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from enginery.registry.evidence.attestations import attest
+from enginery.registry.evidence.latencies import attach_latency
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.versions.refresh import refresh_version
+
+if TYPE_CHECKING:
+    from enginery.core.reports.proof import Report
+    from enginery.registry.trust.signing import Keyless, Signed, SigningKey
+
+
+def add_attestation(store: Store, manifest: Manifest, report: "Report") -> str:
+    """`attest`, and refresh the pointers that lead to the version. Raises as `attest` and the store."""
+    digest = attest(store, manifest, report)
+    refresh_version(store, manifest)
+    return digest
+
+
+def add_latencies(store: Store, manifest: Manifest, reports: Iterable[str]) -> None:
+    """`attach_latency` of each report, given as a blob's digest, and refresh the pointers once."""
+    found = list(reports)
+    for report in found:
+        attach_latency(store, manifest, report)
+    if found:
+        refresh_version(store, manifest)
+
+
+def add_signatures(store: Store, manifest: Manifest, signer: "SigningKey | Keyless") -> tuple["Signed", ...]:
+    """`sign`, and refresh the pointers where a signature is new. Raises as `sign` and the store."""
+    from enginery.registry.trust.signing import sign
+
+    signed = sign(store, manifest, signer)
+    if any(item.new for item in signed):
+        refresh_version(store, manifest)
+    return signed
