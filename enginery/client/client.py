@@ -31,8 +31,9 @@ from enginery.client.watch import ChannelWatcher, Swap
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import AUTO, Machine
 from enginery.core.names import parse_reference
-from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.base import Store
 from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache
+from enginery.registry.store.nearest import open_nearest, warn
 
 __all__ = [
     "EngineRanking",
@@ -52,7 +53,9 @@ __all__ = [
 class Client:
     """A registry, and how its engines come to this machine.
 
-    registry: a path, file:// or s3:// URI; opened at first use.  cache: a folder (with `cache_bytes` as its bound);
+    registry: a path, file://, s3:// or http:// URI, or several with commas, read from the first that answers
+    (`enginery.registry.store.nearest`); opened at first use.  say: called when a place of several stops to answer, or
+    answers again.  cache: a folder (with `cache_bytes` as its bound);
     'auto' is this machine's (ENGINERY_CACHE, ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
     policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
     Raises InputError for a registry that is neither text nor a path.
@@ -63,6 +66,7 @@ class Client:
     policy: Policy = field(default_factory=Policy)
     cache_bytes: int = DEFAULT_BYTES
     rehash: bool = False
+    say: Callable[[str], object] = warn
 
     def __post_init__(self) -> None:
         if not isinstance(self.registry, str | Path):
@@ -139,7 +143,7 @@ class Client:
     @cached_property
     def store(self) -> Store:
         """The registry, opened. Raises InputError and UnavailableError, and tries again next time."""
-        return open_store(self.registry)
+        return open_nearest(self.registry, self.say)
 
     def _fetcher(self, progress: Progress) -> BlobFetcher:
         if self.cache == AUTO:
