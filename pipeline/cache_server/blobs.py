@@ -23,7 +23,7 @@ from enginery.registry.store.cache import BlobCache
 from enginery.registry.store.download import Fill, download, journal_of
 from enginery.registry.store.files import BlobDigest
 from pipeline.cache_server.counts import CacheCounts
-from pipeline.cache_server.origin import NotServedError, Origin, SingleFlight, not_served
+from pipeline.cache_server.origin import NotServedError, Origin, SingleFlight, explain_error
 
 # Blobs that are fetched at the same time; each has half of the connections and of the memory of a single download.
 FETCHES = 4
@@ -53,11 +53,11 @@ class Fetch:
     def begin(self, partial: Path) -> None:
         """From the fetching thread: this is the file that the bytes go to."""
         fd = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
-        self._post(lambda: self._begun(fd))
+        self._post(lambda: self._take_file(fd))
 
     def advance(self, there: int) -> None:
         """From the fetching thread: so many bytes from the beginning are in the file."""
-        self._post(lambda: self._moved(there))
+        self._post(lambda: self._note_progress(there))
 
     def end(self, failure: NotServedError | None = None) -> None:
         """No more bytes come; all have, if there is no failure."""
@@ -72,12 +72,12 @@ class Fetch:
     def _post(self, change: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(change)
 
-    def _begun(self, fd: int) -> None:
+    def _take_file(self, fd: int) -> None:
         self._release()  # a second attempt writes to a new file
         self.fd, self.there = fd, 0
         self._wake()
 
-    def _moved(self, there: int) -> None:
+    def _note_progress(self, there: int) -> None:
         self.there = there
         self._wake()
 
@@ -128,7 +128,7 @@ class Blobs:
         self._sizes: dict[str, int] = {}
         self._refused: dict[str, tuple[float, NotServedError]] = {}
         self._rechecked: dict[str, float] = {}
-        self._questions = SingleFlight()
+        self._questions = SingleFlight[int | None]()
         self._stopping = False
 
     async def size(self, digest: str) -> int:
@@ -202,12 +202,12 @@ class Blobs:
         loop = asyncio.get_running_loop()
         running = loop.run_in_executor(self._threads, lambda: self._fetch(digest, fetch))
 
-        def ended(done: "asyncio.Future[None]") -> None:
+        def finish(done: "asyncio.Future[None]") -> None:
             self._fetches.pop(digest, None)
             self._counts.fetching.dec()
             fetch.end(self._failure(digest, None if done.cancelled() else done.exception()))
 
-        running.add_done_callback(ended)
+        running.add_done_callback(finish)
         return fetch
 
     def _failure(self, digest: str, error: BaseException | None) -> NotServedError | None:
@@ -215,7 +215,7 @@ class Blobs:
             return None
         self._counts.origin_errors.labels("blob").inc()
         if isinstance(error, EngineryError):
-            found = not_served(error)
+            found = explain_error(error)
         else:  # a full disk, a stop
             found = NotServedError(503, f"the cache cannot keep this blob: {getattr(error, 'strerror', None) or error}")
         if isinstance(error, IntegrityError):
@@ -239,8 +239,8 @@ class Blobs:
                 partial,
                 BlobDigest(digest),
                 fetch.size,
-                lambda start, size: self._counted(digest, start, size),
-                lambda there: self._moved(fetch, there),
+                lambda start, size: self._count_range(digest, start, size),
+                lambda there: self._advance(fetch, there),
                 beside=_BESIDE,
             )
             journal_of(partial).unlink()
@@ -252,13 +252,13 @@ class Blobs:
                 store.doubt(digest)
         raise IntegrityError(f"the registry gives other bytes of this blob (their digest is {found})")
 
-    def _moved(self, fetch: Fetch, there: int) -> None:
+    def _advance(self, fetch: Fetch, there: int) -> None:
         if self._stopping:
             raise BrokenOffError("it is stopping")
         fetch.advance(there)
 
     @contextmanager
-    def _counted(self, digest: str, start: int, size: int) -> Iterator[Fill]:
+    def _count_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
         with self._origin.store().open_range(digest, start, size) as fill:
 
             def count(into: memoryview) -> None:

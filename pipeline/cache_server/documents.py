@@ -43,14 +43,14 @@ class KeptDocument:
 
 
 class Documents:
-    """fresh_s: how long a document is served without asking.  offline_s: how long while the registry is out of reach."""
+    """fresh_s: how long a document is served without asking.  offline_s: that, while the registry is out of reach."""
 
     def __init__(self, origin: Origin, counts: CacheCounts, fresh_s: float, offline_s: float) -> None:
         self._origin, self._counts = origin, counts
         self._fresh_s, self._offline_s = fresh_s, max(fresh_s, offline_s)
         self._kept: OrderedDict[str, KeptDocument] = OrderedDict()
         self._bytes = 0
-        self._questions = SingleFlight()
+        self._questions = SingleFlight[tuple[KeptDocument, bool]]()
 
     async def read(self, key: str) -> tuple[KeptDocument, str]:
         """A document and how it was answered: 'hit', 'miss', 'stale' or 'absent'. Raises NotServedError."""

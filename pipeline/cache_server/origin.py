@@ -4,9 +4,9 @@ A cache starts and serves what it keeps while its registry is out of reach.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.registry.store.base import Store
@@ -49,7 +49,7 @@ class Origin:
             return await self.run(lambda: question(self.store()))
         except EngineryError as error:
             self._counts.origin_errors.labels(kind).inc()
-            raise not_served(error) from error
+            raise explain_error(error) from error
 
     async def run(self, work: Callable[[], Value]) -> Value:
         """What `work` returns in a thread."""
@@ -60,26 +60,26 @@ class Origin:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def not_served(error: Exception) -> NotServedError:
+def explain_error(error: Exception) -> NotServedError:
     """The answer to a client for a registry's error: 422 for damage there, 503 where it cannot be asked."""
     return NotServedError(422 if isinstance(error, IntegrityError) else 503, str(error).partition("\n")[0])
 
 
-class SingleFlight:
+class SingleFlight(Generic[Value]):
     """Answers to equal questions that come while one of them is under way: all get that one's answer."""
 
     def __init__(self) -> None:
-        self._running: dict[str, asyncio.Task[object]] = {}
+        self._running: dict[str, asyncio.Task[Value]] = {}
 
-    async def once(self, name: str, work: Callable[[], Awaitable[Value]]) -> Value:
+    async def once(self, name: str, work: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
         """What `work` gives, which runs unless one of this name runs. It goes on when a client goes away."""
         task = self._running.get(name)
         if task is None:
-            task = self._running[name] = asyncio.ensure_future(work())  # type: ignore[arg-type, assignment]
+            task = self._running[name] = asyncio.create_task(work())
             task.add_done_callback(lambda done: self._forget(name, done))
-        return await asyncio.shield(task)  # type: ignore[return-value]
+        return await asyncio.shield(task)
 
-    def _forget(self, name: str, done: "asyncio.Task[object]") -> None:
+    def _forget(self, name: str, done: asyncio.Task[Value]) -> None:
         self._running.pop(name, None)
         if not done.cancelled():
             done.exception()  # whoever asked has it; a client that went away leaves none to ask

@@ -229,8 +229,8 @@ def _absolute(uri: str) -> str:
 
 
 def _split(text: str) -> SplitResult:
-    """The parts of a file://, s3:// or http(s):// URI. Raises InputError for any other, and for one with credentials, whose message
-    repeats none of it.
+    """The parts of a file://, s3:// or http(s):// URI. Raises InputError for any other, and for one with credentials,
+    whose message repeats none of it.
 
     A secret may hold '/', so that `urlsplit` takes a part of it for the path; only a file's path may hold '@'.
     """

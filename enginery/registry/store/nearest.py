@@ -4,21 +4,18 @@ The last place is the registry itself; those before it are caches (`enginery cac
 
 **Reads** go to the first place that answers, one by one: where it is out of reach, or does not have what is asked for,
 the next one is asked, and a blob goes on at the byte where it broke off. A place that was out of reach is left alone
-for a while, longer each time, and asked before that only if no other place answers. **Writes** go to the last place, and
-so do later reads of the keys that were written.
+for a while, longer each time, and asked before that only if no other place answers. **Writes** go to the last place,
+and so do later reads of the keys that were written.
 
-**What lags.** A mirror may be behind the registry. A channel's history only grows, so a place whose history is the
-beginning of one that was seen before is behind, and the next place is asked: in one process a channel never moves back
-because another place answered. The registry's own answer is taken as it is.
+**What lags.** A mirror may be behind the registry. A place where a channel's last move is older than one that was seen
+before is behind, and the next place is asked: in one process a channel never moves back because another place answered.
+The registry's own answer is taken as it is.
 
 **Wrong bytes.** Who finds that a blob's bytes are not what its digest says calls `doubt`, and it then comes from the
 last place.
 """
 
 import json
-import random
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,16 +27,11 @@ from enginery.registry.store.base import Doubting, Store, absolute_uri, open_sto
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.layout import MODELS
+from enginery.registry.store.near_place import NearPlace
 
 Value = TypeVar("Value")
 Say = Callable[[str], object]
 
-# Seconds for which a place that was out of reach is left alone: the first time, and at most; a fifth more or less.
-FIRST_AWAY_S = 30.0
-LONGEST_AWAY_S = 300.0
-_JITTER = 0.2
-# Requests to a cache before the next place is asked.
-_ATTEMPTS = 2
 # Channels, written keys and doubted blobs that are remembered.
 _REMEMBERED = 1024
 
@@ -59,69 +51,17 @@ def open_nearest(uri: str | Path, say: Say = warn) -> Store:
     return open_store(uri) if len(places) == 1 else NearestStore([absolute_uri(str(place)) for place in places], say)
 
 
-class _Place:
-    """One place: opened at first use, and left alone for a while after it was out of reach."""
-
-    def __init__(self, uri: str, last: bool) -> None:
-        self.uri, self.last = uri, last
-        self._store: Store | None = None
-        self._lock = threading.Lock()
-        self._failures, self._until = 0, 0.0
-
-    def open(self) -> Store:
-        """The store. Raises InputError and UnavailableError."""
-        with self._lock:
-            if self._store is None:
-                self._store = self._opened()
-            return self._store
-
-    def _opened(self) -> Store:
-        if not self.last and self.uri.startswith(("http://", "https://")):
-            from enginery.registry.store.http.store import open_http
-
-            return open_http(self.uri, create=False, attempts=_ATTEMPTS)
-        return open_store(self.uri)
-
-    @property
-    def locator(self) -> Callable[[str], str]:
-        """Where a key is, for messages."""
-        return self._store.locator if self._store is not None else lambda key: f"{self.uri.partition('?')[0]}/{key}"
-
-    @property
-    def away(self) -> bool:
-        """Whether it is left alone now."""
-        return time.monotonic() < self._until
-
-    def failed(self) -> float | None:
-        """Leave it alone for a while; the seconds if it answered before, else None."""
-        with self._lock:
-            first, self._failures = not self._failures, self._failures + 1
-            wait = min(FIRST_AWAY_S * 2 ** min(self._failures - 1, 10), LONGEST_AWAY_S)
-            wait *= random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
-            self._until = time.monotonic() + wait
-            return wait if first else None
-
-    def answered(self) -> bool:
-        """Note that it answers; whether it did not before."""
-        if not self._failures:
-            return False
-        with self._lock:
-            back, self._failures, self._until = bool(self._failures), 0, 0.0
-            return back
-
-
-Places = list[_Place]
-Opened = list[tuple[_Place, Fill]]
+Places = list[NearPlace]
 
 
 class NearestStore:
     """The store at several places (`Store` documents the methods). May be used by many threads."""
 
     def __init__(self, uris: Sequence[str], say: Say) -> None:
-        self._places = [_Place(uri, uri == uris[-1]) for uri in uris]
+        self._places = [NearPlace(uri, uri == uris[-1]) for uri in uris]
         self._say = say
-        # By channel: the longest history that was seen, and its bytes.
-        self._channels: dict[str, tuple[list[object], bytes]] = {}
+        # By channel: the last move that was seen, and the document's bytes.
+        self._channels: dict[str, tuple[tuple[str, int], bytes]] = {}
         self._written: dict[str, None] = {}
         self._doubted: dict[str, None] = {}
 
@@ -192,7 +132,7 @@ class NearestStore:
 
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`: in the first place that has it."""
-        return self._first(lambda store: store.stored_size(digest), None, self._order(digest))
+        return self._first(lambda place: place.open().stored_size(digest), None, self._order(digest))
 
     def size(self, digest: str) -> int:
         """See `Store.size`."""
@@ -213,47 +153,31 @@ class NearestStore:
     @contextmanager
     def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
         """See `Store.open_range`. The next place goes on where one broke off."""
-        at = start
+        at, left = start, self._order(digest)
         with ExitStack() as opened:
-            current: Opened = []
+            current: tuple[NearPlace, Fill] | None = None
 
             def fill(into: memoryview) -> None:
-                nonlocal at
+                nonlocal at, current
                 while True:
+                    place = current[0] if current else left.pop(0)
                     try:
-                        if not current:
-                            self._open_next(digest, places, at, start + size - at, opened, current)
-                        current[0][1](into)
+                        if current is None:
+                            found = place.open().open_range(digest, at, start + size - at)
+                            current = place, opened.enter_context(found)
+                        current[1](into)
                     except EngineryError as error:
-                        failed = current.pop()[0] if current else None
+                        current = None
                         opened.close()
-                        self._note(failed, error)
-                        if not places:
+                        self._note(place, error)
+                        if not left:
                             raise
                     else:
-                        self._note(current[0][0], None)
+                        self._note(place, None)
                         at += len(into)
                         return
 
-            places = self._order(digest)
             yield fill
-
-    def _open_next(
-        self,
-        digest: str,
-        places: Places,
-        start: int,
-        size: int,
-        opened: ExitStack,
-        current: Opened,
-    ) -> None:
-        """Open the rest of a range at the next of `places`. Raises what that one raises."""
-        place = places.pop(0)
-        try:
-            current.append((place, opened.enter_context(place.open().open_range(digest, start, size))))
-        except EngineryError as error:
-            self._note(place, error)
-            raise
 
     def doubt(self, digest: str) -> None:
         """Read a blob from the last place from now on, because other bytes came; tell caches to look at theirs."""
@@ -276,25 +200,28 @@ class NearestStore:
         """See `Store.read_if_changed`. The tag names the place, too; another one's document is read anew."""
         number, _, known = tag.partition(":")
 
-        def ask(place: _Place) -> tuple[bytes | None, str]:
+        def ask(place: NearPlace) -> tuple[bytes | None, str]:
             index = str(self._places.index(place))
             data, found = place.open().read_if_changed(key, known if index == number else "")
             if data is not None and self._lags(place, key, data):
                 return None, ""
             return data, f"{index}:{found}" if found else ""
 
-        data, found = self._first(None, (None, ""), self._order_of(key), ask)
+        nothing: tuple[bytes | None, str] = (None, "")
+        data, found = self._first(ask, nothing, self._order_of(key))
         if not found and key in self._channels:  # only places that lag have answered
             return self._channels[key][1], "seen"
         return data, found
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`: in the first place that has such keys."""
-        yield from self._first(lambda store: tuple(store.list(prefix)), (), self._order())
+        nothing: tuple[str, ...] = ()
+        yield from self._first(lambda place: tuple(place.open().list(prefix)), nothing, self._order())
 
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`: in the first place that has such keys."""
-        yield from self._first(lambda store: tuple(store.children(prefix)), (), self._order())
+        nothing: tuple[str, ...] = ()
+        yield from self._first(lambda place: tuple(place.open().children(prefix)), nothing, self._order())
 
     def _registry(self) -> Store:
         """The last place."""
@@ -321,13 +248,7 @@ class NearestStore:
                 return found
         raise failure
 
-    def _first(
-        self,
-        ask: Callable[[Store], Value] | None,
-        nothing: Value,
-        places: Places,
-        ask_place: "Callable[[_Place], Value] | None" = None,
-    ) -> Value:
+    def _first(self, ask: Callable[[NearPlace], Value], nothing: Value, places: Places) -> Value:
         """The first answer that is not `nothing`; that, if a place says so and no other one that can be reached knows
         more. Raises what the last place raised if none answers."""
         answered, failure = False, None
@@ -335,7 +256,7 @@ class NearestStore:
             if answered and place.away:
                 break
             try:
-                found = ask_place(place) if ask_place else ask(place.open()) if ask else nothing
+                found = ask(place)
             except EngineryError as error:
                 self._note(place, error)
                 failure = error
@@ -348,36 +269,36 @@ class NearestStore:
             raise failure
         return nothing
 
-    def _lags(self, place: _Place, key: str, data: bytes) -> bool:
+    def _lags(self, place: NearPlace, key: str, data: bytes) -> bool:
         """Whether a channel's document is older than what was seen; what is not is remembered."""
         if not (key.startswith(MODELS) and "/channels/" in key):
             return False
-        history = _history(data)
-        seen = self._channels.get(key, ([], b""))[0]
-        if not place.last and len(history) < len(seen) and seen[: len(history)] == history:
+        moved = _last_move(data)
+        if not place.last and key in self._channels and moved < self._channels[key][0]:
             return True
-        _remember(self._channels, key, (history, data))
+        _remember(self._channels, key, (moved, data))
         return False
 
-    def _note(self, place: _Place | None, error: EngineryError | None) -> None:
+    def _note(self, place: NearPlace | None, error: EngineryError | None) -> None:
         """Note whether a place answered (None), and say so when that is new."""
         if place is None:
             return
         if isinstance(error, UnavailableError) and not isinstance(error, RelayError):
-            if (wait := place.failed()) is not None:
+            if (wait := place.note_failure()) is not None:
                 others = " and ".join(other.uri for other in self._places if other is not place)
                 self._say(f"{place.uri} is left alone for {wait:.0f} s, and {others} read instead: {error}")
-        elif (error is None or isinstance(error, IntegrityError | RelayError)) and place.answered():
+        elif (error is None or isinstance(error, IntegrityError | RelayError)) and place.note_answer():
             self._say(f"{place.uri} answers again")
 
 
-def _history(data: bytes) -> list[object]:
-    """The moves in a channel's document; none where it cannot be read, of which `lookup` gives the reason."""
+def _last_move(data: bytes) -> tuple[str, int]:
+    """When a channel moved last (ISO 8601, UTC) and how often it did; ('', 0) where that cannot be read, of which
+    `lookup` gives the reason."""
     try:
-        found = json.loads(data)["history"]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return []
-    return found if isinstance(found, list) else []
+        history = json.loads(data)["history"]
+        return str(history[-1]["at"]), len(history)
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return "", 0
 
 
 def _remember(known: dict[str, Value], key: str, value: Value) -> None:

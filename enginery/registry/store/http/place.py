@@ -57,6 +57,7 @@ def parse_location(text: str) -> HttpLocation:
         raise InputError(f"registry {text[:200]!r} names no host; give http://host:port/prefix")
     if prefix and not is_key(prefix):
         raise InputError(
-            f"registry {text[:200]!r}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -"
+            f"registry {text[:200]!r}: the parts of the prefix must be letters, digits and . _ -, and not start with "
+            "these signs"
         )
     return HttpLocation(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], prefix)

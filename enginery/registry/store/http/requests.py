@@ -62,7 +62,7 @@ def pauses(attempts: int) -> Iterator[float | None]:
 
 
 @contextmanager
-def asked(
+def exchange(
     place: HttpLocation, method: str, target: str, headers: Mapping[str, str] | None = None
 ) -> Iterator[HTTPResponse]:
     """Send one request and give its answer: 200, 206 or 304. target: the path, with a query.
@@ -94,7 +94,7 @@ def read_whole(
     """
     for pause in pauses(attempts):
         try:
-            with asked(place, "GET", target, headers) as answer:
+            with exchange(place, "GET", target, headers) as answer:
                 body = answer.read(most + 1)
                 if len(body) > most:
                     raise IntegrityError(f"{place.site}{target}: over {most} bytes, which no document of a registry is")

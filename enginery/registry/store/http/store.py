@@ -25,7 +25,7 @@ from enginery.registry.store.http.requests import (
     ATTEMPTS,
     FAILURES,
     AbsentError,
-    asked,
+    exchange,
     pauses,
     read_whole,
     wait,
@@ -114,7 +114,7 @@ class HttpStore:
         target = self.place.path(blob_key(digest))
         for pause in pauses(self.attempts):
             try:
-                with asked(self.place, "HEAD", target) as answer:
+                with exchange(self.place, "HEAD", target) as answer:
                     answer.read()
                     return int(answer.headers["Content-Length"])
             except AbsentError:
@@ -177,7 +177,7 @@ class HttpStore:
         """
         with (
             suppress(IntegrityError, UnavailableError, *FAILURES),
-            asked(self.place, "HEAD", self.place.path(blob_key(digest)), {"Cache-Control": "no-cache"}) as answer,
+            exchange(self.place, "HEAD", self.place.path(blob_key(digest)), {"Cache-Control": "no-cache"}) as answer,
         ):
             answer.read()
 
@@ -199,13 +199,13 @@ class HttpStore:
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`. Raises InputError for what the server lists for nobody."""
-        yield from self._listed(prefix, "keys")
+        yield from self._read_list(prefix, "keys")
 
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`. Raises InputError for what the server lists for nobody."""
-        yield from self._listed(prefix, "names")
+        yield from self._read_list(prefix, "names")
 
-    def _listed(self, prefix: str, what: str) -> tuple[str, ...]:
+    def _read_list(self, prefix: str, what: str) -> tuple[str, ...]:
         if prefix:
             check_key(prefix.removesuffix("/"))
         target = f"{self.place.path(prefix)}?list={what}"
@@ -247,8 +247,8 @@ class HttpStore:
 
     def _refuse(self) -> NoReturn:
         raise InputError(
-            f"{self.uri} is a read-only registry: engines are pulled from it; give the registry itself to publish, move "
-            "channels, verify or collect"
+            f"{self.uri} is read-only: engines are pulled from it; give the registry itself to publish, move channels, "
+            "verify or collect"
         )
 
     def _lost_error(self, digest: str) -> IntegrityError:
@@ -297,7 +297,7 @@ class _BlobRange:
 
     def _open(self) -> HTTPResponse:
         asks = {"Range": f"bytes={self._at}-{self._end - 1}"}
-        answer = self._stack.enter_context(asked(self._store.place, "GET", self._target, asks))
+        answer = self._stack.enter_context(exchange(self._store.place, "GET", self._target, asks))
         length = answer.getheader("Content-Length")
         whole = answer.status == 200 and self._at == 0
         if not (answer.status == 206 or whole) or length != str(self._end - self._at):
