@@ -23,6 +23,10 @@ Ask = Callable[[Store, str], tuple[bytes | None, str]]
 _MOST_BYTES = 256 << 20
 # What a document takes beside its bytes.
 _OVERHEAD_BYTES = 1024
+# How long a request waits for the registry where it can be answered with what is known.
+_PATIENCE_S = 2.0
+# How long a registry that did not answer is not asked again.
+_AWAY_S = 5.0
 # Keys in one list; more are a registry's to list, not a cache's.
 _MOST_KEYS = 100_000
 
@@ -49,7 +53,7 @@ class Documents:
         self._origin, self._counts = origin, counts
         self._fresh_s, self._offline_s = fresh_s, max(fresh_s, offline_s)
         self._kept: OrderedDict[str, KeptDocument] = OrderedDict()
-        self._bytes = 0
+        self._bytes, self._away_until = 0, 0.0
         self._questions = SingleFlight[tuple[KeptDocument, bool]]()
 
     async def read(self, key: str) -> tuple[KeptDocument, str]:
@@ -78,16 +82,27 @@ class Documents:
         if known is not None and self._age(known) < self._fresh_s:
             self._kept.move_to_end(name)
             return known, "absent" if known.data is None else "hit"
-        found, changed = await self._questions.once(name, lambda: self._ask(kind, name, known, ask))
+        if known is not None and self._age(known) <= self._offline_s and self._now() < self._away_until:
+            return replace(known, stale=True), "stale"
+        question = self._questions.once(name, lambda: self._ask(kind, name, known, ask))
+        try:
+            found, changed = await asyncio.wait_for(
+                question, _PATIENCE_S if known is not None and self._age(known) <= self._offline_s else None
+            )
+        except TimeoutError:  # the question goes on
+            assert known is not None  # noqa: S101 - there is no limit without it
+            return replace(known, stale=True), "stale"
         return found, "stale" if found.stale else "absent" if found.data is None else "miss" if changed else "hit"
 
     async def _ask(self, kind: str, name: str, known: KeptDocument | None, ask: Ask) -> tuple[KeptDocument, bool]:
         """The document as the registry has it now, and whether its bytes came."""
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         tag = known.tag if known is not None and known.data is not None else ""
         try:
             data, tag = await self._origin.ask(kind, lambda store: ask(store, tag))
         except NotServedError as error:
+            if error.status == 503:
+                self._away_until = self._now() + _AWAY_S
             if known is None or error.status != 503 or self._age(known) > self._offline_s:
                 raise
             return replace(known, stale=True), False
@@ -105,7 +120,10 @@ class Documents:
             self._bytes -= _size(self._kept.popitem(last=False)[1])
 
     def _age(self, known: KeptDocument) -> float:
-        return asyncio.get_running_loop().time() - known.asked
+        return self._now() - known.asked
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
 
 def _size(document: KeptDocument | None) -> int:

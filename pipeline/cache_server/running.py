@@ -24,6 +24,8 @@ from pipeline.cache_server.served import ServedKeys
 
 # Connections that wait to be accepted: 200 nodes with four connections each may come at the same moment.
 _BACKLOG = 1024
+# How long a connection without a request is kept: longer than nodes wait between two looks at a channel.
+_IDLE_S = 75.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ async def _serve(settings: CacheSettings, say: Callable[[str], object], announce
     served = ServedKeys(tuple(settings.also))
     counts.watch_disk(settings.folder / "blobs", settings.limit_bytes)
     application = CacheApplication(documents, blobs, served, counts, settings.token_file)
-    runner = web.AppRunner(application.build(), access_log=None, shutdown_timeout=settings.grace_s)
+    runner = web.AppRunner(
+        application.build(), access_log=None, shutdown_timeout=settings.grace_s, keepalive_timeout=_IDLE_S
+    )
     await runner.setup()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,8 +89,8 @@ async def _serve(settings: CacheSettings, say: Callable[[str], object], announce
         application.ending = True
         say("ending: no more connections are taken, and what is being sent is sent")
     finally:
-        blobs.stop()
         await runner.cleanup()
+        blobs.stop()
         origin.close()
 
 

@@ -5,6 +5,7 @@ the server wants one, is read from the file that ENGINERY_CACHE_TOKEN_FILE names
 renewed; redirections are not followed, so that no other host gets it.
 """
 
+import atexit
 import os
 import random
 import ssl
@@ -54,6 +55,14 @@ class _Idle:
 _idle: dict[HttpLocation, _Idle] = {}
 
 
+@atexit.register
+def close_idle() -> None:
+    """Close the connections that are kept."""
+    while _idle:
+        for connection in _idle.popitem()[1].connections:
+            connection.close()
+
+
 def pauses(attempts: int) -> Iterator[float | None]:
     """One item for each attempt: the seconds to wait after it before the next one, growing and random; last None."""
     for number in range(attempts - 1):
@@ -76,12 +85,14 @@ def exchange(
             _raise_status(place, target, answer)
         yield answer
     except BaseException:
+        answer.close()
         connection.close()
         raise
     # Of a body that was not read to its end `length` is what is left.
     if answer.isclosed() and not answer.length and not answer.will_close and len(kept := _kept(place)) < _KEPT:
         kept.append(connection)
     else:
+        answer.close()
         connection.close()
 
 

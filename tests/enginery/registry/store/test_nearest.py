@@ -78,7 +78,9 @@ class Places:
         self.store = found
 
     def publish(self, content: str) -> None:
-        publish_engines(self.origin.store, [engine(self.origin.store, data=content.encode())], content, channel="stable")
+        publish_engines(
+            self.origin.store, [engine(self.origin.store, data=content.encode())], content, channel="stable"
+        )
 
     def copy(self) -> None:
         reference = parse_reference("digits:stable")
