@@ -175,17 +175,22 @@ class Blobs:
         if len(self._rechecked) >= _MOST_SIZES:
             self._rechecked.clear()
         self._rechecked[digest] = now
-        self._cache.verifications.forget(BlobDigest(digest))
-        stream = await self._origin.run(lambda: self._cache.open_sound(digest))
-        if stream is None:
+        if await self._origin.run(lambda: self._is_damaged(digest)):
             self._counts.damaged.inc()
-        else:
-            stream.close()
 
     def stop(self) -> None:
         """End the fetches; what has come of them is taken up by the next process."""
         self._stopping = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _is_damaged(self, digest: str) -> bool:
+        if self._cache.size_of(digest) is None:
+            return False
+        self._cache.verifications.forget(BlobDigest(digest))
+        if (stream := self._cache.open_sound(digest)) is None:
+            return True
+        stream.close()
+        return False
 
     async def _fetchable_size(self, digest: str) -> int:
         until, failure = self._refused.get(digest, (0.0, NotServedError(0, "")))

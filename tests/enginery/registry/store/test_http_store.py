@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import IntegrityError, InputError, RelayError, UnavailableError
+from enginery.core.errors import InputError, IntegrityError, RelayError, UnavailableError
 from enginery.registry.store.base import Store, absolute_uri, open_store, split_places
 from enginery.registry.store.http import requests
 from enginery.registry.store.http.store import HttpStore

@@ -10,6 +10,7 @@ import pytest
 from enginery.client.client import Client
 from enginery.client.fetch import BlobFetcher
 from enginery.core.errors import EngineryError, IntegrityError, RelayError, UnavailableError
+from enginery.core.names import parse_reference
 from enginery.exchange.mirror import mirror
 from enginery.registry.store import near_place
 from enginery.registry.store.base import FileStore, open_store
@@ -18,7 +19,6 @@ from enginery.registry.store.layout import blob_key, channel_key
 from enginery.registry.store.nearest import NearestStore, open_nearest
 from enginery.registry.versions.channels import promote
 from enginery.registry.versions.lookup import load, locate, read_channel
-from enginery.core.names import parse_reference
 from tests.enginery.registries import engine, flip, overwrite, publish_engines
 
 STABLE = channel_key("digits", "stable")
