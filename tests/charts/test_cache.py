@@ -69,9 +69,8 @@ def test_a_namespace_of_its_own_has_the_nodes_pods_and_their_policy() -> None:
 @pytest.mark.parametrize("base", ["minimal", "aws", "onprem"])
 def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) -> None:
     for name, item in objects(on_nodes(base)).items():
-        if "cache" in name or "-node-" in name:
-            if item["apiVersion"] != "monitoring.coreos.com/v1":
-                kubernetes_validate.validate(item, version, strict=True)
+        if ("cache" in name or "-node-" in name) and item["apiVersion"] != "monitoring.coreos.com/v1":
+            kubernetes_validate.validate(item, version, strict=True)
 
 
 def test_who_may_pull_is_named() -> None:
