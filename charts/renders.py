@@ -17,6 +17,7 @@ MANIFESTS = {
     "prefect": ("prefect/",),
     "ray": ("ray/",),
     "metrics": ("metrics/",),
+    "cache": ("cache/",),
     "disruption": ("pdb",),
 }
 

@@ -38,6 +38,22 @@ PORTS = listed({"type": "integer", "minimum": 1, "maximum": 65535})
 CIDRS = {"type": "array", "items": CIDR}
 SECONDS = {"type": "integer", "minimum": 1}
 COUNT = {"type": "integer", "minimum": 0}
+# Of the command line: a number of bytes, a time.
+SIZE = {"type": "string", "pattern": "^[1-9][0-9]{0,11}(B|KiB|MiB|GiB|TiB)?$"}
+DURATION = {"type": "string", "pattern": "^[0-9]{1,6}[smhd]$"}
+# One of nodeCache.pulls. The name is a part of a DaemonSet's, and a folder.
+PULL = closed(
+    {
+        "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"},
+        "reference": {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?$"},
+        "target": {"enum": names()},
+        "args": {"type": "array", "items": {"type": "string"}},
+        "nodeSelector": LABELS,
+    },
+    "name",
+    "reference",
+    "target",
+)
 # Of an HTTPRoute (gateway.networking.k8s.io/v1).
 PARENT = closed(
     {
@@ -94,6 +110,15 @@ _AMOUNTS = {"type": "object", "properties": {"cpu": CPU, "memory": BYTES}, "addi
 # What a value is, by the last words of its path; the longest that fits wins.
 RULES: dict[str, Schema] = {
     "affinity": ref("affinity"),
+    "cache.bytes": SIZE,
+    "cache.fresh": DURATION,
+    "cache.offline": DURATION,
+    "cache.trafficDistribution": {"enum": ["", "PreferClose", "PreferSameZone", "PreferSameNode"]},
+    "nodeCache.bytes": SIZE,
+    "nodeCache.hostPath": {"type": "string", "pattern": r"^(/[A-Za-z0-9._-]+)+$"},
+    "nodeCache.interval": SECONDS,
+    "nodeCache.namespace": OPTIONAL_NAME,
+    "nodeCache.pulls": {"type": "array", "items": PULL},
     "annotations": ANNOTATIONS,
     "apiServer.cidrs": {**CIDRS, "minItems": 1},
     "bucket": {"type": "string", "pattern": r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$"},

@@ -32,8 +32,9 @@ from enginery.client.watch import ChannelWatcher, Swap
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import AUTO, Machine
 from enginery.core.names import parse_reference
-from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.base import Store
 from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
+from enginery.registry.store.nearest import open_nearest, warn
 from enginery.registry.versions.lookup import Located
 
 __all__ = [
@@ -54,7 +55,9 @@ __all__ = [
 class Client:
     """A registry, and how its engines come to this machine.
 
-    registry: a path, file:// or s3:// URI; opened at first use.  cache: a folder (with `cache_bytes` as its bound);
+    registry: a path, file://, s3:// or http:// URI, or several with commas, read from the first that answers
+    (`enginery.registry.store.nearest`); opened at first use.  say: called when a place of several stops to answer, or
+    answers again.  cache: a folder (with `cache_bytes` as its bound);
     'auto' is this machine's (ENGINERY_CACHE, ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
     policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
     Raises InputError for a registry that is neither text nor a path.
@@ -65,6 +68,7 @@ class Client:
     policy: Policy = field(default_factory=Policy)
     cache_bytes: int = DEFAULT_BYTES
     rehash: bool = False
+    say: Callable[[str], object] = warn
 
     def __post_init__(self) -> None:
         if not isinstance(self.registry, str | Path):
@@ -141,12 +145,12 @@ class Client:
     @cached_property
     def store(self) -> Store:
         """The registry, opened. Raises InputError and UnavailableError, and tries again next time."""
-        return open_store(self.registry)
+        return open_nearest(self.registry, self.say)
 
     @cached_property
     def _locator(self) -> VersionLocator:
         """Where versions are found. A bucket is not asked whether it is a registry before a pointer was looked for."""
-        store = self.__dict__.get("store") or open_store(self.registry, check=False)
+        store = self.__dict__.get("store") or open_nearest(self.registry, self.say, check=False)
         return VersionLocator.for_store(store, self._blob_cache(store))
 
     def _rank(self, reference: str, machine: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:

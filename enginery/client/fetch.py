@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from enginery.core.errors import IntegrityError
-from enginery.registry.store.base import Store
+from enginery.registry.store.base import Doubting, Store
 from enginery.registry.store.cache import BlobCache, VerificationCache, local_cache
 from enginery.registry.store.download import download, journal_of
 from enginery.registry.store.files import (
@@ -164,6 +164,8 @@ class BlobFetcher:
             if found == blob.expected:
                 return found
             partial.unlink()
+            if isinstance(store, Doubting):
+                store.doubt(blob.digest)
         raise IntegrityError(
             f"blob {blob.digest} of {store.uri} holds other bytes (their {blob.algorithm} is {found}, and should be "
             f"{blob.expected}); run `enginery verify --repair`, then build again"

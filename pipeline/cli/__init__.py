@@ -67,6 +67,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "unpin": ("registry.retention", "Remove a pin."),
         "gc": ("registry.retention", "Delete what nothing needs any more, in two steps."),
         "mirror": ("registry.copies", "Copy versions to another registry."),
+        "cache": ("registry.cache", "Serve a registry to many nodes, each blob fetched once."),
         "export-oci": ("registry.copies", "Write engines as OCI images."),
     },
     "Automation": {
@@ -127,6 +128,7 @@ _EXTRAS = {
     **{name: name for name in ("prefect", "ray", "kubernetes")},
     "model_signing": "signing",
     "ruptures": "trend",
+    "aiohttp": "cache",
 }
 
 

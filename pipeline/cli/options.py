@@ -45,6 +45,19 @@ class Duration(click.ParamType[timedelta]):
         return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
+class Size(click.ParamType[int]):
+    """'100GiB', '512MiB', '1000': a number of bytes."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The bytes. Raises click's usage error for another text."""
+        found = re.fullmatch(r"([0-9]{1,12})(B|KiB|MiB|GiB|TiB)?", str(value))
+        if found is None or not int(found[1]):
+            self.fail(f"{value!r} is no size; give a number and KiB, MiB, GiB or TiB, as in 100GiB", param, ctx)
+        return int(found[1]) << 10 * ("B", "KiB", "MiB", "GiB", "TiB").index(found[2] or "B")
+
+
 def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callable[[Command], Command]:
     """An argument whose meaning is added to the command's help text, since click's arguments have no help."""
 
@@ -110,7 +123,8 @@ def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Co
         default=default,
         show_default=shown,
         show_envvar=True,
-        help="Registry: a path, file:// or s3://bucket/prefix.",
+        help="Registry: a path, file://, s3://bucket/prefix or http://cache. Of several with commas, pull and resolve "
+        "read the first that answers; all else is done at the last.",
     )
 
 

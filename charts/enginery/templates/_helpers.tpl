@@ -39,7 +39,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
      Ray's worker groups, on each upgrade. Those of the account `builds` have its labels, too. Argument: (list $ component). */}}
 {{- define "enginery.podLabels" -}}
 {{- $values := (index . 0).Values -}}
-{{- $builds := has (index . 1) (list "flow-run" "ray-worker" "metrics" "deploy" "test") -}}
+{{- $builds := has (index . 1) (list "flow-run" "ray-worker" "metrics" "deploy" "test" "cache" "node-cache") -}}
 {{ include "enginery.selector" . }}
 {{- with merge (dict) (ternary $values.serviceAccounts.builds.podLabels dict $builds) $values.commonLabels }}
 {{ toYaml . }}
@@ -83,6 +83,17 @@ file:///registry
 {{- end -}}
 s3://{{ $registry.bucket }}/{{ $registry.prefix }}{{ if $options }}?{{ join "&" (sortAlpha $options) }}{{ end }}
 {{- end -}}
+{{- end -}}
+
+{{/* The cache's URL in the cluster, which is valid in other namespaces, too. */}}
+{{- define "enginery.cacheUrl" -}}
+http://{{ include "enginery.fullname" . }}-cache.{{ .Release.Namespace }}.svc:8080
+{{- end -}}
+
+{{/* A size of the command line ('100GiB') in bytes. */}}
+{{- define "enginery.bytes" -}}
+{{- $unit := regexFind "[KMGT]iB$" . -}}
+{{- mul (trimSuffix $unit . | trimSuffix "B" | int64) (get (dict "" 1 "KiB" 1024 "MiB" 1048576 "GiB" 1073741824 "TiB" 1099511627776) $unit) -}}
 {{- end -}}
 
 {{/* Prefect's API as pods reach it. */}}

@@ -62,7 +62,7 @@
 {{- $mounts := .own.extraVolumeMounts | default (ternary list .all.extraVolumeMounts (ne .path "")) -}}
 {{- $names := list -}}
 {{- range $volumes }}
-{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "catalog" "commands" "selftest") }}
+{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "catalog" "commands" "selftest" "cache-token" "node") }}
 {{ $path }}extraVolumes: the chart has a volume {{ .name }}; give another name
 {{- end }}
 {{- if has .name $names }}
@@ -76,7 +76,7 @@
 {{- if not (has .name $names) }}
 {{ $path }}extraVolumeMounts: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
 {{- end }}
-{{- if regexMatch "^/(tmp|cache|registry|etc/enginery(/.*)?)/?$" .mountPath }}
+{{- if regexMatch "^/(tmp|cache|registry|node|etc/enginery(/.*)?)/?$" .mountPath }}
 {{ $path }}extraVolumeMounts: the chart mounts something at {{ .mountPath }}; give another place
 {{- end }}
 {{- if has .mountPath $places }}
@@ -177,7 +177,7 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
 {{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
       "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "prefect.gpuRuns" .Values.prefect.gpuRuns "ray.autoscaler" .Values.ray.autoscaler
-      "ray.head" .Values.ray.head "metrics" .Values.metrics "tests" .Values.tests -}}
+      "ray.head" .Values.ray.head "metrics" .Values.metrics "tests" .Values.tests "cache" .Values.cache "nodeCache" .Values.nodeCache -}}
 {{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
 {{- end -}}
 {{- range $path, $resources := $all }}

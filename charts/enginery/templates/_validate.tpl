@@ -22,6 +22,8 @@
 {{- $lines = append $lines (include "enginery.problems.exposure" .) -}}
 {{- $lines = append $lines (include "enginery.problems.network" .) -}}
 {{- $lines = append $lines (include "enginery.problems.metrics" .) -}}
+{{- $lines = append $lines (include "enginery.problems.cache" .) -}}
+{{- if and .Values.nodeCache.enabled .Values.images.client.repository }}{{ $lines = append $lines (include "enginery.problems.image" (dict "root" . "which" "client")) }}{{ end -}}
 {{- $lines = append $lines (include "enginery.problems.annotations" (dict "path" "ray.head.podAnnotations" "annotations" .Values.ray.head.podAnnotations)) -}}
 {{- $cpu := ternary (list (merge (dict "name" "cpu") .Values.cpuGroup)) list .Values.cpuGroup.enabled -}}
 {{- range concat $cpu .Values.gpuGroups -}}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from enginery.core.errors import ConflictError, InputError, UnavailableError, UndecidedError
@@ -19,7 +19,7 @@ from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.folder import FileStore, open_folder
 from enginery.registry.store.layout import MARKER, check_format
 
-__all__ = ["Documents", "FileStore", "Store", "absolute_uri", "check_marker", "open_store"]
+__all__ = ["Documents", "Doubting", "FileStore", "Store", "absolute_uri", "check_marker", "open_store", "split_places"]
 
 # Enough for dozens of concurrent writers of one document.
 _ATTEMPTS = 200
@@ -192,6 +192,15 @@ class Store(Protocol):
         ...
 
 
+@runtime_checkable
+class Doubting(Protocol):
+    """A store whose blobs may come from a copy of them, which can be damaged."""
+
+    def doubt(self, digest: str) -> None:
+        """Look at a blob's copy again, or read it elsewhere, because other bytes came from it. Raises nothing."""
+        ...
+
+
 def place_of(store: Documents, key: str) -> str:
     """The place of a key for messages: a path, or an s3:// URI."""
     uri = store.locator(key)
@@ -199,18 +208,24 @@ def place_of(store: Documents, key: str) -> str:
 
 
 def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> Store:
-    """Open the registry at a path, a `file://` or an `s3://` URI.
+    """Open the registry at a path, a `file://` or an `s3://` URI, or read-only behind `http(s)://`.
 
-    With `create`, it is created if it is absent, and must be writable. Without `check`, a bucket is asked for nothing
-    before its first use, and `check_marker` says whether a registry is there.
+    Of several with commas between them the last, which is the registry itself; those before it are nearer places to
+    read from (`enginery.registry.store.nearest`). With `create`, it is created if it is absent, and must be writable.
+    Without `check`, a remote one is asked for nothing before its first use, and `check_marker` says whether a registry
+    is there.
 
     Raises InputError for what cannot be a registry (a file, a place with other content, a newer format, an unknown
     scheme, a server without conditional writes) and UnavailableError for what is absent or not writable.
     """
-    text = os.fspath(uri)
+    text = os.fspath(uri) if isinstance(uri, Path) else split_places(uri)[-1]
     if isinstance(uri, Path) or "://" not in text:
         return open_folder(Path(_not_empty(text)), create=create)
     parts = _split(text)
+    if parts.scheme in ("http", "https"):
+        from enginery.registry.store.http.store import open_http
+
+        return open_http(text, create=create)
     if parts.scheme == "s3":
         # Here, because boto3 takes a quarter of a second to import.
         from enginery.registry.store.s3.store import open_bucket
@@ -232,10 +247,23 @@ def check_marker(store: Store) -> None:
 def absolute_uri(uri: str) -> str:
     """The URI of a registry that is valid in every folder and on every machine with access; nothing is opened.
 
-    Raises InputError for what cannot be a registry, as `open_store`.
+    Of several with commas between them each is. Raises InputError for what cannot be a registry, as `open_store`.
     """
+    return ",".join(_absolute(place) for place in split_places(uri))
+
+
+def split_places(uri: str) -> tuple[str, ...]:
+    """The places of a registry's URI: those to read from, nearest first, and the registry itself last.
+
+    They are separated by commas; a folder with a comma in its name is a `file://` URI, with %2C. Raises InputError for
+    an empty one.
+    """
+    return tuple(_not_empty(place.strip()) for place in uri.split(","))
+
+
+def _absolute(uri: str) -> str:
     if "://" not in uri:
-        return f"file://{quote(str(Path(_not_empty(uri)).expanduser().absolute()))}"
+        return f"file://{quote(str(Path(uri).expanduser().absolute()))}"
     if _split(uri).scheme == "s3":
         from enginery.registry.store.s3.place import parse_place
 
@@ -244,8 +272,8 @@ def absolute_uri(uri: str) -> str:
 
 
 def _split(text: str) -> SplitResult:
-    """The parts of a file:// or s3:// URI. Raises InputError for any other, and for one with credentials, whose message
-    repeats none of it.
+    """The parts of a file://, s3:// or http(s):// URI. Raises InputError for any other, and for one with credentials,
+    whose message repeats none of it.
 
     A secret may hold '/', so that `urlsplit` takes a part of it for the path; only a file's path may hold '@'.
     """
@@ -253,14 +281,18 @@ def _split(text: str) -> SplitResult:
     if "@" in (rest.partition("/")[0] if scheme == "file" else rest):
         raise InputError(
             f"registry {scheme[:20]}://...: a URI without user and password is needed; give credentials in the usual "
-            "AWS ways (environment, profile, role)"
+            "AWS ways (environment, profile, role), and a cache's token by ENGINERY_CACHE_TOKEN_FILE"
         )
     try:
         parts = urlsplit(text)
     except ValueError as error:
-        raise InputError(f"registry {text[:200]!r} is not a URI ({error}); give a path, file:// or s3://") from error
-    if parts.scheme not in ("file", "s3"):
-        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path, file:// or s3://")
+        raise InputError(
+            f"registry {text[:200]!r} is not a URI ({error}); give a path, file://, s3:// or http://"
+        ) from error
+    if parts.scheme not in ("file", "s3", "http", "https"):
+        raise InputError(
+            f"registry {text}: scheme {parts.scheme!r} is not known; use a path, file://, s3:// or http://"
+        )
     return parts
 
 

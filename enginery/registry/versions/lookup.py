@@ -156,6 +156,11 @@ def page(store: Store, limit: int, after: str | None = None) -> list[Listed]:
     return found
 
 
+def folder_names(store: Documents) -> list[str]:
+    """The names of models with any document at all, sorted. Lists names, and no keys below them."""
+    return [name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/")]
+
+
 def models(store: Documents) -> list[str]:
     """The models that have a version, sorted."""
     return [listed.model for listed in catalogue(store)]
@@ -216,7 +221,7 @@ def load(store: Documents, model: str, version: str) -> Manifest:
         return manifest
     if known := versions(store, model):
         raise _unknown(store, f"version of {model}", version, known)
-    raise _unknown(store, "model", model, models(store))
+    raise _unknown(store, "model", model, folder_names(store))
 
 
 def load_if_there(store: Documents, model: str, version: str) -> Manifest | None:
@@ -240,7 +245,7 @@ def locate(store: Store, reference: Reference) -> Located:
             return Located(reference, load_served(store, channel), channel)
     known = versions(store, model)
     if not known:
-        raise _unknown(store, "model", model, models(store))
+        raise _unknown(store, "model", model, folder_names(store))
     if reference.channel:
         raise _unknown(store, f"channel of {model}", reference.channel, channel_names(store, model))
     return Located(reference, load(store, model, known[-1]))

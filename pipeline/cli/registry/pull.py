@@ -168,7 +168,7 @@ def _client(registry: str, given: dict[str, Any]) -> "Client":
     from enginery.client.client import Client, Policy
 
     policy = Policy(**{name: given[name] for name in ("precision", "proven_only", "fallback", "trust", "kind")})
-    return Client(registry, policy=policy, rehash=given.get("rehash", False))
+    return Client(registry, policy=policy, rehash=given.get("rehash", False), say=say)
 
 
 def _watch(client: "Client", reference: str, dest: Path, given: dict[str, Any], as_json: bool) -> None:

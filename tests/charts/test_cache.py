@@ -1,0 +1,101 @@
+"""The cache of a cluster, and the caches of its nodes."""
+
+from typing import Any
+
+import helm_python as helm
+import kubernetes_validate
+import pytest
+
+from charts import renders
+from tests.charts.kube import Object, label, with_value
+
+L4 = {"name": "digits-l4", "reference": "digits:stable", "target": "l4", "args": ["--tensorrt", "10.16.1"]}
+H100 = {**L4, "name": "digits-h100", "target": "h100", "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100"}}
+
+
+def objects(values: dict[str, Any]) -> dict[str, Object]:
+    return {label(item): item for item in renders.objects(renders.rendered(values))}
+
+
+def on_nodes(base: str = "aws", **more: Any) -> dict[str, Any]:
+    return {**with_value("nodeCache", {"enabled": True, "pulls": [L4, H100], **more}, base=base)}
+
+
+def test_there_is_no_cache_unless_it_is_asked_for() -> None:
+    assert not [name for name in objects(renders.sample("minimal")) if "cache" in name]
+
+
+def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_it() -> None:
+    found = objects(on_nodes())
+    spec = found["DaemonSet enginery-node-digits-h100"]["spec"]["template"]["spec"]
+    (watch,) = spec["containers"]
+    assert spec["nodeSelector"] == H100["nodeSelector"]
+    assert watch["command"][:4] == ["enginery", "pull", "digits:stable", "--watch"]
+    assert watch["command"][-2:] == ["--tensorrt", "10.16.1"] and "/node/engines/digits-h100" in watch["command"]
+    environment = {item["name"]: item.get("value") for item in watch["env"]}
+    cache = "http://enginery-cache.enginery.svc:8080"
+    assert environment["ENGINERY_REGISTRY"].split(",") == [
+        cache, "s3://example-engines/enginery?region=eu-central-1&sse=aws:kms"
+    ]  # fmt: skip
+    assert environment["ENGINERY_CACHE_BYTES"] == str(20 << 30)
+    (volume,) = [item for item in spec["volumes"] if "hostPath" in item]
+    assert volume["hostPath"] == {"path": "/var/lib/enginery", "type": "DirectoryOrCreate"}
+    (own,) = spec["initContainers"]  # all that runs as root: one program with one capability
+    assert own["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+    assert watch["securityContext"]["runAsNonRoot"]
+
+
+def test_a_token_goes_to_the_cache_and_to_those_who_ask_it() -> None:
+    found = objects(on_nodes("onprem"))
+    server = found["StatefulSet enginery-cache"]["spec"]["template"]["spec"]
+    assert "--token-file=/etc/enginery/cache-token/token" in server["containers"][0]["command"]
+    node = found["DaemonSet enginery-node-digits-l4"]["spec"]["template"]["spec"]
+    names = {item["name"]: item.get("value") for item in node["containers"][0]["env"]}
+    assert names["ENGINERY_CACHE_TOKEN_FILE"] == "/etc/enginery/cache-token/token"
+    assert {"cache-token", "ca"} <= {item["name"] for item in node["volumes"]}
+
+
+def test_a_namespace_of_its_own_has_the_nodes_pods_and_their_policy() -> None:
+    found = objects(on_nodes(namespace="nodes"))
+    moved = {name for name, item in found.items() if item["metadata"].get("namespace") == "nodes"}
+    assert moved == {
+        "DaemonSet enginery-node-digits-l4", "DaemonSet enginery-node-digits-h100",
+        "NetworkPolicy enginery-node-cache-to-cache",
+    }  # fmt: skip
+    assert "serviceAccountName" not in found["DaemonSet enginery-node-digits-l4"]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.36"])
+@pytest.mark.parametrize("base", ["minimal", "aws", "onprem"])
+def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) -> None:
+    for name, item in objects(on_nodes(base)).items():
+        if ("cache" in name or "-node-" in name) and item["apiVersion"] != "monitoring.coreos.com/v1":
+            kubernetes_validate.validate(item, version, strict=True)
+
+
+def test_who_may_pull_is_named() -> None:
+    (rule,) = objects(renders.sample("onprem"))["NetworkPolicy enginery-cache"]["spec"]["ingress"]
+    assert {"namespaceSelector": {"matchLabels": {"enginery.example/pulls": "yes"}}} in rule["from"]
+    (rule,) = objects(with_value("networkPolicy.cache", {"from": []}))["NetworkPolicy enginery-cache"]["spec"][
+        "ingress"
+    ]
+    assert rule["from"] and all("podSelector" in peer for peer in rule["from"])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (on_nodes(pulls=[]), "nothing to follow"),
+        (on_nodes(pulls=[L4, L4]), "digits-l4 is there twice"),
+        (on_nodes(pulls=[{**L4, "reference": "digits"}]), "is no channel"),
+        (on_nodes(pulls=[{**L4, "target": "l5"}]), "target"),
+        (on_nodes("minimal", namespace="nodes"), "existingClaim"),
+        (on_nodes(hostPath="relative"), "hostPath"),
+        (with_value("cache.bytes", "150GiB"), "has no room"),
+        (with_value("cache.bytes", "many"), "bytes"),
+        (with_value("cache.trafficDistribution", "Near"), "trafficDistribution"),
+    ],
+)
+def test_what_cannot_work_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(helm.HelmError, match=said):
+        renders.rendered(values)
