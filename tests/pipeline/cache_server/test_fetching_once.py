@@ -86,7 +86,7 @@ def test_several_caches_of_one_folder_and_a_cache_of_a_cache_fetch_once(
             found = pool.map(lambda n: pull(uris[n % 3], tmp_path / f"out{n}"), range(12))
             assert all(data == ENGINE for data in found)
         came = [place.metric("enginery_cache_origin_bytes_total") for place in (cache, beside, behind)]
-        assert came[0] + came[1] == came[2] == len(ENGINE)
+        assert came[0] + came[1] == came[2] == once(store)
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -123,7 +123,7 @@ def test_what_the_registry_has_wrong_is_refused_and_not_fetched_for_each_client(
     assert cache.metric("enginery_cache_origin_bytes_total") == once(store) + len(ENGINE)
     status, _, body = cache.ask(f"/{blob_key(digest)}")
     assert status == 422 and b"other bytes" in body
-    assert not list((folder / "blobs").iterdir())
+    assert not (folder / "blobs" / digest).exists()
 
 
 def test_clients_go_on_without_a_cache_that_is_killed(store: Store, cache: RunningCache, tmp_path: Path) -> None:
