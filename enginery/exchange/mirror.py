@@ -12,13 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginery.core.digest import digests_in
 from enginery.core.errors import ConflictError, InputError, IntegrityError
 from enginery.core.names import Reference
 from enginery.core.parsing import Malformed
 from enginery.registry.ensembles import load_pinned
 from enginery.registry.evidence.attestations import Attestation
 from enginery.registry.latency_series import merge_series
-from enginery.registry.leases import BUILDING, Guard, digests_in, hold_lease, version_name
+from enginery.registry.leases import BUILDING, Guard, hold_lease, version_name
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import manifest_key, page_data_key, page_key, version_prefix
