@@ -19,7 +19,7 @@ from enginery.core.parsing import Malformed
 from enginery.registry.ensembles import load_pinned
 from enginery.registry.evidence.attestations import Attestation
 from enginery.registry.latency_series import merge_series
-from enginery.registry.leases import BUILDING, Guard, hold_lease, version_name
+from enginery.registry.leases import BUILDING, Guard, version_name
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import manifest_key, page_data_key, page_key, version_prefix
@@ -27,6 +27,7 @@ from enginery.registry.trust import require
 from enginery.registry.trust.policy import TrustPolicy
 from enginery.registry.trust.signatures import read_bundle
 from enginery.registry.versions import channels
+from enginery.registry.versions.index import hold_change
 from enginery.registry.versions.lookup import Channel, locate
 from enginery.registry.versions.policies import canary_pass
 
@@ -72,7 +73,8 @@ def mirror(
     moved = []
     for located, trusted in zip(found, vouched, strict=True):
         manifest = located.manifest
-        with hold_lease(dest, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
+        models = [manifest.model, *(graph.model for graph in manifest.graphs)]
+        with hold_change(dest, models, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
             _copy_version(source, manifest, guard, sizes, say)
         if with_channels and located.channel is not None:
             moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
@@ -86,8 +88,8 @@ def mirror(
 def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
     """The digests of the blobs and the keys of the documents of a version, without its manifest.
 
-    Blobs are those that the manifest needs, and all that its documents name and the store has, as `registry.retention`
-    keeps them. Raises IntegrityError when one that is needed is lost.
+    Blobs are those that the manifest needs, and all that its documents name and the store has, as
+    `collection.references` keeps them. Raises IntegrityError when one that is needed is lost.
     """
     keys = list(store.list(version_prefix(manifest.model, manifest.version)))
     needed = manifest.blobs()

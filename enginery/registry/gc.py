@@ -19,6 +19,7 @@ from enginery.registry.marks import MarkShard, MarkState, read_shards, read_stat
 from enginery.registry.runs import prune, surplus
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import SERIES, lease_key
+from enginery.registry.versions.index import heal_index
 from enginery.registry.versions.lookup import versions
 
 GRACE = timedelta(days=7)
@@ -81,17 +82,20 @@ def collect(
 
 def _clean_up(sweep: Sweep, found: Garbage) -> None:
     """Delete what only garbage needed, and what writers that died left behind: records, series of latencies of models
-    without a version, leases that are over, build locks, unfinished uploads."""
+    without a version, leases that are over, what the index of models has wrong, build locks, unfinished uploads."""
     store = sweep.store
     sweep.delete_dead_records(found)
+    there = {listed.model for listed in found.listed}
     for model in models_with_series(store):
-        if model not in found.models and not versions(store, model):
+        if model not in there and not versions(store, model):
             for key in list(store.list(f"{SERIES}{model}/")):
                 store.remove(key)
                 sweep.gone[key] = "series"
-    for lease in leases.list_leases(store):
-        if not lease.is_held(leases.now()):
-            store.remove(lease_key(lease.id))
+    over = [lease for lease in leases.list_leases(store) if not lease.is_held(leases.now())]
+    left = [listed.without(sweep.gone) for listed in found.listed]
+    heal_index(store, left, [model for lease in over for model in lease.changes])
+    for lease in over:
+        store.remove(lease_key(lease.id))
     build_lock.remove_stale_locks(store)
     store.sweep()
 

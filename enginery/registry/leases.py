@@ -47,7 +47,8 @@ def now() -> datetime:
 class Lease:
     """A writer's lease. what: the work, for messages.  holder: host and process number.  at, expires: its time.
 
-    seen: the generation of the garbage marks that was read before.
+    seen: the generation of the garbage marks that was read before.  changes: models whose versions or channels the
+    holder may change (`versions.index`).
     """
 
     id: str
@@ -56,17 +57,18 @@ class Lease:
     at: datetime
     expires: datetime
     seen: int
+    changes: tuple[str, ...] = ()
 
     def is_held(self, now: datetime) -> bool:
         """Whether its holder may still rely on it at the time `now` of the caller's clock."""
         return now < self.expires + SKEW
 
 
-def take_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Lease:
+def take_lease(store: Store, what: str, lasts: timedelta = PUBLISHING, changes: tuple[str, ...] = ()) -> Lease:
     """Write a lease and return it. The generation is read first: one that is too low is safe, one too high is not."""
     seen, began = read_state(store).generation, now()
     holder = f"{socket.gethostname()} {os.getpid()}"
-    lease = Lease(secrets.token_hex(16), what, holder, began, began + lasts, seen)
+    lease = Lease(secrets.token_hex(16), what, holder, began, began + lasts, seen, changes)
     document = {**vars(lease), "at": stamp(lease.at), "expires": stamp(lease.expires)}
     store.create(lease_key(lease.id), canonical_json(document))
     return lease
@@ -88,6 +90,7 @@ def list_leases(store: Store) -> list[Lease]:
                     parsing.field(document, "at", read_stamp),
                     parsing.field(document, "expires", read_stamp),
                     parsing.field(document, "seen", parsing.count),
+                    parsing.field(document, "changes", parsing.many(parsing.name)),
                 )
             )
         except Malformed as error:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from enginery.core.digest import digests_in
+from enginery.core.names import version_order
 from enginery.registry.collection.inventory import Version, inventory, keys_below, stored_blobs
 from enginery.registry.collection.references import Rules, find_references
 from enginery.registry.record_copies import KIND as COPIES
@@ -11,6 +12,7 @@ from enginery.registry.records import read_record
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import RECORDS
 from enginery.registry.store.parallel import side_by_side
+from enginery.registry.versions.index import ListedModel
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class Garbage:
     folders without a manifest.  blobs: digests to be deleted -> (reason, size in bytes).
 
     named: digest -> names of the versions to be deleted whose documents name it.  records: key of a record -> those of
-    its blobs that are garbage or missing, if any; None for a document that is no record.  models: that have a version.
+    its blobs that are garbage or missing, if any; None for a document that is no record.  listed: all models that have
+    a version.
     """
 
     kept: dict[Version, tuple[str, ...]]
@@ -28,7 +31,7 @@ class Garbage:
     blobs: dict[str, tuple[str, int]]
     named: dict[str, tuple[str, ...]]
     records: dict[str, tuple[str, ...] | None]
-    models: frozenset[str]
+    listed: tuple[ListedModel, ...]
 
     @property
     def names(self) -> list[str]:
@@ -68,7 +71,19 @@ def find_garbage(store: Store, rules: Rules, tick: Callable[[], None] = lambda: 
     why |= {digest: f"of {names[-1]}, which goes" for digest, names in named.items()}
     blobs = {digest: (why.get(digest, "nothing refers to it"), stored[digest]) for digest in sorted(orphans)}
     by_version = {digest: tuple(dict.fromkeys(names)) for digest, names in named.items()}
-    return Garbage(found.kept, versions, remains, blobs, by_version, records, frozenset(model for model, _ in there))
+    return Garbage(
+        found.kept, versions, remains, blobs, by_version, records, _list_models(known.versions, found.channels)
+    )
+
+
+def _list_models(versions: list[Version], channels: dict[str, dict[str, str]]) -> tuple[ListedModel, ...]:
+    by_model: dict[str, list[str]] = {}
+    for model, version in versions:
+        by_model.setdefault(model, []).append(version)
+    return tuple(
+        ListedModel(model, tuple(sorted(found, key=version_order)), channels.get(model, {}))
+        for model, found in by_model.items()
+    )
 
 
 def _read_records(

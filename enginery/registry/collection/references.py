@@ -30,10 +30,14 @@ class Rules:
 
 @dataclass(frozen=True)
 class References:
-    """What a registry needs. kept: version that stays -> reasons, in words.  needed: digests that documents name."""
+    """What a registry needs. kept: version that stays -> reasons, in words.  needed: digests that documents name.
+
+    channels: model -> channel -> the version that it points to.
+    """
 
     kept: dict[Version, tuple[str, ...]]
     needed: set[str]
+    channels: dict[str, dict[str, str]]
 
 
 def find_references(
@@ -53,7 +57,7 @@ def find_references(
         pass
     there = set(known.versions)
     kept = {version: tuple(why) for version, why in sorted(marking.reasons.items()) if version in there}
-    return References(kept, marking.needed)
+    return References(kept, marking.needed, marking.channels)
 
 
 def find_named_digests(store: Store, known: RegistryInventory) -> set[str]:
@@ -78,6 +82,7 @@ class _Marking:
     tick: Callable[[], None]
     reasons: dict[Version, list[str]] = field(default_factory=dict)
     needed: set[str] = field(default_factory=set)
+    channels: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def keep(self, version: Version, why: str) -> None:
         self.reasons.setdefault(version, []).append(why)
@@ -113,8 +118,10 @@ class _Marking:
                 case [model, "channels", name]:
                     name = name.removesuffix(".json")
                     channel = parse_channel_document(self.store, data, model, name)
-                    for version in find_served_versions(channel, moves) if channel else ():
-                        self.keep((model, version), f"channel {name}")
+                    if channel is not None:
+                        self.channels.setdefault(model, {})[name] = channel.version
+                        for version in find_served_versions(channel, moves):
+                            self.keep((model, version), f"channel {name}")
 
     def read_kept(self) -> None:
         """Read the documents of the versions that are kept, and of those that kept ensembles pin."""

@@ -26,6 +26,7 @@ A key is a relative path with '/' between its parts::
     series/<model>/<digest>.json                          latencies of a unit (`registry.latency_series`)
     history/totals.json                                   number of builds by outcome, and their times
     timing/<product>/<driver>/<version>.json              which blob is a GPU's timing cache
+    index/<digit>.json                                    what versions models have (`enginery.registry.versions.index`)
     gc/condemned.json, gc/marks/<two digits>.json         the garbage marks (`enginery.registry.marks`)
 """
 
@@ -193,6 +194,11 @@ def pin_key(model: str, version: str) -> str:
 def lease_key(lease: str) -> str:
     """Key of a lease."""
     return check_key(f"{LEASES}{lease}.json")
+
+
+def index_key(shard: str) -> str:
+    """Key of a part of the index of all models; `shard` is a hexadecimal digit."""
+    return check_key(f"index/{shard}.json")
 
 
 def mark_shard_key(shard: str) -> str:
