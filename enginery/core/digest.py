@@ -8,12 +8,14 @@ number formatting Python's ``repr`` of a float already meets for the values that
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from enginery.core.errors import InputError
 
 CHUNK_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_IN_BYTES = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 def is_digest(text: str) -> bool:
@@ -26,6 +28,11 @@ def check_digest(digest: str) -> str:
     if is_digest(digest):
         return digest
     raise InputError(f"{digest!r} is not a digest: 64 lower-case hexadecimal digits of a SHA-256 are")
+
+
+def digests_in(data: bytes) -> Iterator[str]:
+    """Every run of exactly 64 hexadecimal digits in a document: each may be a digest."""
+    return (found.decode() for found in _IN_BYTES.findall(data))
 
 
 def canonical_json(value: object) -> bytes:

@@ -12,13 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginery.core.digest import digests_in
 from enginery.core.errors import ConflictError, InputError, IntegrityError
 from enginery.core.names import Reference
 from enginery.core.parsing import Malformed
 from enginery.registry.ensembles import load_pinned
 from enginery.registry.evidence.attestations import Attestation
 from enginery.registry.latency_series import merge_series
-from enginery.registry.leases import BUILDING, Guard, digests_in, hold_lease, version_name
+from enginery.registry.leases import BUILDING, Guard, version_name
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import manifest_key, page_data_key, page_key, version_prefix
@@ -26,6 +27,7 @@ from enginery.registry.trust import require
 from enginery.registry.trust.policy import TrustPolicy
 from enginery.registry.trust.signatures import read_bundle
 from enginery.registry.versions import channels
+from enginery.registry.versions.index import hold_change
 from enginery.registry.versions.lookup import Channel, locate
 from enginery.registry.versions.policies import canary_pass
 from enginery.registry.versions.refresh import refresh_version
@@ -72,7 +74,8 @@ def mirror(
     moved = []
     for located, trusted in zip(found, vouched, strict=True):
         manifest = located.manifest
-        with hold_lease(dest, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
+        models = [manifest.model, *(graph.model for graph in manifest.graphs)]
+        with hold_change(dest, models, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
             _copy_version(source, manifest, guard, sizes, say)
         if with_channels and located.channel is not None:
             moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
@@ -87,8 +90,8 @@ def mirror(
 def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
     """The digests of the blobs and the keys of the documents of a version, without its manifest.
 
-    Blobs are those that the manifest needs, and all that its documents name and the store has, as `registry.retention`
-    keeps them. Raises IntegrityError when one that is needed is lost.
+    Blobs are those that the manifest needs, and all that its documents name and the store has, as
+    `collection.references` keeps them. Raises IntegrityError when one that is needed is lost.
     """
     keys = list(store.list(version_prefix(manifest.model, manifest.version)))
     needed = manifest.blobs()

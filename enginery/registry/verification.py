@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from enginery.core.digest import is_digest
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.names import Reference, is_name
-from enginery.registry import leases, retention
+from enginery.registry import leases
+from enginery.registry.collection.inventory import inventory
+from enginery.registry.collection.references import find_named_digests
 from enginery.registry.ensembles import load_pinned
 from enginery.registry.evidence.attestations import attestations
 from enginery.registry.evidence.canaries import canaries
@@ -19,9 +21,9 @@ from enginery.registry.evidence.loads import load_reports
 from enginery.registry.latency_series import parse_series
 from enginery.registry.leases import hold_lease
 from enginery.registry.manifest import Manifest, Misplaced
+from enginery.registry.marks import read_shards, read_state
 from enginery.registry.records import read_record
 from enginery.registry.registered_specs import registrations
-from enginery.registry.retention import inventory
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import new_blake3_hasher
 from enginery.registry.store.layout import BLOBS, LEASES, MODELS, RECORDS, SERIES, blob_key, lease_key, registered_key
@@ -254,7 +256,7 @@ def _check_blobs(found: _Findings, digests: list[str]) -> None:
 def _check_litter(found: _Findings, stored: list[str]) -> None:
     known = inventory(found.store)
     # By the rules of garbage collection: what it keeps is no orphan, though no manifest names it.
-    remembered = retention.find_needed_digests(found.store, known, known.versions, damaged=True)
+    remembered = find_named_digests(found.store, known)
     for key in found.store.list(RECORDS):
         record = read_record(found.store.read(key))
         if record is None or not all(map(found.store.has, record.blobs)):
@@ -308,7 +310,7 @@ def _check_policies(found: _Findings, others: tuple[str, ...]) -> None:
 def _check_leases(found: _Findings) -> None:
     """Leases and garbage marks that cannot be read, and leases of writers that died."""
     try:
-        leases.read_tombstones(found.store)
+        read_shards(found.store, read_state(found.store).shards)
         over = [lease for lease in leases.list_leases(found.store) if not lease.is_held(leases.now())]
     except IntegrityError as error:
         found.add("edited", LEASES, str(error))

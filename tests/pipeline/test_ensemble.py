@@ -19,9 +19,10 @@ from enginery.core.reports.proof import Report, approve
 from enginery.core.types import Tensors
 from enginery.exchange.mirror import mirror
 from enginery.exchange.oci import export_oci
+from enginery.registry.collection.inventory import inventory
+from enginery.registry.collection.references import Rules, find_references
 from enginery.registry.evidence.attestations import attest, attestations, judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.retention import Rules, find_kept_versions, inventory
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import manifest_key
 from enginery.registry.verification import verify
@@ -151,7 +152,7 @@ def test_a_second_run_finds_everything_on_record(built: tuple[Path, Outcome]) ->
 
 
 def test_what_an_ensemble_pins_is_kept_and_verified(built: tuple[Path, Outcome], store: Store) -> None:
-    kept = find_kept_versions(store, inventory(store), Rules(versions=0, moves=0))
+    kept = find_references(store, inventory(store), Rules(versions=0, moves=0)).kept
     assert kept["pair", "1"] == ("among the newest", "channel candidate")
     assert "graph of pair@1" in kept["pair-encoder", "1"]
     assert verify(store).sound

@@ -27,7 +27,8 @@ A key is a relative path with '/' between its parts::
     series/<model>/<digest>.json                          latencies of a unit (`registry.latency_series`)
     history/totals.json                                   number of builds by outcome, and their times
     timing/<product>/<driver>/<version>.json              which blob is a GPU's timing cache
-    gc/condemned.json                                     the garbage marks (`enginery.registry.leases`)
+    index/<digit>.json                                    what versions models have (`enginery.registry.versions.index`)
+    gc/condemned.json, gc/marks/<two digits>.json         the garbage marks (`enginery.registry.marks`)
 """
 
 import re
@@ -54,7 +55,9 @@ FAILED = "failed/"
 MANIFEST = "manifest.json"
 LEASES = "leases/"
 BUILD_LOCKS = "turns/"
-TOMBSTONES = "gc/condemned.json"
+# The key of an earlier format's only document, so that an enginery of that time refuses this one.
+MARKS = "gc/condemned.json"
+MARK_SHARDS = "gc/marks/"
 RUNS = "runs/"
 HISTORY = "history/"
 TOTALS = "history/totals.json"
@@ -197,6 +200,16 @@ def pin_key(model: str, version: str) -> str:
 def lease_key(lease: str) -> str:
     """Key of a lease."""
     return check_key(f"{LEASES}{lease}.json")
+
+
+def index_key(shard: str) -> str:
+    """Key of a part of the index of all models; `shard` is a hexadecimal digit."""
+    return check_key(f"index/{shard}.json")
+
+
+def mark_shard_key(shard: str) -> str:
+    """Key of a shard of the garbage marks; `shard` is two hexadecimal digits."""
+    return check_key(f"{MARK_SHARDS}{shard}.json")
 
 
 def run_key(run: str) -> str:

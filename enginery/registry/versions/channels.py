@@ -12,11 +12,12 @@ from enginery.core.digest import canonical_json
 from enginery.core.errors import ConflictError, EngineryError, InputError, IntegrityError, UnknownNameError
 from enginery.core.text import now
 from enginery.registry.evidence.attestations import Attestation, judge_entries
-from enginery.registry.leases import Guard, hold_lease, secure_version
+from enginery.registry.leases import Guard, secure_version
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.store.base import Store, change
 from enginery.registry.store.layout import channel_key, manifest_key
 from enginery.registry.versions import policies
+from enginery.registry.versions.index import hold_change
 from enginery.registry.versions.lookup import Channel, Move, find_lost_of, parse_channel_document
 from enginery.registry.versions.policies import CanaryPass
 from enginery.registry.versions.refresh import mark_moving, refresh_channel, refresh_moved
@@ -44,7 +45,7 @@ def promote(
     refusal = policy_refusal(store, manifest, name, proven_only=proven_only, canaries=canaries, counts=counts)
     if refusal:
         raise InputError(refusal)
-    with hold_lease(store, f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
+    with hold_change(store, [manifest.model], f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
         secure_version(guard, manifest)
         if lost := find_lost_of(store, manifest):
             reference = f"{manifest.model}@{manifest.version}"
@@ -127,7 +128,7 @@ def rollback(
         secure_version(guard, manifest)
         return Move(previous.version, previous.manifest, now(), by, why, previous.proven_only, "rollback")
 
-    with hold_lease(store, f"rolling back {model}:{name}") as guard:
+    with hold_change(store, [model], f"rolling back {model}:{name}") as guard:
         return _append(guard, model, name, next_move)
 
 

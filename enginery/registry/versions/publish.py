@@ -31,6 +31,7 @@ from enginery.registry.records import recall, remember
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import manifest_key, page_data_key, page_key
 from enginery.registry.versions import channels
+from enginery.registry.versions.index import hold_change
 from enginery.registry.versions.lookup import find_lost_of, load_if_there, versions
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def publish(
     and its proof disagree, IntegrityError when a blob is missing.
     """
     manifest = replace(draft, engines=_entries(approved, others), caches=_entries(caches, unmade))
-    with hold_lease(store, f"publishing {manifest.model}") as guard:
+    with hold_change(store, [manifest.model], f"publishing {manifest.model}") as guard:
         secure_graphs(guard, manifest)
         seen = 0 if wanted_version else _highest_number(store, manifest.model)
         existing = _find_existing(store, manifest, wanted_version)

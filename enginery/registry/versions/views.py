@@ -18,6 +18,7 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import page_key
 from enginery.registry.versions import lookup
+from enginery.registry.versions.index import UNREADABLE, ListedModel, list_all, look_at, read_index
 from enginery.registry.versions.lookup import Move, channel_names, read_channel
 
 if TYPE_CHECKING:
@@ -26,17 +27,6 @@ if TYPE_CHECKING:
 
 # Concurrent requests to a remote registry.
 _AT_ONCE = 16
-# Stands for the version of a channel that cannot be read, so that the other channels are still listed.
-UNREADABLE = "(unreadable)"
-
-
-@dataclass(frozen=True)
-class ListedModel:
-    """A model, its versions in the order of their names, and the version that each of its channels points to."""
-
-    model: str
-    versions: tuple[str, ...]
-    channels: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -91,18 +81,13 @@ class VersionStatus:
 
 
 def list_models(store: Store, *, limit: int | None = None, after: str | None = None) -> list[ListedModel]:
-    """Models by name, each with its versions and its channels' versions. Reads channels and no manifest.
+    """Models by name, each with its versions and its channels' versions: from the index, or by reading channels.
 
     limit: the largest number of models.  after: only models after this name, for paging.
     """
-    found = lookup.catalogue(store) if limit is None else lookup.page(store, limit, after)
+    found = list_all(store) if limit is None else read_index(store) or look_at(store, lookup.page(store, limit, after))
     found = [listed for listed in found if after is None or listed.model > after]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        pointing = pool.map(lambda listed: _read_pointers(store, listed.model, listed.channels), found)
-        return [
-            ListedModel(listed.model, tuple(listed.versions), channels)
-            for listed, channels in zip(found, pointing, strict=True)
-        ]
+    return found[:limit]
 
 
 def list_versions(

@@ -79,16 +79,17 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
     from pipeline.orchestration.metrics.live import serve_metrics
 
     exporter = Exporter(open_store(registry), say)
-    whole = exporter.refresh()
     if once or textfile is not None:
         from prometheus_client import generate_latest
 
+        whole = exporter.refresh_all()
         text = generate_latest(exporter.registry())
         if textfile is None:
             echo(text.decode(), nl=False)
         else:
             write_whole(textfile, text)
         raise SystemExit(0 if whole else 3)
+    exporter.refresh()
     with serve_metrics(exporter.registry(), port, address) as taken:
         say(f"metrics of {registry}: http://{address}:{taken}/metrics; Ctrl-C ends it")
         try:

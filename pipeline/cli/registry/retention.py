@@ -9,10 +9,10 @@ from enginery.core.errors import UnknownNameError
 from enginery.core.names import parse_reference
 from enginery.core.origin import user
 from enginery.core.text import pluralize
+from enginery.registry.collection.references import Rules
 from enginery.registry.gc import Collected, collect
-from enginery.registry.retention import Rules
-from enginery.registry.retention import pin as pin_version
-from enginery.registry.retention import unpin as unpin_version
+from enginery.registry.pins import pin as pin_version
+from enginery.registry.pins import unpin as unpin_version
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import locate
 from pipeline.cli.options import Duration, emit_json, json_option, reference_argument, registry_option, say, why_option

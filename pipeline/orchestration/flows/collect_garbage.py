@@ -7,8 +7,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from enginery.core.text import pluralize
+from enginery.registry.collection.references import Rules
 from enginery.registry.gc import Collected, GarbageItem, collect
-from enginery.registry.retention import Rules
 from enginery.registry.store.base import open_store
 from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.orchestration.artifacts import show_table
@@ -23,7 +23,7 @@ def collect_garbage(
     keep_versions: int = 10,
     keep_moves: int = 5,
 ) -> State[object]:
-    """List what nothing needs; with `delete`, condemn it, and delete what was condemned `grace_days` ago."""
+    """List what nothing needs; with `delete`, mark it, and delete what was marked `grace_days` ago."""
     logger = get_run_logger()
 
     def collection() -> Collected:

@@ -88,6 +88,13 @@ LEFT_OUT = RegistryMetric(
     (),
     ("registry",),
 )
+UNREAD = RegistryMetric(
+    "enginery_models_unread",
+    "gauge",
+    "Models whose newest version was not read yet, so that no count of engines has it.",
+    (),
+    ("registry",),
+)
 UP = RegistryMetric(
     "enginery_registry_up", "gauge", "Whether the registry could be read the last time.", (), ("registry",)
 )
@@ -97,5 +104,5 @@ READ_AT = RegistryMetric(
 
 METRICS = (
     BUILDS, BUILD_SECONDS, CACHE, QUEUE, RUNNING, RETRIES, PEAK, ERRORS, REPEATED, UNPROVEN, ENGINES, DRIFT, RUNS,
-    LAST_RUN, LAST_RUN_OK, MODELS, LEFT_OUT, UP, READ_AT,
+    LAST_RUN, LAST_RUN_OK, MODELS, LEFT_OUT, UNREAD, UP, READ_AT,
 )  # fmt: skip

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,9 @@ from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.runs import model_of, read_runs, run_ids
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import TOTALS, version_prefix
-from enginery.registry.versions.lookup import catalogue, load
+from enginery.registry.store.parallel import side_by_side
+from enginery.registry.versions.index import list_all
+from enginery.registry.versions.lookup import load
 from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.definitions import RegistryMetric
@@ -31,9 +33,13 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as MetricFamily
 
-# Models that have series of their own, the first by name; and runs that are read, the newest.
+# Models that have series of their own, the first by name: a model's drift is some 36 series, which for 10,000 models
+# would be more than a scrape should bring. Counts of engines are of all models.
 MOST_MODELS = 500
+# Runs that are read, the newest.
 MOST_RUNS = 500
+# Versions that a look reads or checks, those that changed first, then those that were not looked at for longest.
+MOST_LOOKED_AT = 500
 # States that have a series also where there is no such run, so that a panel shows 0 and not a gap.
 _RUN_STATES = ("running", "done", "failed", "interrupted", "lost")
 DriftLabels = tuple[str, str, str, str, str]
@@ -56,8 +62,9 @@ class RegistryView:
     totals: Totals
 
 
-def view_of(runs: Sequence[RunView], models: Sequence[ModelView], left_out: int, totals: Totals) -> RegistryView:
-    """The numbers of a look. runs: the newest first.  left_out: number of models beyond `MOST_MODELS`."""
+def view_of(runs: Sequence[RunView], models: Sequence[ModelView], all_models: int, totals: Totals) -> RegistryView:
+    """The numbers of a look. runs: the newest first.  models: that were read.  all_models: number of models that have a
+    version."""
     states = Counter(one.item_state(item) for one in runs if one.state == "running" for item in one.run.units)
     counts = Counter(one.state for one in runs)
     engines: Counter[tuple[str, ...]] = Counter()
@@ -76,18 +83,29 @@ def view_of(runs: Sequence[RunView], models: Sequence[ModelView], left_out: int,
         definitions.ENGINES: engines,
         definitions.UNPROVEN: {labels[1:]: count for labels, count in engines.items() if labels[0] == "unproven"},
         definitions.DRIFT: {labels: value for model in models for labels, value in model.drift.items()},
-        definitions.MODELS: {(): len(models) + left_out},
-        definitions.LEFT_OUT: {(): left_out},
+        definitions.MODELS: {(): all_models},
+        definitions.LEFT_OUT: {(): max(0, all_models - MOST_MODELS)},
+        definitions.UNREAD: {(): all_models - len(models)},
     }
     return RegistryView(values, totals)
 
 
+@dataclass(frozen=True)
+class _Look:
+    """What was read of a model: its newest version, the names of the documents beside its manifest, what they say."""
+
+    version: str
+    keys: tuple[str, ...]
+    view: ModelView
+
+
 class Looker:
-    """Reads a registry repeatedly. A version is read again only when the documents beside its manifest changed."""
+    """Reads a registry repeatedly, `MOST_LOOKED_AT` models at a time. A version is read again only when the documents
+    beside its manifest changed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: dict[str, tuple[tuple[str, ...], ModelView]] = {}
+        self._known: dict[str, _Look] = {}  # the one that was looked at longest ago first
 
     def look(self) -> RegistryView:
         """The numbers of now. Raises UnavailableError when the registry is out of reach."""
@@ -95,16 +113,27 @@ class Looker:
         shown = set(sorted({model_of(run) for run in known})[:MOST_MODELS])
         read = [run for run in known if model_of(run) in shown][:MOST_RUNS]
         runs = [view_run(run) for run in read_runs(self._store, read)]
-        versions = [(listed.model, listed.versions[-1]) for listed in catalogue(self._store)]
-        self._known = {model: self._model(model, version) for model, version in versions[:MOST_MODELS]}
-        models = [view for _, view in self._known.values()]
-        return view_of(runs, models, len(versions) - len(models), read_totals(self._store.read(TOTALS)))
+        newest = {item.model: item.versions[-1] for item in list_all(self._store)}
+        self._look_at(newest)
+        drawn = set(list(newest)[:MOST_MODELS])
+        models = [one.view if model in drawn else replace(one.view, drift={}) for model, one in self._known.items()]
+        return view_of(runs, models, len(newest), read_totals(self._store.read(TOTALS)))
 
-    def _model(self, model: str, version: str) -> tuple[tuple[str, ...], ModelView]:
-        """The names of the documents beside a version's manifest, and what they say."""
+    def _look_at(self, newest: Mapping[str, str]) -> None:
+        """Look at some models. newest: model -> its newest version, of all models."""
+        self._known = {model: one for model, one in self._known.items() if model in newest}
+        changed = [m for m, version in newest.items() if m not in self._known or self._known[m].version != version]
+        turn = list(dict.fromkeys([*changed, *self._known]))[:MOST_LOOKED_AT]
+        for model, one in side_by_side(lambda model: self._model(model, newest[model]), turn):
+            self._known.pop(model, None)
+            self._known[model] = one
+
+    def _model(self, model: str, version: str) -> _Look:
         keys = tuple(self._store.list(version_prefix(model, version)))
         known = self._known.get(model)
-        return known if known and known[0] == keys else (keys, _view(self._store, model, version))
+        if known and (known.version, known.keys) == (version, keys):
+            return known
+        return _Look(version, keys, _view(self._store, model, version))
 
 
 def _view(store: Store, model: str, version: str) -> ModelView:
@@ -154,6 +183,13 @@ class Exporter:
         else:
             self._up, self._at = True, time.time()
         return self._up
+
+    def refresh_all(self) -> bool:
+        """Look until every model was read, as `refresh`."""
+        while self.refresh():
+            if not self._view.values[definitions.UNREAD][()]:
+                return True
+        return False
 
     def run(self, every_s: float, stop: threading.Event) -> None:
         """Look again and again until `stop` is set."""

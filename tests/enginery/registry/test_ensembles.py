@@ -11,10 +11,11 @@ from enginery.core.ensemble import ENSEMBLE, PinnedGraph
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
+from enginery.registry.collection.garbage import find_garbage
+from enginery.registry.collection.references import Rules
 from enginery.registry.ensembles import load_pinned, read_engines, require_model, write_engines
 from enginery.registry.evidence.attestations import attest, judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest, parse
-from enginery.registry.retention import Rules, find_garbage
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import manifest_key
 from enginery.registry.verification import verify

@@ -6,16 +6,17 @@ import pytest
 
 from enginery.core.errors import ConflictError, IntegrityError, UnknownNameError
 from enginery.registry import leases
+from enginery.registry.collection.references import Rules
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.gc import collect
 from enginery.registry.leases import take_lease
 from enginery.registry.manifest import Manifest
+from enginery.registry.pins import list_pinned, pin, unpin
 from enginery.registry.records import recall, remember
-from enginery.registry.retention import Rules, list_pinned, pin, unpin
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import (
     LEASES,
-    TOMBSTONES,
+    MARKS,
     attestation_key,
     channel_key,
     manifest_key,
@@ -161,7 +162,7 @@ def test_a_condemned_name_that_is_needed_again_is_taken_off(memory: MemoryStore)
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        (TOMBSTONES, "condemned.json: is not JSON"),
+        (MARKS, "condemned.json: is not JSON"),
         (f"{LEASES}0.json", "delete it when nobody publishes"),
         (channel_key("digits", "stable"), "channel digits:stable"),
     ],
@@ -201,7 +202,7 @@ def test_leases_of_the_dead_are_found_and_go(memory: MemoryStore, monkeypatch: p
 
 def test_a_publication_leaves_no_lease(memory: MemoryStore) -> None:
     publish(memory, "a")
-    assert list(memory.list(LEASES)) == [] and memory.read(TOMBSTONES) is None
+    assert list(memory.list(LEASES)) == [] and memory.read(MARKS) is None
 
 
 def test_a_dry_run_changes_nothing(memory: MemoryStore) -> None:

@@ -19,14 +19,15 @@ from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.names import parse_reference
 from enginery.exchange.oci import export_oci
-from enginery.registry import leases
+from enginery.registry import leases, marks
+from enginery.registry.collection.references import Rules
 from enginery.registry.gc import collect
-from enginery.registry.retention import Rules, list_pinned, pin
+from enginery.registry.pins import list_pinned, pin
 from enginery.registry.store.base import open_store
 from enginery.registry.store.cache import VerificationCache
 from enginery.registry.store.download import Fill, download, journal_of
 from enginery.registry.store.files import BlobDigest
-from enginery.registry.store.layout import LEASES, TOMBSTONES, lease_key, pin_key, policy_key
+from enginery.registry.store.layout import LEASES, MARKS, lease_key, mark_shard_key, pin_key, policy_key
 from enginery.registry.trust.policy import public_key
 from enginery.registry.verification import verify
 from enginery.registry.versions import channels, policies
@@ -64,10 +65,14 @@ class Scene:
             "policy of all": policy_key(None, "candidate"),
             "pin": pin_key("digits", "2"),
             "lease": lease_key(held.id),
-            "condemned": TOMBSTONES,
+            "marks": MARKS,
         }
+        self.waiting = marks.read_shards(store, marks.read_state(store).shards)
+        self.keys["shard of marks"] = mark_shard_key(
+            max(self.waiting, key=lambda shard: len(self.waiting[shard].waiting))
+        )
         self.valid = {name: store.read(key) or b"" for name, key in self.keys.items()}
-        assert all(self.valid.values()) and len(leases.read_tombstones(store).waiting) > 1
+        assert all(self.valid.values()) and sum(len(shard.waiting) for shard in self.waiting.values()) > 1
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +88,7 @@ def calm(work: Callable[[], object]) -> object:
         return None
 
 
-@pytest.mark.parametrize("name", ["policy", "policy of all", "pin", "lease", "condemned"])
+@pytest.mark.parametrize("name", ["policy", "policy of all", "pin", "lease", "marks", "shard of marks"])
 def test_a_hostile_document_deletes_nothing_that_is_needed(scene: Scene, name: str) -> None:
     @FEW
     @given(either(json.loads(scene.valid[name])))
@@ -118,7 +123,7 @@ def test_names_on_the_list_that_lead_elsewhere(scene: Scene) -> None:
     shutil.copytree(scene.root, place)
     (outside := scene.folder / "outside").mkdir()
     (outside / "manifest.json").write_bytes(b"mine")
-    store, valid = open_store(place), json.loads(scene.valid["condemned"])
+    store, valid = open_store(place), json.loads(scene.valid["shard of marks"])
     some = next(iter(valid["waiting"].values()))
     for lease in (place / LEASES).iterdir():
         lease.unlink()
@@ -130,7 +135,8 @@ def test_names_on_the_list_that_lead_elsewhere(scene: Scene) -> None:
         "A" * 64,
         "@",
     ):
-        (place / TOMBSTONES).write_text(json.dumps({**valid, "waiting": {**valid["waiting"], name: some}}))
+        hostile = {**valid, "waiting": {**valid["waiting"], name: some}, "going": {name: some}}
+        (place / scene.keys["shard of marks"]).write_text(json.dumps(hostile))
         for _ in range(2):
             calm(lambda: collect(store, Rules(versions=1, moves=0), timedelta(0), delete=True))
     assert (outside / "manifest.json").read_bytes() == b"mine" and verify(store).sound

@@ -10,10 +10,12 @@ from enginery.core.errors import ConflictError, EngineryError, IntegrityError, U
 from enginery.core.names import Reference
 from enginery.exchange.mirror import mirror
 from enginery.registry import leases
-from enginery.registry.gc import SWEEPING, collect
+from enginery.registry.collection.claim import SWEEPING
+from enginery.registry.collection.references import Rules
+from enginery.registry.gc import collect
 from enginery.registry.leases import hold_lease
 from enginery.registry.manifest import Manifest
-from enginery.registry.retention import Rules, pin
+from enginery.registry.pins import pin
 from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup
 from enginery.registry.versions.publish import find_published

@@ -178,7 +178,7 @@ def test_a_channel_never_moves_back_because_another_place_answered(places: Place
     assert version() == "2"
     places.mirror.error, places.clock = None, 1000.0
     assert places.mirror.store.read(STABLE) == old and version() == "2"
-    data, tag = places.store.read_if_changed(STABLE, "")
+    _, tag = places.store.read_if_changed(STABLE, "")
     assert places.store.read_if_changed(STABLE, tag) == (None, tag)
     places.origin.error = UnavailableError("down")
     assert version() == "2"  # as it was seen

@@ -16,6 +16,7 @@ from enginery.registry.store.layout import run_key
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics import exporter as registry_view
 from pipeline.orchestration.metrics.exporter import Exporter, Looker
+from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.orchestration.runs.runs import run_state, running
 from tests.pipeline.projects import Project
 
@@ -83,7 +84,8 @@ def test_runs_that_go_on_and_runs_that_were_lost(store: Store) -> None:
 def test_models_beyond_the_bound_have_no_series(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_view, "MOST_MODELS", 0)
     view = Looker(open_store(built.registry)).look()
-    assert not view.values[definitions.ENGINES] and not view.values[definitions.LAST_RUN]
+    assert view.values[definitions.ENGINES] and not view.values[definitions.DRIFT]  # counts are of all models
+    assert not view.values[definitions.LAST_RUN]
     assert view.values[definitions.LEFT_OUT] == view.values[definitions.MODELS] == {(): 1}
 
 
@@ -92,6 +94,38 @@ def test_a_version_that_did_not_change_is_not_read_again(built: Project, monkeyp
     first = looker.look()
     monkeypatch.setattr(registry_view, "load", None)
     assert looker.look().values == first.values
+
+
+def test_a_look_reads_some_models_and_all_of_them_in_turn(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New versions come first; then those that were not looked at for longest."""
+    monkeypatch.setattr(registry_view, "MOST_LOOKED_AT", 2)
+    for name in "abcde":
+        publish_engines(store, [engine(store)], "1", model=name)
+    exporter = Exporter(store)
+    assert exporter.refresh_all()
+    (unread_now,) = (metric for metric in exporter.collect() if metric.name == "enginery_models_unread")
+    assert unread_now.samples[0].value == 0
+    looker, counts, unread = Looker(store), [], []
+    looked_at: list[list[str]] = []
+    read = Looker._model
+
+    def note(self: Looker, model: str, version: str) -> Any:
+        looked_at[-1].append(f"{model}@{version}")
+        return read(self, model, version)
+
+    monkeypatch.setattr(Looker, "_model", note)
+    for _ in range(4):
+        looked_at.append([])
+        view = looker.look()
+        counts.append(sum(view.values[definitions.ENGINES].values()))
+        unread.append(view.values[definitions.UNREAD][()])
+    assert counts == [2, 4, 5, 5] and unread == [3, 1, 0, 0]
+    publish_engines(store, [engine(store), engine(store, precision="fp16")], "2", model="d")
+    looked_at.append([])
+    assert sum(looker.look().values[definitions.ENGINES].values()) == 6
+    assert [sorted(models) for models in looked_at] == [
+        ["a@1", "b@1"], ["c@1", "d@1"], ["a@1", "e@1"], ["b@1", "c@1"], ["d@2", "e@1"]
+    ]  # fmt: skip
 
 
 def test_a_registry_out_of_reach_is_said_and_what_was_seen_stays(

@@ -1,0 +1,73 @@
+"""How long `enginery list` takes with 10,000 models on a store whose requests each take 20 ms: without the index, and
+with it; and what a look of the metrics' exporter costs.
+
+Each model has 20 versions and two channels; manifests are not read, and say nothing.
+Usage: python -m benchmarks.bench_list [--models 10000] [--pause 0.02]
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+
+from benchmarks.counting_store import CountingStore
+from enginery.core.digest import canonical_json
+from enginery.registry.store.layout import channel_key, manifest_key
+from enginery.registry.versions import channels, lookup
+from enginery.registry.versions.views import list_models
+from tests.enginery.registries import engine, publish_engines
+from tests.enginery.registry.memory import MemoryStore
+
+VERSIONS = 20
+
+
+def fill(models: int) -> CountingStore:
+    """A registry of so many models."""
+    real, store = MemoryStore(), CountingStore()
+    manifest = publish_engines(real, [engine(real)], "a").manifest.to_bytes()
+    document = json.loads(real.objects[channel_key("digits", "candidate")])
+    for number in range(models):
+        for version in range(1, VERSIONS + 1):
+            store.put(manifest_key(f"model-{number:05}", str(version)), manifest)
+        for name in ("candidate", "stable"):
+            store.put(channel_key(f"model-{number:05}", name), canonical_json(document))
+    return store
+
+
+def measure(store: CountingStore, what: str, work: Callable[[], object]) -> None:
+    """Print a line of JSON with the seconds and requests of `work`."""
+    begun, cpu = time.perf_counter(), time.process_time()
+    with store.count() as requests:
+        result = work()
+    figures = {
+        "what": what,
+        "models": len(result) if isinstance(result, list) else None,
+        "seconds": round(time.perf_counter() - begun, 2),
+        "cpu_seconds": round(time.process_time() - cpu, 2),
+        "requests": dict(sorted(requests.items())),
+        "load": round(os.getloadavg()[0], 1),
+    }
+    print(json.dumps(figures), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", type=int, default=10_000)
+    parser.add_argument("--pause", type=float, default=0.02, help="seconds that each request takes")
+    given = parser.parse_args()
+    store = fill(given.models)
+    measure(store, "without a pause, making the index", lambda: list_models(store))
+    store.pause_s = given.pause
+    measure(store, "list", lambda: list_models(store))
+    measure(store, "a page of 50", lambda: list_models(store, limit=50, after="model-00100"))
+    entries = [engine(store)]
+    store.pause_s = 0.0
+    manifest = publish_engines(store, entries, "b", model="one-more").manifest
+    store.pause_s = given.pause
+    measure(store, "a channel's move", lambda: channels.promote(store, manifest, "stable"))
+    measure(store, "its versions", lambda: lookup.versions(store, "one-more"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What a registry can delete: versions and blobs that nothing needs, found by one mark, and records without blobs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from enginery.core.digest import digests_in
+from enginery.core.names import version_order
+from enginery.registry.collection.inventory import Version, inventory, keys_below, stored_blobs
+from enginery.registry.collection.references import Rules, find_references
+from enginery.registry.record_copies import KIND as COPIES
+from enginery.registry.records import read_record
+from enginery.registry.store.base import Store
+from enginery.registry.store.layout import RECORDS
+from enginery.registry.store.parallel import side_by_side
+from enginery.registry.versions.index import ListedModel
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What a registry can delete. kept: versions that stay -> reasons.  versions: to be deleted.  remains: versions'
+    folders without a manifest.  blobs: digests to be deleted -> (reason, size in bytes).
+
+    named: digest -> names of the versions to be deleted whose documents name it.  records: key of a record -> those of
+    its blobs that are garbage or missing, if any; None for a document that is no record.  listed: all models that have
+    a version.
+    """
+
+    kept: dict[Version, tuple[str, ...]]
+    versions: tuple[Version, ...]
+    remains: tuple[Version, ...]
+    blobs: dict[str, tuple[str, int]]
+    named: dict[str, tuple[str, ...]]
+    records: dict[str, tuple[str, ...] | None]
+    listed: tuple[ListedModel, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """All names to be deleted, as the garbage marks have them."""
+        return [*(f"{model}@{version}" for model, version in (*self.versions, *self.remains)), *self.blobs]
+
+    def rows(self) -> Iterator[tuple[str, str, str, int]]:
+        """Kind, name, reason, and size in bytes of each item."""
+        for model, version in self.versions:
+            yield "version", f"{model}@{version}", "no channel, pin or rule keeps it", 0
+        for model, version in self.remains:
+            yield "remains", f"{model}@{version}", "documents beside a manifest that is not there", 0
+        for digest, (why, size) in self.blobs.items():
+            yield "blob", digest, why, size
+
+
+def find_garbage(store: Store, rules: Rules, tick: Callable[[], None] = lambda: None) -> Garbage:
+    """Find the garbage of a registry: every document is listed and read once, side by side. tick: called meanwhile.
+
+    Raises IntegrityError for a channel or a kept manifest that cannot be read.
+    """
+    stored = stored_blobs(store)
+    known = inventory(store)
+    tick()
+    found = find_references(store, known, rules, tick)
+    there = set(known.versions)
+    versions = tuple(version for version in known.folders if version in there and version not in found.kept)
+    remains = tuple(version for version in known.folders if version not in there)
+    orphans = stored.keys() - found.needed
+    why, records = _read_records(store, stored, orphans, tick)
+    named: dict[str, list[str]] = {}
+    folders = {key: f"{version[0]}@{version[1]}" for version in versions for key in known.folders[version]}
+    for key, data in side_by_side(store.read, [key for key in folders if key.endswith(".json")]):
+        tick()
+        for digest in orphans.intersection(digests_in(data or b"")):
+            named.setdefault(digest, []).append(folders[key])
+    why |= {digest: f"of {names[-1]}, which goes" for digest, names in named.items()}
+    blobs = {digest: (why.get(digest, "nothing refers to it"), stored[digest]) for digest in sorted(orphans)}
+    by_version = {digest: tuple(dict.fromkeys(names)) for digest, names in named.items()}
+    return Garbage(
+        found.kept, versions, remains, blobs, by_version, records, _list_models(known.versions, found.channels)
+    )
+
+
+def _list_models(versions: list[Version], channels: dict[str, dict[str, str]]) -> tuple[ListedModel, ...]:
+    by_model: dict[str, list[str]] = {}
+    for model, version in versions:
+        by_model.setdefault(model, []).append(version)
+    return tuple(
+        ListedModel(model, tuple(sorted(found, key=version_order)), channels.get(model, {}))
+        for model, found in by_model.items()
+    )
+
+
+def _read_records(
+    store: Store, stored: dict[str, int], orphans: set[str], tick: Callable[[], None]
+) -> tuple[dict[str, str], dict[str, tuple[str, ...] | None]]:
+    """Orphan -> reason, of those that records name; and `Garbage.records`. Copies of records name no blobs."""
+    why: dict[str, str] = {}
+    found: dict[str, tuple[str, ...] | None] = {}
+    keys = [key for key in keys_below(store, RECORDS) if not key.startswith(f"{RECORDS}{COPIES}/")]
+    for key, data in side_by_side(store.read, keys):
+        tick()
+        record = read_record(data)
+        if record is None:
+            found[key] = None
+        elif going := [digest for digest in record.blobs if digest in orphans or digest not in stored]:
+            found[key] = tuple(going)
+            kind = key.removeprefix(RECORDS).partition("/")[0]
+            why |= dict.fromkeys(going, f"only the memory of a step ({kind}) refers to it")
+    return why, found

@@ -1,0 +1,37 @@
+"""Many requests to a store side by side: results in the order of the items, and memory for a part of them only."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+# Requests at one time; a remote store keeps so many connections (`s3.requests.CONNECTIONS`).
+AT_ONCE = 32
+# Items that a thread takes at a time, where there are enough of them: handing one over costs more than reading a file.
+_MOST_IN_PART = 64
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def side_by_side(
+    work: Callable[[Item], Result], items: Sequence[Item], at_once: int = AT_ONCE
+) -> Iterator[tuple[Item, Result]]:
+    """Each item with what `work` gives for it, in order, by `at_once` threads; a few parts ahead of the reader.
+
+    Raises what `work` raises, after the results of earlier parts.
+    """
+    if len(items) < 2:
+        yield from ((item, work(item)) for item in items)
+        return
+    size = min(_MOST_IN_PART, max(1, len(items) // (4 * at_once)))
+    with ThreadPoolExecutor(min(at_once, len(items))) as pool:
+        running: deque[tuple[Sequence[Item], Future[list[Result]]]] = deque()
+        for start in range(0, len(items), size):
+            part = items[start : start + size]
+            running.append((part, pool.submit(lambda part: [work(item) for item in part], part)))
+            if len(running) > 2 * at_once:
+                part, done = running.popleft()
+                yield from zip(part, done.result(), strict=True)
+        for part, done in running:
+            yield from zip(part, done.result(), strict=True)
