@@ -98,6 +98,24 @@ def test_a_writer_that_begins_and_ends_within_a_list(indexed: MemoryStore, work:
         assert writer.error is None and found[0] in allowed, step
 
 
+def test_a_list_that_begins_within_a_writer_and_ends_after_it(indexed: MemoryStore) -> None:
+    """It never says what was no longer so when it began: the leases are read before the entries."""
+    last = MemoryStore(dict(indexed.objects))
+    promote(last)
+    length = count_steps(indexed, promote)
+    for mine in range(length // 2, length):
+        begun, killed = MemoryStore(dict(indexed.objects)), Actor("killed", kill_at=mine + 1)
+        interleave([(killed, partial(promote, begun.seen_by(killed)))], lambda waiting: waiting[0])
+        for theirs in (1, 2, 4, 12):
+            store, writer, reader, found = MemoryStore(dict(indexed.objects)), Actor("writer"), Actor("reader"), []
+            works = [
+                (writer, partial(promote, store.seen_by(writer))),
+                (reader, partial(lambda found, store: found.append(read_index(store)), found, store.seen_by(reader))),
+            ]
+            interleave(works, in_turns(writer, mine, reader, theirs))
+            assert found[0] in (look(begun), look(last)), (mine, theirs)
+
+
 def test_two_writers_of_one_model(indexed: MemoryStore) -> None:
     """Each writes what it found; the later one found what the earlier one did, though it wrote the same as before."""
 
