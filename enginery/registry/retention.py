@@ -18,7 +18,17 @@ from enginery.registry.leases import digests_in, hold_lease, secure_version, sta
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.records import read_record
 from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.layout import BLOBS, MODELS, RECORDS, RUNS, TIMING, manifest_key, model_prefix, pin_key
+from enginery.registry.store.layout import (
+    BLOBS,
+    FEEDS,
+    MODELS,
+    RECORDS,
+    RUNS,
+    TIMING,
+    manifest_key,
+    model_prefix,
+    pin_key,
+)
 from enginery.registry.versions import lookup
 from enginery.registry.versions.lookup import Channel
 from enginery.registry.versions.pointers import read_pointer
@@ -41,7 +51,7 @@ class RegistryInventory:
     """The documents of a registry, from one listing. folders: each version's documents, a manifest among them or not.
 
     others: the remaining documents under models/: channels, policies, pins.  outside: documents not under models/ that
-    name blobs: runs name their logs, timing documents the timing caches."""
+    name blobs: runs name their logs, timing documents the timing caches, feeds their shards."""
 
     folders: dict[Version, tuple[str, ...]]
     others: tuple[str, ...]
@@ -63,7 +73,7 @@ def inventory(store: Store) -> RegistryInventory:
                 folders.setdefault((model, version), []).append(key)
             case _:
                 others.append(key)
-    outside = (*store.list(RUNS), *store.list(TIMING))
+    outside = (*store.list(RUNS), *store.list(TIMING), *store.list(FEEDS))
     return RegistryInventory({version: tuple(keys) for version, keys in folders.items()}, tuple(others), outside)
 
 
@@ -122,7 +132,7 @@ def find_needed_digests(
     store: Store, known: RegistryInventory, versions: Iterable[Version], *, damaged: bool = False
 ) -> set[str]:
     """The digests in the documents of these versions and in their keys, and those in channels (canary reports),
-    policies, pins, runs (logs) and timing documents.
+    policies, pins, runs (logs), timing documents and feeds (shards).
 
     damaged: whether to accept a manifest that cannot be read, and use the digests that are left in it. Otherwise it
     raises IntegrityError, as it may have named anything.
