@@ -18,7 +18,7 @@ JITTER = 0.2
 MOST_INTERVALS = 8
 # A notification is answered within this time, at random, so that nodes that get it at once do not ask at once, and not
 # sooner after the last look than this.
-SPREAD_S = 5.0
+SPREAD_S = 30.0
 LEAST_GAP_S = 10.0
 
 
