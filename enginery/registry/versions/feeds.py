@@ -32,7 +32,8 @@ from enginery.registry.versions.pointers import Pointer, check_pointed, read_poi
 FORMAT = 1
 MAX_BYTES = 4 << 20
 MAX_SHARD_BYTES = 16 << 20
-# A shard is split when it has more channels than this; it begins with a quarter of it.
+# A shard is split when it has more channels than this; of a new feed it has at most three quarters of it on average.
+# Every reader of a feed reads the root after each change, and few of them the shard, so that fewer shards are better.
 MOST_IN_SHARD = 128
 MOST_SHARDS = 4096
 _PATTERN = re.compile(r"[a-z0-9._*?\[\]!-]{1,128}:[a-z0-9._*?\[\]!-]{1,128}")
@@ -172,9 +173,9 @@ def _with_pointer(guard: Guard, feed: Feed, channel: str, pointer: Pointer) -> b
     if len(entries) > MOST_IN_SHARD and len(feed.shards) < MOST_SHARDS:
         for other, digest in enumerate(feed.shards):
             entries |= read_shard(guard.store, digest) if other != number else {}
-        return _sharded(guard, feed, entries).to_bytes()
+        return _sharded(guard, feed, entries, least=2 * len(feed.shards)).to_bytes()
     shards = list(feed.shards)
-    shards[number] = _write_shard(guard, entries.values())
+    (shards[number],) = _write_shards(guard, [entries.values()])
     return replace(feed, shards=tuple(shards)).to_bytes()
 
 
@@ -183,25 +184,29 @@ def read_shard(store: Store, digest: str) -> dict[str, Pointer]:
     return parse_shard(store.read_blob(digest)) if digest else {}
 
 
-def _sharded(guard: Guard, feed: Feed, pointers: Mapping[str, Pointer]) -> Feed:
+def _sharded(guard: Guard, feed: Feed, pointers: Mapping[str, Pointer], least: int = 1) -> Feed:
+    """The feed with these pointers in at least so many shards."""
     count = 1
-    while count * MOST_IN_SHARD < 4 * len(pointers) and count < MOST_SHARDS:
+    while (count < least or 3 * count * MOST_IN_SHARD < 4 * len(pointers)) and count < MOST_SHARDS:
         count *= 2
     feed = replace(feed, shards=("",) * count)
     parts: dict[int, list[Pointer]] = {}
     for channel, pointer in pointers.items():
         parts.setdefault(feed.shard_of(channel), []).append(pointer)
-    shards = (_write_shard(guard, parts[number]) if number in parts else "" for number in range(count))
-    return replace(feed, shards=tuple(shards))
+    written = dict(zip(parts, _write_shards(guard, parts.values()), strict=True))
+    return replace(feed, shards=tuple(written.get(number, "") for number in range(count)))
 
 
-def _write_shard(guard: Guard, pointers: Iterable[Pointer]) -> str:
-    ordered = sorted(pointers, key=lambda pointer: (pointer.model, pointer.channel))
-    data = zlib.compress(canonical_json(encode(Shard(tuple(ordered)))), 9)
-    digest = digest_of_bytes(data)
-    guard.secure([digest])
-    guard.store.put_bytes(data)
-    return digest
+def _write_shards(guard: Guard, parts: Iterable[Iterable[Pointer]]) -> list[str]:
+    """The digests of shards of these pointers, which are stored, and deleted by no collection while the lease is
+    held."""
+    ordered = (sorted(part, key=lambda pointer: (pointer.model, pointer.channel)) for part in parts)
+    blobs = [zlib.compress(canonical_json(encode(Shard(tuple(part)))), 9) for part in ordered]
+    digests = [digest_of_bytes(data) for data in blobs]
+    guard.secure(digests)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(guard.store.put_bytes, blobs))
+    return digests
 
 
 def _read_pointers(store: Store, feed: Feed) -> dict[str, Pointer]:
