@@ -9,9 +9,9 @@ from enginery.core.reports.proof import Check
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
 from enginery.registry.versions import channels
 from tests.enginery.registries import engine, publish_engines, report
-from tests.enginery.registry.counting import CountingStore
 from tests.validation.latency.reports import latency_report
 
 TARGETS = (
@@ -20,7 +20,7 @@ TARGETS = (
 CHECKS = 40
 
 
-def publish_version(store: CountingStore, model: str, number: int, *, evidence: bool = True) -> Manifest:
+def publish_version(store: Store, model: str, number: int, *, evidence: bool = True) -> Manifest:
     """Publish a version with an engine for each generation of hardware and move its channel `stable`.
 
     evidence: whether each engine has an attestation and a latency report before the channel moves.

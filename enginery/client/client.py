@@ -16,7 +16,7 @@ download, a folder or S3).
 Imports the standard library alone (boto3 for s3://, when the registry is opened): see docs/guides/client.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,12 +26,14 @@ from typing import Literal
 from enginery.client.fetch import BlobFetcher, Progress, silent
 from enginery.client.hooks import Command, Hook, Post
 from enginery.client.locate import VersionLocator
+from enginery.client.looking import INTERVAL_S, Wake
 from enginery.client.pull import Pulled, download_best, download_each, download_engine, locate_and_rank
 from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginery.client.watch import ChannelWatcher, Swap
+from enginery.client.watch_group import GroupWatcher
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import AUTO, Machine
-from enginery.core.names import parse_reference
+from enginery.core.names import Reference, parse_reference
 from enginery.registry.store.base import Store
 from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
 from enginery.registry.store.nearest import open_nearest, warn
@@ -116,17 +118,19 @@ class Client:
         dest: str | Path,
         *,
         machine: Machine | str = AUTO,
-        interval_s: float = 30.0,
+        interval_s: float = INTERVAL_S,
         hook: Hook | None = None,
         once: bool = False,
         keep: int = 2,
         stop: Event | None = None,
         say: Callable[[str], object] = print,
         progress: Progress = silent,
+        wake: Wake | None = None,
     ) -> Swap | None:
         """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
-        See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.
+        See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.  wake: what shortens
+        the wait for the next look, such as a `NotificationListener`.
         """
         watch = ChannelWatcher(
             lambda: self._locator,
@@ -139,8 +143,48 @@ class Client:
             hook=hook,
             keep=keep,
             say=say,
+            wake=wake,
         )
         return watch.once() if once else watch.run(stop or Event())
+
+    def watch_group(
+        self,
+        references: Sequence[str],
+        dest: str | Path,
+        *,
+        feed: str | None = None,
+        machine: Machine | str = AUTO,
+        interval_s: float | None = None,
+        hook: Hook | None = None,
+        once: bool = False,
+        keep: int = 2,
+        stop: Event | None = None,
+        say: Callable[[str], object] = print,
+        progress: Progress = silent,
+        wake: Wake | None = None,
+    ) -> tuple[Swap, ...]:
+        """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL; see `watch_group.GroupWatcher`.
+
+        feed: a feed that has them, so that a look is one request; without references all of its channels.
+        """
+        here = _machine(machine)
+
+        def make(reference: Reference) -> ChannelWatcher:
+            return ChannelWatcher(
+                lambda: self._locator,
+                reference,
+                here,
+                Path(dest) / reference.model / str(reference.channel),
+                policy=self.policy,
+                fetcher=lambda: self._fetcher(progress),
+                hook=hook,
+                keep=keep,
+                say=say,
+            )
+
+        parsed = [parse_reference(reference) for reference in references]
+        group = GroupWatcher(lambda: self._locator, parsed, make, feed=feed, interval_s=interval_s, say=say, wake=wake)
+        return group.once() if once else group.run(stop or Event())
 
     @cached_property
     def store(self) -> Store:

@@ -124,7 +124,7 @@ class VersionLocator:
             if served.snapshot is None:
                 manifest = lookup.load_served(self.store, channel)
                 return Located(reference, manifest, channel)
-            snapshot = parse_snapshot(self._read_blob(served.snapshot))
+            snapshot = parse_snapshot(self.read_blob(served.snapshot))
             manifest = manifest_of(snapshot, served.manifest)
             if (manifest.model, manifest.version) != (pointer.model, served.version):
                 raise IntegrityError(f"it is the snapshot of {manifest.model}@{manifest.version}")
@@ -138,7 +138,8 @@ class VersionLocator:
             check_marker(self.store)
             self.checked = True
 
-    def _read_blob(self, digest: str) -> bytes:
+    def read_blob(self, digest: str) -> bytes:
+        """A small blob's bytes, verified, from the cache or through it. Raises IntegrityError as the store does."""
         if self.cache is None:
             return self.store.read_blob(digest)
 

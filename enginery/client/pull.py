@@ -29,6 +29,7 @@ from enginery.registry.manifest import EngineEntry, Manifest, make_request
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import choose_digest, write_whole
 from enginery.registry.trust import require
+from enginery.registry.trust.requirement import UntrustedError
 from enginery.registry.versions.lookup import Located, find_lost_engines
 from enginery.serving.padding import padding_of
 
@@ -146,7 +147,19 @@ def locate_engines(store: Store, reference: Reference, policy: Policy) -> tuple[
 
 
 def judge_located(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
-    """A located version with its signers, and its engines with their current status."""
+    """A located version with its signers, and its engines with their current status.
+
+    Where a snapshot has not the signatures that the trust policy requires, the registry is asked for newer ones.
+    """
+    try:
+        return _judge(store, located, policy)
+    except UntrustedError:
+        if located.documents is None:
+            raise
+        return _judge(store, replace(located, documents=None), policy)
+
+
+def _judge(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
     documents = located.documents or store
     vouched = require(documents, located.manifest, policy.trust)
     judged = located.manifest

@@ -18,7 +18,6 @@ reported, and a file `distrusted` beside `current` says so for as long as it las
 
 import fcntl
 import os
-import random
 import re
 import secrets
 import shutil
@@ -31,6 +30,7 @@ from threading import Event
 from enginery.client.fetch import BlobFetcher, Origin
 from enginery.client.hooks import Hook
 from enginery.client.locate import VersionLocator
+from enginery.client.looking import INTERVAL_S, Wake, keep_looking
 from enginery.client.pull import Pulled, download_best, download_engine, folder_name, rank_located
 from enginery.client.resolve import Policy, Resolution
 from enginery.client.trust_recheck import TrustRecheck, read_link
@@ -48,7 +48,6 @@ _LOCK = ".enginery-watch.lock"
 _HOOKED = ".enginery-hooked"
 _STAGING = ".enginery-staging-"
 _FOLDER = re.compile(r".+-[0-9a-f]{16}")
-_JITTER = 0.2
 # Every so many looks the channel is read beside its pointer.
 LOOKS_A_CHANNEL = 30
 
@@ -81,8 +80,9 @@ class Swap:
 class ChannelWatcher:
     """Follows one channel into one folder.
 
-    locator: finds versions in the registry; called at each look.  interval_s: seconds between looks, a fifth more or
-    less at random.  keep: number of older folders that stay.  say: called with a message when something happens.
+    locator: finds versions in the registry; called at each look.  interval_s: seconds between looks, as `looking` has
+    them.  keep: number of older folders that stay.  say: called with a message when something happens.  wake: what
+    shortens the wait.
 
     Raises InputError for a reference that is no channel.
     """
@@ -96,10 +96,11 @@ class ChannelWatcher:
         *,
         policy: Policy,
         fetcher: Callable[[], BlobFetcher],
-        interval_s: float = 30.0,
+        interval_s: float = INTERVAL_S,
         hook: Hook | None = None,
         keep: int = 2,
         say: Callable[[str], object] = print,
+        wake: Wake | None = None,
     ) -> None:
         if reference.channel is None:
             raise InputError(
@@ -107,18 +108,18 @@ class ChannelWatcher:
             )
         self._locator, self._reference, self._machine, self._policy = locator, reference, machine, policy
         self._dest, self._fetcher, self._hook, self._keep = dest.expanduser().absolute(), fetcher, hook, keep
-        self._interval_s, self._say = interval_s, say
+        self._interval_s, self._say, self._wake = interval_s, say, wake
         self._trust_recheck = TrustRecheck(self._dest / CURRENT, policy.trust)
         self._followed: Pointer | Channel | None = None
         self._stale: Pointer | None = None
         self._looks = 0
-        self._served: Swap | None = None
+        self.served: Swap | None = None
         self._complaint = ""
 
     def once(self) -> Swap:
         """Look once, and return what is served. Raises what went wrong; `current` then stays as it was."""
-        with self._alone():
-            return self._look()
+        with self.alone():
+            return self.look()
 
     def run(self, stop: Event) -> Swap | None:
         """Look until `stop` is set; return what is served then.
@@ -126,28 +127,35 @@ class ChannelWatcher:
         Raises InputError at the first look, for what will not pass by itself. Later it is reported like any other
         error: a file that somebody is editing must not end the watcher.
         """
-        with self._alone():
-            while not stop.is_set():
-                try:
-                    self._look()
-                    self._complaint = ""
-                except EngineryError as error:
-                    if self._ends(error):
-                        raise
-                    self._complain(str(error))
-                stop.wait(self._interval_s * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - no secret
-        return self._served
+        with self.alone():
+            keep_looking(self.try_look, stop, lambda: self._interval_s, self._wake)
+        return self.served
+
+    def try_look(self, pointer: Pointer | None = None) -> bool:
+        """`look`, with errors reported; whether there was none. Raises as `run`."""
+        try:
+            self.look(pointer)
+        except EngineryError as error:
+            if self._ends(error):
+                raise
+            self._complain(str(error))
+            return False
+        self._complaint = ""
+        return True
 
     def _ends(self, error: EngineryError) -> bool:
         """Whether an error will not pass by itself, and nothing was served before it."""
         wrong = isinstance(error, InputError) and not isinstance(error, UnknownNameError)
-        return wrong and self._served is None
+        return wrong and self.served is None
 
-    def _look(self) -> Swap:
-        """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted."""
+    def look(self, pointer: Pointer | None = None) -> Swap:
+        """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted.
+
+        pointer: the channel's, by a feed; None: it is read.
+        """
         locator = self._locator()
         try:
-            swap = self._follow(locator)
+            swap = self._follow(locator, pointer)
         except EngineryError as error:  # about where the channel leads; what is served is another question
             if not isinstance(error, UnavailableError) and not self._ends(error):
                 self._trust_recheck.check(locator.store)
@@ -156,16 +164,22 @@ class ChannelWatcher:
         self._call_hook(swap)
         return swap
 
-    def _follow(self, locator: VersionLocator) -> Swap:
+    def _follow(self, locator: VersionLocator, given: Pointer | None) -> Swap:
         """Swap if the channel moved."""
-        pointer = self._read_pointer(locator)
+        pointer = given if given is not None and self._is_news(given) else self._read_pointer(locator)
         leads: Pointer | Channel = pointer or self._read_channel(locator)
-        if leads != self._followed or self._served is None:
+        if leads != self._followed or self.served is None:
             located = locator.locate_by(pointer, self._reference)
-            self._served, whole = self._serve(locator.store, located)
+            self.served, whole = self._serve(locator.store, located)
             # Last, so that whatever fails is tried again, as is an engine that was lost.
             self._followed = leads if whole else None
-        return self._served
+        return self.served
+
+    def _is_news(self, given: Pointer) -> bool:
+        """Whether a feed's pointer is no older than what was followed: a feed may be late, and is then passed by."""
+        known = self._followed
+        late = isinstance(known, Pointer) and known.moves > given.moves
+        return given.settled is not None and given != self._stale and not late
 
     def _read_pointer(self, locator: VersionLocator) -> Pointer | None:
         """The channel's pointer; None where the channel itself must be read: there is none, or it is being moved.
@@ -280,7 +294,8 @@ class ChannelWatcher:
             self._complaint = text
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
+        """Hold the folder. Raises UnavailableError where another process watches into it."""
         with reachable(f"writing {self._dest}"):
             make_folder(self._dest)
             lock = (self._dest / _LOCK).open("ab")

@@ -5,6 +5,7 @@ or repeats work, and harms nothing.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from enginery.core.digest import is_digest
@@ -28,7 +29,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.files import new_blake3_hasher
 from enginery.registry.store.layout import BLOBS, LEASES, MODELS, RECORDS, SERIES, blob_key, lease_key, registered_key
 from enginery.registry.trust.requirement import find_misplaced
-from enginery.registry.versions import lookup, policies, refresh
+from enginery.registry.versions import feeds, lookup, policies, refresh
 from enginery.registry.versions.lookup import MISSING, engine_sizes, find_lost
 from enginery.registry.versions.pointers import read_pointer
 from enginery.registry.versions.snapshots import is_snapshot
@@ -37,6 +38,8 @@ FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangli
 # Problems of pointers, which `repair` writes anew.
 _POINTERS = ("stale", "unsettled")
 
+# What a feed is called, before its name.
+FEED = "feed "
 # What a pointer's snapshot is called among the things that a blob is part of.
 SNAPSHOT = "snapshot"
 
@@ -105,6 +108,7 @@ def verify(
     for model in lookup.models(store):
         _check_model(found, model)
     _take_registered(found)
+    _check_feeds(found)
     stored = []
     for key in store.list(BLOBS):
         digest = key.rpartition("/")[2]
@@ -124,10 +128,11 @@ def verify(
 @dataclass(frozen=True)
 class Repairs:
     """What was mended. blobs: digests of corrupt ones that were moved away.  pointers: of which channels
-    (`model:channel`) the pointer was written anew."""
+    (`model:channel`) the pointer was written anew, and which feeds."""
 
     blobs: tuple[str, ...] = ()
     pointers: tuple[str, ...] = ()
+    feeds: tuple[str, ...] = ()
 
 
 def repair(store: Store, verification: Verification) -> Repairs:
@@ -138,7 +143,7 @@ def repair(store: Store, verification: Verification) -> Repairs:
     corrupt = tuple(problem.what for problem in verification.problems if problem.kind == "corrupt")
     for digest in corrupt:
         store.discard(digest)
-    pointers = {problem.what for problem in verification.problems if problem.kind in _POINTERS}
+    pointers = {item.what for item in verification.problems if item.kind in _POINTERS and ":" in item.what}
     for problem in verification.problems:
         if problem.kind in ("missing", "corrupt", "size"):
             named = (affected.rpartition(" ") for affected in problem.affects)
@@ -147,7 +152,23 @@ def repair(store: Store, verification: Verification) -> Repairs:
         model, _, channel = where.partition(":")
         with hold_lease(store, f"refreshing the pointer of {where}") as guard:
             refresh.refresh_channel(guard, model, channel, force=True)
-    return Repairs(corrupt, tuple(sorted(pointers)))
+    return Repairs(corrupt, tuple(sorted(pointers)), _repair_feeds(store, verification))
+
+
+def _repair_feeds(store: Store, verification: Verification) -> tuple[str, ...]:
+    """Write feeds anew whose shards are lost or that lead elsewhere, by their patterns; one whose root is damaged has
+    none that can be read, and stays."""
+    named = {item.what for item in verification.problems if item.kind == "stale" and item.what.startswith(FEED)}
+    for problem in verification.problems:
+        if problem.kind in ("missing", "corrupt"):
+            named |= {item.removesuffix(" shard") for item in problem.affects if item.startswith(FEED)}
+    mended = []
+    for what in sorted(named):
+        name = what.removeprefix(FEED)
+        with suppress(IntegrityError):
+            feeds.set_feed(store, name, feeds.read_feed(store, name).channels)
+            mended.append(name)
+    return tuple(mended)
 
 
 def _check_model(found: _Findings, model: str) -> None:
@@ -187,6 +208,21 @@ def _check_pointer(found: _Findings, model: str, channel: str) -> None:
         return
     if pointer and pointer.serves and pointer.serves.snapshot:
         found.needed.setdefault(pointer.serves.snapshot, []).append(f"{where} {SNAPSHOT}")
+
+
+def _check_feeds(found: _Findings) -> None:
+    """Feeds that lead elsewhere than the pointers do, or cannot be read; their shards are needed."""
+    for name in feeds.feed_names(found.store):
+        what = f"{FEED}{name}"
+        try:
+            if faults := feeds.find_feed_faults(found.store, name):
+                found.add("stale", what, "; ".join(faults[:3]) + (f" and {len(faults) - 3} more" if faults[3:] else ""))
+            for digest in filter(None, feeds.read_feed(found.store, name).shards):
+                found.needed.setdefault(digest, []).append(f"{what} shard")
+        except IntegrityError:  # told above
+            continue
+        except EngineryError as error:
+            found.add("stale", what, str(error))
 
 
 def _take_registered(found: _Findings) -> None:

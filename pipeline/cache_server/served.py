@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from enginery.registry.store.layout import BLOBS, MARKER, MODELS, is_key
+from enginery.registry.store.layout import BLOBS, FEEDS, MARKER, MODELS, is_key
 
 Kind = Literal["blob", "document"]
 Listing = Literal["keys", "names"]
@@ -18,6 +18,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _EVIDENCE = "attestations|latency|signatures"
 _VERSION = rf"{MODELS}{_NAME}/versions/{_NAME}/"
 _DOCUMENT = re.compile(
+    rf"{FEEDS}{_NAME}\.json|"
     rf"{MARKER}|{_VERSION}(manifest\.json|({_EVIDENCE})/.+)|{MODELS}{_NAME}/(channels|pointers)/{_NAME}\.json"
 )
 _BLOB = re.compile(rf"{BLOBS}([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})")

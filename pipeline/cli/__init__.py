@@ -52,6 +52,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "resolve": ("registry.pull", "Show which engines fit a machine, and why not the others."),
         "rollback": ("registry.registry", "Point a channel back to the version before."),
         "history": ("registry.channels", "Show who moved a channel, when and why."),
+        "feed": ("registry.feeds", "Group channels that nodes follow by one request."),
+        "notify": ("registry.feeds", "Tell watchers that channels moved, so that they look now."),
         "policy": ("registry.channels", "Show or set what a channel requires of a version."),
         "record": ("operations.record", "Record requests for a canary or for buckets."),
         "canary": ("operations.canary", "Compare a candidate with the version in service."),

@@ -74,6 +74,8 @@ _REF = "NAME@VERSION, NAME:CHANNEL, or NAME: its channel stable, else candidate,
 reference_argument = _argument("reference", "REF", _REF)
 # `REF...`, passed as `references: tuple[str, ...]`.
 references_argument = _argument("references", "REF...", _REF, nargs=-1, required=True)
+# `[REF]...`, where there may be none, passed as `references: tuple[str, ...]`.
+optional_references_argument = _argument("references", "[REF]...", _REF, nargs=-1, required=False)
 # `REF` where it may be left out, passed as `reference: str | None`.
 optional_reference_argument = _argument("reference", "[REF]", _REF, required=False)
 # `NAME:CHANNEL`, passed as `where: str`.

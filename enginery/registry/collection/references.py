@@ -46,7 +46,7 @@ def find_references(
     store: Store, known: RegistryInventory, rules: Rules, tick: Callable[[], None] = lambda: None
 ) -> References:
     """Read what names blobs: the documents of the versions that are kept, channels (canary reports), policies, pins,
-    runs (logs) and timing documents. tick: called after each document.
+    runs (logs), timing documents and feeds (shards). tick: called after each document.
 
     Raises IntegrityError for a channel, or a manifest of a kept version, that cannot be read, as it may have named
     anything, and InputError for a pointer of a newer format.

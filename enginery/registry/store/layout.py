@@ -20,6 +20,7 @@ A key is a relative path with '/' between its parts::
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
+    feeds/<feed>.json                                     where the channels of a group lead (`registry.versions.feeds`)
     turns/<digest>.json                                   a build lock (`enginery.registry.build_lock`)
     leases/<id>.json                                      a running writer (`enginery.registry.leases`)
     runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs
@@ -59,6 +60,7 @@ BUILD_LOCKS = "turns/"
 MARKS = "gc/condemned.json"
 MARK_SHARDS = "gc/marks/"
 RUNS = "runs/"
+FEEDS = "feeds/"
 HISTORY = "history/"
 TOTALS = "history/totals.json"
 TIMING = "timing/"
@@ -174,6 +176,11 @@ def channel_key(model: str, channel: str) -> str:
 def pointer_key(model: str, channel: str) -> str:
     """Key of the short document that says where a channel leads."""
     return f"{model_prefix('pointers', model)}{check_channel(channel)}.json"
+
+
+def feed_key(feed: str) -> str:
+    """Key of the root of a feed."""
+    return f"{FEEDS}{check_channel(feed)}.json"
 
 
 def policy_key(model: str | None, channel: str) -> str:

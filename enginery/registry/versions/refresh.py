@@ -16,6 +16,7 @@ from enginery.registry.leases import Guard, hold_lease
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, change
 from enginery.registry.store.layout import pointer_key
+from enginery.registry.versions.feeds import update_feeds
 from enginery.registry.versions.lookup import Channel, channel_names, load, read_channel
 from enginery.registry.versions.pointers import PointedVersion, Pointer, parse_pointer, read_pointer
 from enginery.registry.versions.snapshots import pack_snapshot, read_documents
@@ -46,7 +47,11 @@ def refresh_channel(guard: Guard, model: str, channel: str, mark: str | None = N
         if known.moving not in (None, mark) and not force:
             return None
         found = read_channel(guard.store, model, channel)
-        return None if found is None else _point(guard, found).to_bytes()
+        if found is None:
+            return None
+        pointer = _point(guard, found, known)
+        update_feeds(guard, pointer)
+        return pointer.to_bytes()
 
     change(guard.store, pointer_key(model, channel), make)
 
@@ -114,17 +119,23 @@ def find_fault(store: Store, model: str, channel: str) -> tuple[bool, str] | Non
         return False, f"{why}; clients read the channel itself, with more requests"
     if not is_current(pointer, found):
         return True, f"leads to version {pointer.serves.version}, and the channel to {found.version}"
-    snapshot = pack_of(store, found)
+    try:
+        snapshot = pack_of(store, found)
+    except IntegrityError:  # which is told of the version
+        return None
     if pointer.serves.snapshot != (digest_of_bytes(snapshot) if snapshot else None):
         return True, f"its snapshot has not all documents of version {found.version}, or others"
     return None
 
 
 def pack_of(store: Store, channel: Channel) -> bytes | None:
-    """The snapshot's blob of the version that a channel serves; None where it can have none."""
+    """The snapshot's blob of the version that a channel serves; None where it can have none.
+
+    Raises IntegrityError for a damaged document.
+    """
     try:
         manifest = load(store, channel.model, channel.version)
-    except (UnknownNameError, IntegrityError):
+    except UnknownNameError:
         return None
     return pack_snapshot(read_documents(store, manifest)) if manifest.digest == channel.manifest else None
 
@@ -137,13 +148,21 @@ def _known(data: bytes | None, model: str, channel: str) -> Pointer:
     return Pointer(model, channel, 0, None)
 
 
-def _point(guard: Guard, channel: Channel) -> Pointer:
-    """The pointer of a channel; its snapshot is stored, and no collection deletes it while the lease is held."""
-    move, data = channel.history[-1], pack_of(guard.store, channel)
-    digest = None
-    if data is not None:
-        digest = digest_of_bytes(data)
+def _point(guard: Guard, channel: Channel, known: Pointer) -> Pointer:
+    """The pointer of a channel; its snapshot is stored, and no collection deletes it while the lease is held.
+
+    Evidence that was damaged since comes into no snapshot: the one that is `known` stays.
+    """
+    move = channel.history[-1]
+    try:
+        data = pack_of(guard.store, channel)
+        digest = digest_of_bytes(data) if data is not None else None
+    except IntegrityError:
+        served = known.serves
+        data, digest = None, served.snapshot if served and served.manifest == move.manifest else None
+    if digest is not None:
         guard.secure([digest])
+    if data is not None:
         guard.store.put_bytes(data)
     served = PointedVersion(move.version, move.manifest, move.at, move.proven_only, digest)
     return Pointer(channel.model, channel.name, len(channel.history), served)

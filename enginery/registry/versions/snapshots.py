@@ -11,13 +11,13 @@ There is one for a version, not one for each kind of machine: docs/scale.md has 
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.parsing import Malformed
+from enginery.registry.evidence.attestations import attestations
 from enginery.registry.evidence.latencies import latency_reports, newest_of_each
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.store.base import Documents, Store
@@ -52,12 +52,13 @@ class Snapshot:
 
 
 def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
-    """The documents of a version that a client needs, read side by side."""
+    """The documents of a version that a client needs, read side by side. Raises IntegrityError for a damaged one."""
     prefix = version_prefix(manifest.model, manifest.version)
     keys = [key for key in store.list(prefix) if _is_needed(key.removeprefix(prefix))]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = {key: data for key, data in zip(keys, pool.map(store.read, keys), strict=True) if data is not None}
     whole = Snapshot(manifest.model, manifest.version, found)
+    list(attestations(SnapshotDocuments(whole), manifest))
     return Snapshot(manifest.model, manifest.version, _without_old_latencies(whole, manifest))
 
 
@@ -66,17 +67,15 @@ def _is_needed(name: str) -> bool:
 
 
 def _without_old_latencies(snapshot: Snapshot, manifest: Manifest) -> dict[str, bytes]:
-    """The documents without latency reports that newer ones outdate; all of them where one is damaged, so that the
-    client says so."""
+    """The documents without latency reports that newer ones outdate. Raises IntegrityError for a damaged one."""
     documents = dict(snapshot.documents)
     folder = evidence_prefix("latency", manifest.model, manifest.version)
     keys = [key for key in sorted(documents, key=lambda key: key.split("/")) if key.startswith(folder)]
-    with suppress(IntegrityError):
-        reports = list(latency_reports(SnapshotDocuments(snapshot), manifest))
-        kept = {id(report) for report in newest_of_each(reports)}
-        for key, report in zip(keys, reports, strict=True):
-            if id(report) not in kept:
-                del documents[key]
+    reports = list(latency_reports(SnapshotDocuments(snapshot), manifest))
+    kept = {id(report) for report in newest_of_each(reports)}
+    for key, report in zip(keys, reports, strict=True):
+        if id(report) not in kept:
+            del documents[key]
     return documents
 
 

@@ -5,7 +5,7 @@ The bar of a download: bytes, speed and time left on one line of stderr, however
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ from pipeline.cli.options import (
     emit_json,
     engine_options,
     json_option,
+    optional_references_argument,
     progress_options,
     reference_argument,
     registry_option,
@@ -28,7 +29,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.client.client import Client, EngineRanking, Machine, Pulled
+    from enginery.client.client import Client, EngineRanking, Machine, Pulled, Swap
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
@@ -68,13 +69,17 @@ _POLICY = (
 )
 _WATCH = (
     click.option("--watch", is_flag=True, help="Follow the channel REF; DEST/current leads to its engine."),
+    click.option(
+        "--feed",
+        help="With --watch: a feed that has the channels; without REF all of them, each in DEST/MODEL/CHANNEL.",
+    ),
+    click.option("--listen", metavar="HOST:PORT", help="With --watch: where notifications come that shorten the wait."),
     click.option("--once", is_flag=True, help="With --watch: look once and exit."),
     click.option(
         "--interval",
-        default=30.0,
         type=click.FloatRange(0.05),
         callback=check_finite,
-        show_default=True,
+        show_default="120, for each request that a look takes",
         help="With --watch: seconds between two looks.",
     ),
     click.option(
@@ -123,7 +128,7 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 
 
 @click.command()
-@reference_argument
+@optional_references_argument
 @click.option(
     "--dest", type=click.Path(path_type=Path), default=Path(), show_default="this folder", help="Folder for the engine."
 )
@@ -136,14 +141,22 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 @progress_options
 @registry_option
 @json_option
-def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, explain: bool, **given: Any) -> None:
-    """Download the engine of REF that fits the target best, verified, and say why that one."""
+def pull(
+    references: tuple[str, ...], dest: Path, registry: str, as_json: bool, quiet: bool, explain: bool, **given: Any
+) -> None:
+    """Download the engine of REF that fits the target best, verified, and say why that one.
+
+    With --watch, REF may be several channels, each of which comes into DEST/MODEL/CHANNEL.
+    """
     client = _client(registry, given)
+    if given["watch"] and not explain:
+        _watch(client, references, dest, given, as_json)
+        return
+    if len(references) != 1:
+        raise click.UsageError("give one REF; several, or a --feed, go with --watch")
+    reference = references[0]
     if explain:
         _show(client.resolve(reference, _machine(given)), as_json)
-        return
-    if given["watch"]:
-        _watch(client, reference, dest, given, as_json)
         return
     _only_with_watch(click.get_current_context())
     with download_bar(quiet) as progress:
@@ -171,34 +184,45 @@ def _client(registry: str, given: dict[str, Any]) -> "Client":
     return Client(registry, policy=policy, rehash=given.get("rehash", False), say=say)
 
 
-def _watch(client: "Client", reference: str, dest: Path, given: dict[str, Any], as_json: bool) -> None:
-    """Follow the channel until SIGTERM or Ctrl-C; the engine that is served stays."""
+def _watch(client: "Client", references: tuple[str, ...], dest: Path, given: dict[str, Any], as_json: bool) -> None:
+    """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay."""
     from enginery.client.hooks import Command, Post
+    from enginery.client.looking import INTERVAL_S
+    from enginery.client.notifications import NotificationListener
 
     line, url, timeout_s = given["hook"], given["hook_url"], given["hook_timeout"]
     if line and url:
         raise click.UsageError("give --hook or --hook-url, not both")
-    hook = Command(line, timeout_s) if line else Post(url, timeout_s) if url else None
+    if not references and given["feed"] is None:
+        raise click.UsageError("give a channel to follow, as in digits:stable, or --feed NAME")
+    options: dict[str, Any] = {
+        "machine": _machine(given),
+        "hook": Command(line, timeout_s) if line else Post(url, timeout_s) if url else None,
+        **{name: given[name] for name in ("once", "keep")},
+        "say": say,
+    }
+    one = len(references) == 1 and given["feed"] is None
     try:
-        swap = client.watch(
-            reference,
-            dest,
-            machine=_machine(given),
-            interval_s=given["interval"],
-            hook=hook,
-            once=given["once"],
-            keep=given["keep"],
-            say=say,
-        )
+        with NotificationListener(given["listen"]) if given["listen"] else nullcontext() as wake:
+            if one:
+                interval_s = given["interval"] or INTERVAL_S
+                swap = client.watch(references[0], dest, interval_s=interval_s, wake=wake, **options)
+                swaps: tuple[Swap, ...] = () if swap is None else (swap,)
+            else:
+                interval_s = given["interval"]
+                swaps = client.watch_group(
+                    references, dest, feed=given["feed"], interval_s=interval_s, wake=wake, **options
+                )
     except KeyboardInterrupt:
         say("stopped")
         return
-    if as_json and swap is not None:
-        emit_json({**swap.facts(), "swapped": swap.swapped, "origin": swap.origin})
+    if as_json and (swaps or not one):
+        found = [{**swap.facts(), "swapped": swap.swapped, "origin": swap.origin} for swap in swaps]
+        emit_json(found[0] if one else found)
 
 
 def _only_with_watch(context: click.Context) -> None:
-    for name in ("once", "hook", "hook_url", "interval", "keep", "hook_timeout"):
+    for name in ("once", "feed", "listen", "hook", "hook_url", "interval", "keep", "hook_timeout"):
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --watch")
 

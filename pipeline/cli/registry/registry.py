@@ -108,7 +108,14 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     if as_json:
         problems = [{**asdict(problem), "fault": problem.fault} for problem in result.problems]
         found = {**asdict(result), "problems": problems, "sound": result.sound}
-        emit_json({**found, "moved_away": list(repairs.blobs), "pointers_written": list(repairs.pointers)})
+        emit_json(
+            {
+                **found,
+                "moved_away": list(repairs.blobs),
+                "pointers_written": list(repairs.pointers),
+                "feeds_written": list(repairs.feeds),
+            }
+        )
     else:
         _print_verified(result, repairs)
     if not result.sound:
@@ -249,6 +256,8 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
         echo(f"moved away: {digest}; build again to restore it")
     for channel in repairs.pointers:
         echo(f"written anew: the pointer of {channel}")
+    for feed in repairs.feeds:
+        echo(f"written anew: feed {feed}")
     if not result.sound:
         say(
             "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "

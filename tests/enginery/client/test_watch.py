@@ -209,7 +209,7 @@ def test_a_swap_that_failed_is_tried_again_though_the_channel_stays(store: Store
 
 def test_one_watcher_a_folder(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
     version(store, b"one")
-    with following(Client(store.uri), dest)._alone(), pytest.raises(UnavailableError, match="another process"):
+    with following(Client(store.uri), dest).alone(), pytest.raises(UnavailableError, match="another process"):
         look()
 
 

@@ -18,7 +18,6 @@ from enginery.core.digest import canonical_json, digest_of, digest_of_bytes
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import parse_reference
-from enginery.registry.evidence.attestations import attest
 from enginery.registry.evidence.build_details import quantization_records
 from enginery.registry.manifest import parse, request_of
 from enginery.registry.records import recall, remember
@@ -26,9 +25,10 @@ from enginery.registry.store.base import open_store
 from enginery.registry.store.layout import attestation_key, channel_key, latency_key, manifest_key, record_key
 from enginery.registry.trust.policy import load_policy
 from enginery.registry.trust.signatures import read_bundle
-from enginery.registry.trust.signing import SigningKey, sign
+from enginery.registry.trust.signing import SigningKey
 from enginery.registry.verification import verify
 from enginery.registry.versions import channels
+from enginery.registry.versions.additions import add_attestation, add_signatures
 from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.views import list_models, list_versions, show_version
 from tests.enginery.registries import engine, publish_engines, pull, refusal, report
@@ -57,7 +57,7 @@ class Scene:
         entry = engine(self.store)
         other = engine(self.store, "sm_89", status="unproven")
         self.manifest = publish_engines(self.store, [entry, other], others=[refusal()], channel="candidate").manifest
-        proof = attest(self.store, self.manifest, report(other, "proven"))
+        proof = add_attestation(self.store, self.manifest, report(other, "proven"))
         timing = encode(latency_report(engine=entry.digest, unit=entry.unit))
         timed = digest_of_bytes(canonical_json(timing))
         remember(self.store, "build", STEP, {"digest": entry.digest}, [str(entry.digest)])
@@ -65,7 +65,8 @@ class Scene:
         self.policy.write_text(
             "format: 1\nsigners: {a: {public_key: a.pub}}\nrules: [{models: 'digits*', signers: [a]}]\n"
         )
-        signed = sign(self.store, self.manifest, SigningKey(written(folder, "a")[0]))[0]
+        self.store.create(latency_key("digits", "1", str(entry.digest), timed), canonical_json(timing))
+        signed = add_signatures(self.store, self.manifest, SigningKey(written(folder, "a")[0]))[0]
         self.keys = {
             "manifest": manifest_key("digits", "1"),
             "channel": channel_key("digits", "candidate"),
@@ -75,7 +76,6 @@ class Scene:
             "record": record_key("build", STEP),
             "marker": "enginery-registry.json",
         }
-        self.store.create(self.keys["latency"], canonical_json(timing))
         self.document = digest_of_bytes(self.manifest.to_bytes())
         self.valid = {name: self.store.read(key) or b"" for name, key in self.keys.items()}
 

@@ -7,6 +7,7 @@ import pytest
 
 from enginery.client.client import Client
 from enginery.client.fetch import BlobFetcher
+from enginery.client.locate import VersionLocator
 from enginery.client.resolve import Policy
 from enginery.client.watch import ChannelWatcher
 from enginery.core.errors import IntegrityError
@@ -129,7 +130,7 @@ def test_a_look_at_engines_elsewhere_is_one_request_each(store_behind_proxy: S3S
     assert proxy.count("HEAD", "blobs/") == 2
     proxy.fine()
     channels.promote(store_behind_proxy, manifest.manifest, "stable")
-    assert proxy.count("HEAD", "blobs/") == len(manifest.manifest.blobs())
+    assert proxy.count("HEAD", "blobs/") == len(manifest.manifest.blobs()) + 1  # and for the snapshot
 
 
 def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restored(
@@ -138,7 +139,7 @@ def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restor
     told: list[str] = []
     seen: list[str] = []
     watch = ChannelWatcher(
-        lambda: store,
+        lambda: VersionLocator(store),
         Reference("digits", channel="candidate"),
         Machine.from_name("cpu"),
         tmp_path / "engines",

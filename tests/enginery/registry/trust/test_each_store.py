@@ -8,9 +8,10 @@ from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.trust.policy import policy_of_key
 from enginery.registry.trust.requirement import UntrustedError
-from enginery.registry.trust.signing import SigningKey, sign
+from enginery.registry.trust.signing import SigningKey
 from enginery.registry.verification import verify
 from enginery.registry.versions import channels, policies
+from enginery.registry.versions.additions import add_signatures
 from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.policies import ChannelPolicy
 from tests.enginery.registries import engine, on_each_store, publish_engines
@@ -24,7 +25,7 @@ def test_signatures_lie_in_every_kind_of_store(store: Store, tmp_path: Path) -> 
     located, policy = locate(store, parse_reference("digits")), policy_of_key(public)
     with pytest.raises(UntrustedError):
         require(store, located.manifest, policy)
-    [first], [second] = (sign(store, manifest, SigningKey(secret)) for _ in range(2))
+    [first], [second] = (add_signatures(store, manifest, SigningKey(secret)) for _ in range(2))
     assert first.new and not second.new
     assert require(store, located.manifest, policy).signers == ("release.pub",) and verify(store).sound
 
@@ -34,11 +35,11 @@ def test_a_channel_takes_only_what_one_of_its_keys_has_signed(store: Store, tmp_
     manifest = publish_engines(store, [engine(store)], channel=None).manifest
     (release, public), (other, _) = written(tmp_path, "release"), written(tmp_path, "other")
     policies.write(store, "digits", "stable", ChannelPolicy(signed_by=(public.read_text(),)))
-    sign(store, manifest, SigningKey(other))
+    add_signatures(store, manifest, SigningKey(other))
     with pytest.raises(InputError, match=r"policy of digits:stable needs a signature.*has not signed.*enginery sign"):
         channels.promote(store, manifest, "stable")
     assert channels.promote(store, manifest, "candidate").version == "1"
-    sign(store, manifest, SigningKey(release))
+    add_signatures(store, manifest, SigningKey(release))
     assert channels.promote(store, manifest, "stable").version == "1"
     with pytest.raises(InputError, match=r"a key of the policy of digits:beta .*openssl"):
         policies.write(store, "digits", "beta", ChannelPolicy(signed_by=("-----BEGIN PUBLIC KEY-----",)))

@@ -20,6 +20,7 @@ from enginery.registry.trust.signatures import key_id_of_pem
 from enginery.registry.trust.signing import SigningKey, sign
 from enginery.registry.verification import verify
 from enginery.registry.versions import channels
+from enginery.registry.versions.additions import add_signatures
 from enginery.registry.versions.lookup import locate
 from tests.enginery.registries import engine, names_in, publish_engines, pull, report
 from tests.enginery.registry.trust.keys import certificate, private, private_pem, written
@@ -59,13 +60,13 @@ def test_without_the_signature_that_the_policy_needs_nothing_lands(
     store: FileStore, manifest: Manifest, tmp_path: Path
 ) -> None:
     policy, dest = load_policy(policy_file(tmp_path, NEEDS_RELEASE)), tmp_path / "dest"
-    sign(store, manifest, key(tmp_path, "other"))
+    add_signatures(store, manifest, key(tmp_path, "other"))
     with pytest.raises(UntrustedError) as refused:
         pull(store, parse_reference("digits"), CPU, dest, trust=policy)
     said = str(refused.value)
     assert "digits@1 has 0 of the 1 signatures" in said and "release (key " in said and "has not signed" in said
     assert "enginery sign digits@1" in said and not dest.exists()
-    [signed] = sign(store, manifest, key(tmp_path))
+    [signed] = add_signatures(store, manifest, key(tmp_path))
     assert signed.new and not sign(store, manifest, key(tmp_path))[0].new
     pulled = pull(store, parse_reference("digits"), CPU, dest, trust=policy)
     assert pulled.located.signed_by == ("release",) and pulled.path.read_bytes() == b"engine cpu fp32"
@@ -74,7 +75,7 @@ def test_without_the_signature_that_the_policy_needs_nothing_lands(
 
 def test_a_signature_is_of_one_manifest_and_one_key(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
     policy = load_policy(policy_file(tmp_path, "  - {models: '*', signers: [release]}\n"))
-    [signed] = sign(store, manifest, key(tmp_path))
+    [signed] = add_signatures(store, manifest, key(tmp_path))
     genuine = store.read(signed.key) or b""
     others = [
         publish_engines(store, [engine(store, data=b"worse")], "b").manifest,

@@ -3,13 +3,14 @@ from pathlib import Path
 import pytest
 
 from enginery.core.names import parse_reference
-from enginery.registry.evidence.attestations import attest
 from enginery.registry.gc import collect
 from enginery.registry.manifest import Manifest
 from enginery.registry.records import remember
 from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key, pin_key, record_key
 from enginery.registry.verification import repair, verify
+from enginery.registry.versions.additions import add_attestation
+from enginery.registry.versions.pointers import read_pointer
 from tests.enginery.registries import engine, flip, on_each_store, overwrite, publish_engines, refusal, report
 
 
@@ -33,7 +34,9 @@ def test_a_sound_registry_has_no_problem(store: Store, manifest: Manifest) -> No
     read: list[str] = []
     result = verify(store, progress=read.append)
     assert result.sound and result.problems == () and result.versions == 1
-    assert sorted(read) == sorted(manifest.blobs()) and result.blobs == len(read)
+    pointer = read_pointer(store, "digits", "candidate")
+    assert pointer is not None and pointer.serves is not None
+    assert sorted(read) == sorted([*manifest.blobs(), pointer.serves.snapshot]) and result.blobs == len(read)
     assert result.size_bytes == sum(store.size(digest) for digest in read)
 
 
@@ -71,7 +74,7 @@ def test_a_channel_that_cannot_be_read(store: Store, manifest: Manifest) -> None
 
 def test_an_edited_attestation(store: Store, manifest: Manifest) -> None:
     entry = manifest.engines[1]
-    digest = attest(store, manifest, report(entry, "proven"))
+    digest = add_attestation(store, manifest, report(entry, "proven"))
     assert found(store) == []
     edit(store, attestation_key("digits", "1", str(entry.digest), digest), b"{}")
     assert found(store) == [("edited", "digits@1")]

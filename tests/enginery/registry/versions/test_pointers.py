@@ -14,7 +14,7 @@ from enginery.core.names import parse_reference
 from enginery.registry import gc, leases
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import blob_key, pointer_key
+from enginery.registry.store.layout import attestation_key, blob_key, pointer_key
 from enginery.registry.verification import repair, verify
 from enginery.registry.versions import channels, refresh
 from enginery.registry.versions.additions import add_attestation
@@ -239,3 +239,14 @@ def test_versions_with_much_evidence_have_no_snapshot_and_are_served(monkeypatch
     published(store, b"one")
     served = pointer(store).settled
     assert served is not None and served.snapshot is None and located(store) == "1" and verify(store).problems == ()
+
+
+def test_damaged_evidence_comes_into_no_snapshot(store: Store) -> None:
+    one = published(store, b"one")
+    digest = add_attestation(store, one, report(one.engines[0]))
+    before = pointer(store)
+    overwrite(store, attestation_key("digits", "1", str(one.engines[0].digest), digest), b"{}")
+    assert {problem.kind for problem in verify(store).problems} == {"edited"}
+    repair(store, verify(store))
+    add_attestation(store, one, report(one.engines[0], host="there"))
+    assert pointer(store) == before and located(store) == "1"

@@ -1,0 +1,95 @@
+"""Simulated nodes: each looks by the real code (`VersionLocator`, `FeedReader`, `looking.pause_s`) at a counting store,
+at simulated times; what a look that finds a move costs besides is measured once by a real pull, and added for each."""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from enginery.client.feed_reader import FeedReader
+from enginery.client.locate import VersionLocator
+from enginery.client.looking import pause_s
+from enginery.core.errors import EngineryError
+from enginery.registry.versions.pointers import Pointer
+from tests.enginery.registry.counting import CountingStore
+
+Look = Callable[[], Pointer | dict[str, Pointer] | None]
+
+
+@dataclass
+class Node:
+    """A node. look: the real look; what it gives is compared with the last."""
+
+    region: int
+    look: Look
+    interval_s: float
+    last: object = None
+    failures: int = 0
+
+
+@dataclass
+class Traffic:
+    """Requests of all nodes: by kind, and by second and region; bytes that came. swaps: nodes that found a move."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    by_second: Counter[int] = field(default_factory=Counter)
+    by_region: Counter[int] = field(default_factory=Counter)
+    received: int = 0
+    swaps: int = 0
+    slowest_s: float = 0.0
+
+
+def channel_node(store: CountingStore, region: int, model: str, interval_s: float) -> Node:
+    """A node that follows the channel `stable` of a model by its pointer."""
+    locator = VersionLocator(store, checked=True)
+    return Node(region, lambda: locator.read_pointer(model, "stable"), interval_s)
+
+
+def feed_node(store: CountingStore, region: int, models: list[str], interval_s: float) -> Node:
+    """A node that follows these models' channels by the feed `all`."""
+    locator, reader = VersionLocator(store, checked=True), FeedReader("all")
+    wanted = [f"{model}:stable" for model in models]
+    return Node(region, lambda: dict(reader.read(locator, wanted)), interval_s)
+
+
+def simulate(
+    store: CountingStore, nodes: list[Node], seconds: float, events: list[tuple[float, Callable[[], object]]],
+    move_costs: tuple[int, int], seed: int = 1,
+) -> Traffic:  # fmt: skip
+    """The traffic of nodes for so many simulated seconds, from looks spread over the first interval.
+
+    events: (second, what happens then), such as a move or an outage, not counted.  move_costs: requests and bytes of a
+    node that found a move, beside its look.
+    """
+    rng, found, moved_at = random.Random(seed), Traffic(), 0.0
+    random.seed(seed)
+    queue = [(rng.uniform(0, node.interval_s), number) for number, node in enumerate(nodes)]
+    heapq.heapify(queue)
+    pending = sorted(events, key=lambda event: event[0])
+    for node in nodes:  # what they know when the simulation begins
+        node.last = node.look()
+    while queue and queue[0][0] < seconds:
+        now, number = heapq.heappop(queue)
+        while pending and pending[0][0] <= now:
+            moved_at = pending[0][0]
+            pending.pop(0)[1]()
+        node = nodes[number]
+        with store.counted() as sent:
+            try:
+                seen, node.failures = node.look(), 0
+            except EngineryError:
+                seen, node.failures = node.last, node.failures + 1
+        extra = 0
+        if seen != node.last:
+            extra, node.last = move_costs[0], seen
+            found.swaps += 1
+            found.slowest_s = max(found.slowest_s, now - moved_at)
+            found.kinds["GET"] += extra
+            found.received += move_costs[1]
+        found.kinds += sent.kinds
+        found.received += sent.received
+        found.by_second[int(now)] += sent.count + extra
+        found.by_region[node.region] += sent.count + extra
+        heapq.heappush(queue, (now + pause_s(node.interval_s, node.failures), number))
+    return found

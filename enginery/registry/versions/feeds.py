@@ -1,0 +1,249 @@
+"""Feeds: where the channels of a group lead, so that one conditional request follows any number of channels.
+
+A feed is a small root, which names the channels by patterns and the shards by digest, and shards, which are blobs of
+pointers. A channel that moves changes its shard and the root; who follows it reads the root and that shard. Channels
+are spread over the shards by a hash of their names; shards are split when they grow.
+
+A feed repeats what the pointers say, and is updated by whoever writes a pointer (`refresh`), before the pointer: so a
+writer that is killed leaves a marked pointer, which `verify` reports. Of two writers the one with more moves stays.
+"""
+
+import fnmatch
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from enginery.core import parsing
+from enginery.core.codec import encode
+from enginery.core.digest import canonical_json, digest_of_bytes, is_digest
+from enginery.core.errors import InputError, IntegrityError, UnknownNameError
+from enginery.core.names import check_channel, is_name
+from enginery.core.parsing import Malformed
+from enginery.registry.leases import Guard, hold_lease
+from enginery.registry.store.base import Documents, Store, change
+from enginery.registry.store.layout import FEEDS, MODELS, feed_key
+from enginery.registry.store.layout import FORMAT as REGISTRY_FORMAT
+from enginery.registry.versions.lookup import channel_names
+from enginery.registry.versions.pointers import Pointer, check_pointed, read_pointer, refuse_newer
+
+FORMAT = 1
+MAX_BYTES = 4 << 20
+MAX_SHARD_BYTES = 16 << 20
+# A shard is split when it has more channels than this; of a new feed it has at most three quarters of it on average.
+# Every reader of a feed reads the root after each change, and few of them the shard, so that fewer shards are better.
+MOST_IN_SHARD = 128
+MOST_SHARDS = 4096
+_PATTERN = re.compile(r"[a-z0-9._*?\[\]!-]{1,128}:[a-z0-9._*?\[\]!-]{1,128}")
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The root of a feed. channels: patterns such as 'digits*:stable'.  shards: digest of each, '' for an empty one."""
+
+    name: str
+    channels: tuple[str, ...]
+    shards: tuple[str, ...] = ("",)
+    registry: int = REGISTRY_FORMAT
+    format: int = FORMAT
+
+    def covers(self, channel: str) -> bool:
+        """Whether a channel ('digits:stable') is one of the feed's."""
+        return any(fnmatch.fnmatchcase(channel, pattern) for pattern in self.channels)
+
+    def shard_of(self, channel: str) -> int:
+        """The number of the shard that a channel is in."""
+        return int(digest_of_bytes(channel.encode())[:8], 16) % len(self.shards)
+
+    def to_bytes(self) -> bytes:
+        """The document as it is stored."""
+        return canonical_json(encode(self))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some of a feed's channels: their pointers."""
+
+    pointers: tuple[Pointer, ...] = ()
+    format: int = FORMAT
+
+
+def parse_feed(data: bytes, name: str) -> Feed:
+    """Read the root of a feed. Raises IntegrityError for a damaged one, InputError for one of a newer format."""
+    try:
+        refuse_newer(parsing.parse_json(data, MAX_BYTES), f"feed {name!r}")
+        found = parsing.parse_as(data, MAX_BYTES, Feed)
+        if found.name != name or not 1 <= len(found.shards) <= MOST_SHARDS:
+            raise Malformed("is not the feed its name says, or has no shards")
+        if wrong := [digest for digest in found.shards if digest and not is_digest(digest)]:
+            raise Malformed(f"shard {wrong[0][:80]!r} is not a digest")
+    except IntegrityError as error:
+        raise IntegrityError(f"feed {name!r}: {error}; `enginery feed set` writes it anew") from error
+    return found
+
+
+def parse_shard(data: bytes) -> dict[str, Pointer]:
+    """The pointers in a shard's blob, by 'model:channel'. Raises as `parse_feed`."""
+    inflated = zlib.decompressobj()
+    try:
+        text = inflated.decompress(data, MAX_SHARD_BYTES)
+    except zlib.error as error:
+        raise IntegrityError(f"a feed's shard cannot be decompressed ({error})") from error
+    if not inflated.eof:
+        raise IntegrityError(f"a feed's shard is cut, or over {MAX_SHARD_BYTES} bytes")
+    document = parsing.parse_json(text, MAX_SHARD_BYTES)
+    if (found := parsing.field(document, "format", parsing.count)) > FORMAT:
+        raise InputError(f"a feed's shard has format {found}; this enginery reads {FORMAT}: upgrade enginery")
+    shard = parsing.parse_as(text, MAX_SHARD_BYTES, Shard)
+    for pointer in shard.pointers:
+        check_pointed(pointer)
+    return {f"{pointer.model}:{pointer.channel}": pointer for pointer in shard.pointers}
+
+
+def read_feed(store: Documents, name: str) -> Feed:
+    """The root of a feed. Raises UnknownNameError where there is none, and as `parse_feed`."""
+    data = store.read(feed_key(name))
+    if data is None:
+        raise UnknownNameError(f"there is no feed {name!r} in {store.uri}; there are: {_known(store)}")
+    return parse_feed(data, name)
+
+
+def feed_names(store: Documents) -> list[str]:
+    """The names of the feeds, sorted."""
+    names = (name.removesuffix(".json") for name in store.children(FEEDS) if name.endswith(".json"))
+    return [name for name in names if is_name(name)]
+
+
+def _known(store: Documents) -> str:
+    return ", ".join(feed_names(store)) or "none; `enginery feed set NAME 'MODEL:CHANNEL'` makes one"
+
+
+def set_feed(store: Store, name: str, patterns: Sequence[str]) -> tuple[Feed, int]:
+    """Make or replace a feed of the channels that match one of `patterns`; return it and the number of its channels.
+
+    Raises InputError for a pattern that is none.
+    """
+    if wrong := [pattern for pattern in patterns if not _PATTERN.fullmatch(pattern)]:
+        raise InputError(f"{wrong[0][:80]!r} is no pattern of channels; give 'MODEL:CHANNEL', as in 'digits*:stable'")
+    if not patterns:
+        raise InputError(f"feed {name!r} needs a pattern of channels, as in 'digits*:stable', or '*:*' for all")
+    check_channel(name)
+    counts: list[int] = []
+    with hold_lease(store, f"making feed {name}") as guard:
+
+        def make(_: bytes | None) -> bytes:
+            # Read after the root was, so that a pointer that is written meanwhile has this write refused, or is in it.
+            pointers = _read_pointers(store, Feed(name, tuple(patterns)))
+            counts.append(len(pointers))
+            return _sharded(guard, Feed(name, tuple(patterns)), pointers).to_bytes()
+
+        return parse_feed(change(store, feed_key(name), make) or b"", name), counts[-1]
+
+
+def remove_feed(store: Store, name: str) -> None:
+    """Delete a feed. Raises UnknownNameError where there is none."""
+    if store.read(feed_key(name)) is None:
+        raise UnknownNameError(f"there is no feed {name!r}; there are: {_known(store)}")
+    store.remove(feed_key(name))
+
+
+def update_feeds(guard: Guard, pointer: Pointer) -> None:
+    """Put a pointer into all feeds that cover its channel. Raises InputError for a feed of a newer format."""
+    channel = f"{pointer.model}:{pointer.channel}"
+    for name in feed_names(guard.store):
+        with suppress(IntegrityError):  # a damaged feed is `verify`'s to tell; the channel's pointer is written
+
+            def make(data: bytes | None, name: str = name) -> bytes | None:
+                feed = None if data is None else parse_feed(data, name)
+                return _with_pointer(guard, feed, channel, pointer) if feed and feed.covers(channel) else None
+
+            change(guard.store, feed_key(name), make)
+
+
+def _with_pointer(guard: Guard, feed: Feed, channel: str, pointer: Pointer) -> bytes | None:
+    number = feed.shard_of(channel)
+    entries = read_shard(guard.store, feed.shards[number])
+    known = entries.get(channel)
+    if known == pointer or (known is not None and known.moves > pointer.moves):
+        return None
+    entries[channel] = pointer
+    if len(entries) > MOST_IN_SHARD and len(feed.shards) < MOST_SHARDS:
+        for other, digest in enumerate(feed.shards):
+            entries |= read_shard(guard.store, digest) if other != number else {}
+        return _sharded(guard, feed, entries, least=2 * len(feed.shards)).to_bytes()
+    shards = list(feed.shards)
+    (shards[number],) = _write_shards(guard, [entries.values()])
+    return replace(feed, shards=tuple(shards)).to_bytes()
+
+
+def read_shard(store: Store, digest: str) -> dict[str, Pointer]:
+    """The pointers of a shard by its digest; none for ''. Raises IntegrityError for a lost or damaged one."""
+    return parse_shard(store.read_blob(digest)) if digest else {}
+
+
+def _sharded(guard: Guard, feed: Feed, pointers: Mapping[str, Pointer], least: int = 1) -> Feed:
+    """The feed with these pointers in at least so many shards."""
+    count = 1
+    while (count < least or 3 * count * MOST_IN_SHARD < 4 * len(pointers)) and count < MOST_SHARDS:
+        count *= 2
+    feed = replace(feed, shards=("",) * count)
+    parts: dict[int, list[Pointer]] = {}
+    for channel, pointer in pointers.items():
+        parts.setdefault(feed.shard_of(channel), []).append(pointer)
+    written = dict(zip(parts, _write_shards(guard, parts.values()), strict=True))
+    return replace(feed, shards=tuple(written.get(number, "") for number in range(count)))
+
+
+def _write_shards(guard: Guard, parts: Iterable[Iterable[Pointer]]) -> list[str]:
+    """The digests of shards of these pointers, which are stored, and deleted by no collection while the lease is
+    held."""
+    ordered = (sorted(part, key=lambda pointer: (pointer.model, pointer.channel)) for part in parts)
+    blobs = [zlib.compress(canonical_json(encode(Shard(tuple(part)))), 9) for part in ordered]
+    digests = [digest_of_bytes(data) for data in blobs]
+    guard.secure(digests)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(guard.store.put_bytes, blobs))
+    return digests
+
+
+def _read_pointers(store: Store, feed: Feed) -> dict[str, Pointer]:
+    """The pointers of the channels that a feed covers; a damaged one is left out."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        models = [name.removesuffix("/") for name in store.children(MODELS) if is_name(name.removesuffix("/"))]
+        names = zip(models, pool.map(lambda model: channel_names(store, model), models), strict=True)
+        wanted = [(model, name) for model, found in names for name in found if feed.covers(f"{model}:{name}")]
+        return dict(
+            item for items in pool.map(lambda pair: list(_read_settled(store, *pair)), wanted) for item in items
+        )
+
+
+def _read_settled(store: Store, model: str, channel: str) -> Iterator[tuple[str, Pointer]]:
+    with suppress(IntegrityError):
+        pointer = read_pointer(store, model, channel)
+        if pointer is not None and pointer.serves is not None:
+            yield f"{model}:{channel}", replace(pointer, moving=None)
+
+
+def find_feed_faults(store: Store, name: str) -> list[str]:
+    """The channels of a feed that it leads elsewhere than their pointers, with the reason; or why it cannot be read.
+
+    Raises InputError for a feed of a newer format.
+    """
+    try:
+        feed = read_feed(store, name)
+        entries = {key: value for digest in feed.shards for key, value in read_shard(store, digest).items()}
+    except IntegrityError as error:
+        return [str(error)]
+    wanted = _read_pointers(store, feed)
+    return [
+        f"{channel}: leads to version {_version(entries.get(channel))}, and its pointer to {_version(pointer)}"
+        for channel, pointer in wanted.items()
+        if entries.get(channel) != pointer
+    ]
+
+
+def _version(pointer: Pointer | None) -> str:
+    return pointer.serves.version if pointer and pointer.serves else "none"
