@@ -16,7 +16,7 @@ download, a folder or S3).
 Imports the standard library alone (boto3 for s3://, when the registry is opened): see docs/guides/client.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,11 @@ from typing import Literal
 
 from enginery.client.fetch import BlobFetcher, Progress, silent
 from enginery.client.hooks import Command, Hook, Post
+from enginery.client.layouts.base import Layout, Placed, hold
+from enginery.client.layouts.plain import Plain
+from enginery.client.layouts.ranking import AllGenerations, rank_each
+from enginery.client.layouts.triton import Triton
+from enginery.client.layouts.triton_config import DynamicBatching
 from enginery.client.pull import Pulled, download_best, download_each, download_engine, locate_and_rank
 from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginery.client.watch import ChannelWatcher, Swap
@@ -39,11 +44,14 @@ __all__ = [
     "EngineCandidate",
     "Client",
     "Command",
+    "DynamicBatching",
     "Machine",
+    "Plain",
     "Policy",
     "Post",
     "Pulled",
     "Swap",
+    "Triton",
     "pull",
 ]
 
@@ -104,12 +112,35 @@ class Client:
         located, answer = locate_and_rank(self.store, parse_reference(reference), _machine(machine), self.policy)
         return download_each(self.store, located, answer, Path(dest), self._fetcher(progress))
 
+    def place(
+        self,
+        reference: str,
+        dest: str | Path,
+        layout: Layout,
+        *,
+        machine: Machine | str | Sequence[Machine | str] | AllGenerations = AUTO,
+        keep: int = 2,
+        progress: Progress = silent,
+    ) -> Placed:
+        """Have the folder `dest` serve a version in a layout, `Triton()`, for a machine or several; once, as `watch`
+        does at each move. keep: versions that stay beside it.
+
+        Raises as `pull`, InputError for what the layout cannot hold, UnavailableError while another process writes
+        there.
+        """
+        asked = parse_reference(reference)
+        located, rankings = rank_each(self.store, asked, _machines(machine), self.policy, layout)
+        place = layout.at(Path(dest).expanduser().absolute(), located.manifest.model)
+        with hold(place):
+            return place.swap(self.store, located, rankings, self._fetcher(progress), keep)
+
     def watch(
         self,
         reference: str,
         dest: str | Path,
         *,
-        machine: Machine | str = AUTO,
+        machine: Machine | str | Sequence[Machine | str] | AllGenerations = AUTO,
+        layout: Layout = Plain(),  # noqa: B008 - a frozen value
         interval_s: float = 30.0,
         hook: Hook | None = None,
         once: bool = False,
@@ -120,18 +151,20 @@ class Client:
     ) -> Swap | None:
         """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
+        layout: `Triton()` follows it in a model repository of Triton's, and there for several machines, too.
         See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.
         """
         watch = ChannelWatcher(
             lambda: self.store,
             parse_reference(reference),
-            _machine(machine),
+            _machines(machine),
             Path(dest),
             policy=self.policy,
             fetcher=lambda: self._fetcher(progress),
             interval_s=interval_s,
             hook=hook,
             keep=keep,
+            layout=layout,
             say=say,
         )
         return watch.once() if once else watch.run(stop or Event())
@@ -170,6 +203,17 @@ def pull(
     """
     policy = Policy(precision, proven_only=proven_only, fallback=fallback, kind=kind, trust=trust)
     return Client(registry, policy=policy).pull(reference, dest, machine=target)
+
+
+def _machines(
+    given: Machine | str | Sequence[Machine | str] | AllGenerations,
+) -> tuple[Machine, ...] | AllGenerations:
+    if isinstance(given, AllGenerations):
+        return given
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    if not several:
+        raise InputError("no machine: give one, or a target's name such as 'cpu', 'l4' or 'auto'")
+    return tuple(_machine(item) for item in several)
 
 
 def _machine(machine: Machine | str) -> Machine:

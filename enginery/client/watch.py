@@ -1,67 +1,51 @@
-"""Follows a channel: the link `current` always leads to a complete, verified engine, of the version that is promoted.
+"""Follows a channel: a server always finds a complete, verified engine, of the version that is promoted.
 
-::
-
-    engines/
-      3-8a41c0b2d9e7f631/        one folder a description: digits-3-l4-int8.engine and digits-3-l4-int8.json
-      current -> 3-8a41c0b2d9e7f631
-
-A swap is one rename over the link `current`. A server that opens `current/...` gets the old engine or the new one; the
-old folder stays for servers that have it open. A registry that is out of reach, a version without a compatible engine
-and a failed download change nothing; they are reported, and tried again. An unchanged channel costs one conditional
-request.
+How engines lie, and what a swap is, says the layout (`layouts.plain`, `layouts.triton`). A registry that is out of
+reach, a version without a compatible engine and a failed download change nothing; they are reported, and tried again.
+An unchanged channel costs one conditional request.
 
 With a trust policy, the version that is served is checked again at every look (`TrustRecheck`), since keys are revoked
 while channels stay. An engine that is trusted no longer is not taken away, because a server has it open: that is
-reported, and a file `distrusted` beside `current` says so for as long as it lasts, for readiness probes to find.
+reported, and a file (`distrusted` of the plain layout) says so for as long as it lasts, for readiness probes to find.
 """
 
-import fcntl
 import os
 import random
-import re
-import secrets
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
 from enginery.client.fetch import BlobFetcher, Origin
 from enginery.client.hooks import Hook
-from enginery.client.pull import Pulled, download_best, download_engine, folder_name, locate_and_rank
-from enginery.client.resolve import Policy, Resolution
+from enginery.client.layouts.base import Layout, Place, hold
+from enginery.client.layouts.plain import Plain
+from enginery.client.layouts.ranking import AllGenerations, rank_each
+from enginery.client.resolve import Policy
 from enginery.core import parsing
 from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.files import make_folder, reachable, sync_folder, write_whole
+from enginery.registry.store.files import reachable, write_whole
 from enginery.registry.store.layout import channel_key
 from enginery.registry.trust import require
 from enginery.registry.trust.policy import VARIABLE, TrustPolicy
 from enginery.registry.trust.requirement import UntrustedError
 from enginery.registry.versions import lookup
-from enginery.registry.versions.lookup import Located, channel_names
+from enginery.registry.versions.lookup import channel_names
 
-CURRENT = "current"
-# The file beside `current` that says why what is served is trusted no longer.
-MARK = "distrusted"
 _MAX_BYTES = 4 << 20
-_LOCK = ".enginery-watch.lock"
-_HOOKED = ".enginery-hooked"
-_STAGING = ".enginery-staging-"
-_FOLDER = re.compile(r".+-[0-9a-f]{16}")
 _JITTER = 0.2
 
 
 @dataclass(frozen=True)
 class Swap:
-    """What `current` points to. folder: the one behind the link.  previous: name of the one before, or ''.
+    """What is served. folder: of the engine.  current: what leads to it.  previous: name of the folder before, or ''.
 
-    swapped: whether this look moved the link.  origin: where the engine's bytes came from.
+    swapped: whether this look changed it.  origin: where the engine's bytes came from.  identity: as of `Placed`.
     """
 
     model: str
@@ -75,6 +59,7 @@ class Swap:
     previous: str
     swapped: bool
     origin: Origin
+    identity: str = ""
 
     def facts(self) -> dict[str, str]:
         """The facts that hooks get, as text by name."""
@@ -85,7 +70,7 @@ class Swap:
 class ChannelWatcher:
     """Follows one channel into one folder.
 
-    store: opens the registry; called at each look.  interval_s: seconds between looks, a fifth more or less at random.
+    machines: what engines are for; more than one where the layout holds several.  store: opens the registry; called at each look.  interval_s: seconds between looks, a fifth more or less at random.
     keep: number of older folders that stay.  say: called with a message when something happens.
 
     Raises InputError for a reference that is no channel.
@@ -95,7 +80,7 @@ class ChannelWatcher:
         self,
         store: Callable[[], Store],
         reference: Reference,
-        machine: Machine,
+        machines: Sequence[Machine] | AllGenerations,
         dest: Path,
         *,
         policy: Policy,
@@ -103,23 +88,25 @@ class ChannelWatcher:
         interval_s: float = 30.0,
         hook: Hook | None = None,
         keep: int = 2,
+        layout: Layout = Plain(),  # noqa: B008 - a frozen value
         say: Callable[[str], object] = print,
     ) -> None:
         if reference.channel is None:
             raise InputError(
                 f"{reference.model!r} is no channel, and only channels move; give {reference.model}:stable"
             )
-        self._store, self._reference, self._machine, self._policy = store, reference, machine, policy
-        self._dest, self._fetcher, self._hook, self._keep = dest.expanduser().absolute(), fetcher, hook, keep
+        self._store, self._reference, self._machines, self._policy = store, reference, machines, policy
+        self._fetcher, self._hook, self._keep, self._layout = fetcher, hook, keep, layout
+        self._place = layout.at(dest.expanduser().absolute(), reference.model)
         self._interval_s, self._say = interval_s, say
-        self._trust_recheck = TrustRecheck(self._dest / CURRENT, policy.trust)
+        self._trust_recheck = TrustRecheck(self._place, policy.trust)
         self._tag = ""
         self._served: Swap | None = None
         self._complaint = ""
 
     def once(self) -> Swap:
         """Look once, and return what is served. Raises what went wrong; `current` then stays as it was."""
-        with self._alone():
+        with hold(self._place):
             return self._look()
 
     def run(self, stop: Event) -> Swap | None:
@@ -128,7 +115,7 @@ class ChannelWatcher:
         Raises InputError at the first look, for what will not pass by itself. Later it is reported like any other
         error: a file that somebody is editing must not end the watcher.
         """
-        with self._alone():
+        with hold(self._place):
             while not stop.is_set():
                 try:
                     self._look()
@@ -173,103 +160,56 @@ class ChannelWatcher:
 
     def _serve(self, store: Store) -> tuple[Swap, bool]:
         """Download and swap; return what is served then, and whether it is the best engine: False if that is lost."""
-        located, answer = locate_and_rank(store, self._reference, self._machine, self._policy)
-        with reachable(f"writing {self._dest}"):
-            pulled = download_best(answer, lambda resolution: self._download(store, located, resolution))
-            folder = self._dest / folder_name(located, pulled.engine)
-            previous = self._swap(folder.name)
+        located, rankings = rank_each(store, self._reference, self._machines, self._policy, self._layout)
+        placed = self._place.swap(store, located, rankings, self._fetcher(), self._keep)
+        first = placed.pulled[0]
         swap = Swap(
             model=located.manifest.model,
             version=located.manifest.version,
             channel=str(self._reference.channel),
-            digest=str(pulled.engine.digest),
-            folder=folder,
-            engine=folder / pulled.path.name,
-            description=folder / pulled.description.name,
-            current=self._dest / CURRENT,
-            previous=previous if previous != folder.name else "",
-            swapped=previous != folder.name,
-            origin=pulled.origin,
+            digest=str(first.engine.digest),
+            folder=placed.folder,
+            engine=placed.folder / first.path.name,
+            description=placed.folder / first.description.name,
+            current=placed.current,
+            previous=placed.previous,
+            swapped=placed.swapped,
+            origin=first.origin,
+            identity=placed.identity,
         )
         if swap.swapped:
-            self._say(f"{swap.model}:{swap.channel} is {swap.version} now: {pulled.engine.unit} ({swap.origin})")
-            for line in pulled.warnings:
+            units = ", ".join(f"{item.engine.unit} ({item.origin})" for item in placed.pulled)
+            self._say(f"{swap.model}:{swap.channel} is {swap.version} now: {units}")
+            for line in (line for item in placed.pulled for line in item.warnings):
                 self._say(line)
-        os.utime(folder)
-        self._prune(folder.name, previous)
-        return swap, not pulled.resolution.lost
-
-    def _download(self, store: Store, located: Located, resolution: Resolution) -> Pulled:
-        """Download an engine to its folder: a new one appears complete, in an old one what is damaged is replaced."""
-        folder = self._dest / folder_name(located, resolution.chosen)
-        place = folder if folder.is_dir() else self._dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
-        pulled = download_engine(store, located, resolution, place, self._fetcher())
-        if place != folder:
-            place.rename(folder)
-            sync_folder(self._dest)
-        return pulled
-
-    def _swap(self, name: str) -> str:
-        """Point `current` to the folder `name`; return where it pointed before."""
-        current = self._dest / CURRENT
-        before = _read_link(current)
-        if before != name:
-            if current.is_dir() and not current.is_symlink():
-                raise InputError(f"{current} is a folder and no link of ours; give another --dest")
-            fresh = self._dest / f".enginery-link-{secrets.token_hex(8)}"
-            fresh.symlink_to(name)
-            fresh.replace(current)
-            sync_folder(self._dest)
-        return before
-
-    def _prune(self, current: str, previous: str) -> None:
-        """Delete folders that were served before, but the last `keep` of them."""
-        found = [path for path in self._dest.iterdir() if path.is_dir() and not path.is_symlink()]
-        served = [path for path in found if _FOLDER.fullmatch(path.name) and path.name != current]
-        served.sort(key=lambda path: (path.name == previous, path.stat().st_mtime), reverse=True)
-        left = [path for path in found if path.name.startswith(_STAGING)]
-        for path in served[self._keep :] + left:
-            shutil.rmtree(path, ignore_errors=True)
+        return swap, placed.whole
 
     def _call_hook(self, swap: Swap) -> None:
         """Call the hook for what is served, if it has not succeeded for that before."""
         if self._hook is None:
             return
-        marker = self._dest / _HOOKED
+        marker = self._place.hooked
         with suppress(OSError):
-            if marker.read_text() == swap.folder.name:
+            if marker.read_text() == swap.identity:
                 return
         if failure := self._hook(swap.facts()):
             raise EngineryError(f"{failure}; it is called again at the next look")
-        write_whole(marker, swap.folder.name.encode())
+        write_whole(marker, swap.identity.encode())
 
     def _complain(self, text: str) -> None:
         """Report an error, once for as long as it stays the same."""
         if text != self._complaint:
-            served = _read_link(self._dest / CURRENT)
+            served = self._place.served()
             self._say(f"{text}\n{f'keeping {served}' if served else 'nothing is served yet'}")
             self._complaint = text
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with reachable(f"writing {self._dest}"):
-            make_folder(self._dest)
-            lock = (self._dest / _LOCK).open("ab")
-        with lock:
-            try:
-                fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UnavailableError(f"another process watches into {self._dest}; give another --dest") from error
-            yield
-
 
 class TrustRecheck:
-    """Rechecks the trust policy for the version that the link `current` points to. trust: as in `resolve.Policy`; a
-    file is read at every check."""
+    """Rechecks the trust policy for the version that is served at a place. trust: as in `resolve.Policy`; a file is
+    read at every check."""
 
-    def __init__(self, current: Path, trust: TrustPolicy | Path | str | None) -> None:
-        self._current, self._trust = current, trust
-        self._mark = current.parent / MARK
+    def __init__(self, place: Place, trust: TrustPolicy | Path | str | None) -> None:
+        self._place, self._trust = place, trust
         self._known: tuple[str, Manifest] | None = None
 
     def check(self, store: Store) -> None:
@@ -278,7 +218,7 @@ class TrustRecheck:
         Raises UntrustedError when it is trusted no longer, or by a policy that cannot be read; UnknownNameError and
         UnavailableError, which change nothing, when the version cannot be read.
         """
-        folder = _read_link(self._current)
+        folder = self._place.served()
         if self._trust is None and not os.environ.get(VARIABLE):
             self._write_mark(None)
         elif folder:
@@ -289,43 +229,37 @@ class TrustRecheck:
             except (UntrustedError, InputError) as error:
                 reason = f"TRUSTED NO LONGER, and still served: {error}"
                 self._write_mark(f"{reason}\n".encode())
-                raise UntrustedError(f"{reason}\n{self._mark} stays there until that changes") from error
+                raise UntrustedError(f"{reason}\n{self._place.mark} stays there until that changes") from error
             self._write_mark(None)
 
     def _read_served(self, store: Store) -> Manifest:
-        """The manifest, from the registry, of the version that the description behind `current` names."""
-        with reachable(f"reading {self._current}"):
-            descriptions = sorted(self._current.glob("*.json"))
-            data = descriptions[0].read_bytes() if descriptions else b""
+        """The manifest, from the registry, of the version that the description of what is served names."""
+        place = self._place.lock.parent
+        with reachable(f"reading {place}"):
+            path = self._place.description()
+            data = path.read_bytes() if path else b""
         try:
             description = parsing.parse_json(data, _MAX_BYTES)
             model, version = (parsing.field(description, name, parsing.name) for name in ("model", "version"))
             digest = parsing.field(description, "manifest", parsing.digest)
         except IntegrityError as error:
             raise IntegrityError(
-                f"{self._current} has no description that can be read ({error}), so nobody knows what is served; "
-                "delete the link, and it is made anew"
+                f"{place} has no description that can be read ({error}), so nobody knows what is served; delete "
+                f"{self._place.served()} there, and it is made anew"
             ) from error
         manifest = lookup.load(store, model, version)
         if manifest.digest != digest:
             raise IntegrityError(
-                f"{self._current} leads to {model}@{version} with manifest {digest}, and that is now "
+                f"{path} is of {model}@{version} with manifest {digest}, and that is now "
                 f"{manifest.digest}: it was replaced by hand; run `enginery verify`"
             )
         return manifest
 
     def _write_mark(self, content: bytes | None) -> None:
         """Write the mark with this content, or delete it (None); nothing is written where it is so already."""
-        before = None
+        before, mark = None, self._place.mark
         with suppress(OSError):
-            before = self._mark.read_bytes()
+            before = mark.read_bytes()
         if content != before:
-            with reachable(f"writing {self._mark}"):
-                write_whole(self._mark, content) if content is not None else self._mark.unlink(missing_ok=True)
-
-
-def _read_link(link: Path) -> str:
-    """Where a link points, as it was written; '' where there is none."""
-    with suppress(OSError):
-        return os.readlink(link)  # noqa: PTH115
-    return ""
+            with reachable(f"writing {mark}"):
+                write_whole(mark, content) if content is not None else mark.unlink(missing_ok=True)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from enginery.client.client import Client, Policy
-from enginery.client.watch import MARK, ChannelWatcher, Swap
+from enginery.client.layouts.plain import MARK
+from enginery.client.watch import ChannelWatcher, Swap
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import manifest_key
@@ -48,7 +49,7 @@ def following(
 
     client = Client(store.uri)
     return ChannelWatcher(
-        lambda: client.store, parse_reference("digits:candidate"), Machine(), dest, policy=Policy(trust=trust),
+        lambda: client.store, parse_reference("digits:candidate"), [Machine()], dest, policy=Policy(trust=trust),
         fetcher=lambda: client._fetcher(lambda *_: None), interval_s=0.01, hook=hook, say=say,
     )  # fmt: skip
 

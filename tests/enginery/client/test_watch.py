@@ -125,7 +125,7 @@ def following(client: Client, dest: Path, hook=None, say=lambda text: None):
     from enginery.core.names import parse_reference
 
     return ChannelWatcher(
-        lambda: client.store, parse_reference("digits:candidate"), Machine(), dest,
+        lambda: client.store, parse_reference("digits:candidate"), [Machine()], dest,
         policy=Policy(), fetcher=lambda: client._fetcher(lambda *_: None), interval_s=0.05, hook=hook, say=say,
     )  # fmt: skip
 
