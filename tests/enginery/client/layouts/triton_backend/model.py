@@ -1,0 +1,34 @@
+"""Stands in for Triton's backend `onnxruntime`, whose library is in no package: the same files, opened by ONNX Runtime
+in Python. Triton loads it as a Python-based backend of that name; all else is Triton itself."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+# The interpreter in Triton's process does not read it.
+sys.path += os.environ["PYTHONPATH"].split(os.pathsep)
+import onnxruntime  # noqa: E402
+import triton_python_backend_utils as triton  # noqa: E402
+
+
+class TritonPythonModel:
+    """A version of a model."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the file that the configuration names."""
+        config = json.loads(args["model_config"])
+        file = config["default_model_filename"] or "model.onnx"
+        path = Path(args["model_repository"]) / args["model_version"] / file
+        self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        self.inputs = [item["name"] for item in config["input"]]
+        self.outputs = [item["name"] for item in config["output"]]
+
+    def execute(self, requests: list) -> list:
+        """Answer each request by a run of its own."""
+        answers = []
+        for request in requests:
+            inputs = {name: triton.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
+            outputs = zip(self.outputs, self.session.run(self.outputs, inputs), strict=True)
+            answers.append(triton.InferenceResponse([triton.Tensor.from_dlpack(name, array) for name, array in outputs]))
+        return answers
