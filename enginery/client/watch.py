@@ -70,7 +70,8 @@ class Swap:
 class ChannelWatcher:
     """Follows one channel into one folder.
 
-    machines: what engines are for; more than one where the layout holds several.  store: opens the registry; called at each look.  interval_s: seconds between looks, a fifth more or less at random.
+    store: opens the registry; called at each look.  machines: what engines are for; more than one where the layout
+    holds several.  interval_s: seconds between looks, a fifth more or less at random.
     keep: number of older folders that stay.  say: called with a message when something happens.
 
     Raises InputError for a reference that is no channel.

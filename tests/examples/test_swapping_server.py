@@ -38,9 +38,7 @@ def test_a_server_is_swapped_under_load_and_no_request_fails(tmp_path: Path, swa
         with SwapLoad(server.server_port) as load:
             for number in range(1, SWAPS + 1):
                 publish_engines(store, [cpu_engine(store, number)], number)
-                client.watch(
-                    "digits:candidate", dest, machine="cpu", once=True, hook=hook, keep=1, say=lambda _: None
-                )
+                client.watch("digits:candidate", dest, machine="cpu", once=True, hook=hook, keep=1, say=lambda _: None)
                 load.least = number
                 # A swap is under load only when requests of before and after it were answered.
                 asked = load.asked

@@ -266,7 +266,7 @@ class _StoredCases(Sequence[Case]):
         return safe_open(self.path, framework="numpy")
 
     @cached_property
-    def _bygolden_prefix(self) -> dict[str, list[str]]:
+    def _by_prefix(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for name in (name for name in self.names if name.startswith(self.root)):
             index, _, rest = name.removeprefix(self.root).partition("/")

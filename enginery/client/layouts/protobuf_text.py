@@ -1,8 +1,8 @@
 """Protobuf's text format: a text read into messages, and values written as text. Standard library only.
 
-Of the format (https://protobuf.dev/reference/protobuf/textformat-spec/) this is what Triton's `config.pbtxt` files have:
-https://github.com/triton-inference-server/common, protobuf/model_config.proto. Serving nodes write such files, and
-protobuf's own library is no dependency of theirs; the tests read what is written here with it.
+Of the format (https://protobuf.dev/reference/protobuf/textformat-spec/) this is what Triton's `config.pbtxt` has.
+Serving nodes write such files, and protobuf's own library is no dependency of theirs; the tests read what is written
+here with it.
 """
 
 import re

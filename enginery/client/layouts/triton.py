@@ -56,10 +56,16 @@ from enginery.core.digest import digest_of
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.hardware.machine import Machine
 from enginery.core.sampling import as_built
-from enginery.registry.ensembles import require_model
 from enginery.registry.manifest import EngineEntry, Manifest, make_request
 from enginery.registry.store.base import Store
-from enginery.registry.store.files import choose_digest, make_folder, reachable, start_atomic_write, sync_folder, write_whole
+from enginery.registry.store.files import (
+    choose_digest,
+    make_folder,
+    reachable,
+    start_atomic_write,
+    sync_folder,
+    write_whole,
+)
 from enginery.registry.versions.lookup import Located
 
 CONFIG = "config.pbtxt"
@@ -146,7 +152,6 @@ class TritonPlace:
         self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
     ) -> Placed:
         """See `Place`. Each ranking gives the engine of another compute capability."""
-        require_model(located.manifest)
         number, before = triton_version(located.manifest.version), self.served()
         folder, staged = self.root / str(number), self.root / STAGING / str(number)
         with reachable(f"writing {self.root}"):
@@ -167,9 +172,7 @@ class TritonPlace:
         previous = before if before != str(number) else ""
         return Placed(ended, folder, self.root, previous, swapped, identity, whole)
 
-    def _bring(
-        self, store: Store, located: Located, found: EngineRanking, fetcher: BlobFetcher, alone: bool
-    ) -> Pulled:
+    def _bring(self, store: Store, located: Located, found: EngineRanking, fetcher: BlobFetcher, alone: bool) -> Pulled:
         """Download an engine of a version into a folder that no configuration names yet, or mend the one that is."""
 
         def download(resolution: Resolution) -> Pulled:
@@ -242,7 +245,7 @@ class TritonPlace:
         return changed
 
     def _write_config(self, data: bytes) -> bool:
-        """Replace the configuration by one rename, out of the folder whose changes load nothing; whether it differed."""
+        """Replace the configuration by one rename, out of the folder whose changes load nothing; whether it differs."""
         with suppress(OSError):
             if (self.root / CONFIG).read_bytes() == data:
                 return False

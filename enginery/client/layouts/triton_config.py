@@ -7,9 +7,11 @@ of them is said where it is used; seen in their sources at onnxruntime_backend 0
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from enginery.client.layouts.protobuf_text import Field, Fields, Word, entries, write_message
 from enginery.client.layouts.warmup import WarmupInput
+from enginery.core.ensemble import ENSEMBLE
 from enginery.core.errors import InputError
 from enginery.core.hardware.evaluation import evaluate
 from enginery.core.hardware.machine import Machine
@@ -72,6 +74,8 @@ class DynamicBatching:
 
 def find_unservable(entry: EngineEntry, machine: Machine) -> str | None:
     """Why Triton cannot serve an engine on a machine; None if it can."""
+    if entry.backend == ENSEMBLE:
+        return "an ensemble is several models of Triton's, which this layout does not write; pull its graphs one by one"
     if entry.backend not in _OPENED_BY:
         return f"no backend of Triton opens engines of {entry.backend}; it opens those of {', '.join(_OPENED_BY)}"
     if entry.is_stripped:
@@ -84,7 +88,9 @@ def find_unservable(entry: EngineEntry, machine: Machine) -> str | None:
     options = [item for item in entry.requires if isinstance(item, SessionOption)]
     if any(item.state == "unmet" for item in evaluate(options, machine)):
         names = ", ".join(item.name for item in options)
-        return f"{machine.cpu} has no VNNI, and Triton's backend sets no session option {names}: its sums would saturate"
+        return (
+            f"{machine.cpu} has no VNNI, and Triton's backend sets no session option {names}: its sums would saturate"
+        )
     return None
 
 
@@ -93,7 +99,9 @@ def remarks_on(entry: EngineEntry, machine: Machine) -> list[str]:
     options = [f"{item.name} = {item.value}" for item in entry.requires if isinstance(item, SessionOption)]
     if not options or machine.cpu:
         return []
-    return [f"on CPUs without VNNI it needs {', '.join(options)}, which Triton's backend cannot set; serve it on others"]
+    return [
+        f"on CPUs without VNNI it needs {', '.join(options)}, which Triton's backend cannot set; serve it on others"
+    ]
 
 
 def file_suffix(entry: EngineEntry) -> str:
@@ -152,7 +160,7 @@ def largest_batch(request: BuildRequest) -> int:
     if not first or places != {0} or not request.profiles or request.multiples.get(BATCH, 1) > 1:
         return 0
     ends = sorted((low[0], high[0]) for profile in request.profiles for _, low, _, high in profile.inputs)
-    gaps = any(after[0] > before[1] + 1 for before, after in zip(ends, ends[1:], strict=False))
+    gaps = any(after[0] > before[1] + 1 for before, after in pairwise(ends))
     top = max(high for _, high in ends)
     return top if ends[0][0] == 1 and top > 1 and not gaps else 0
 
@@ -216,7 +224,7 @@ def _name_files(files: Sequence[TritonFile]) -> dict[str, Fields]:
     named = {item.capability: item.file for item in files}
     if "" in named or len(named) < len(files):
         units = ", ".join(item.entry.unit for item in files)
-        raise InputError(f"Triton chooses a file by compute capability, which tells {units} not apart; pull one of them")
+        raise InputError(f"Triton chooses by compute capability, which tells {units} not apart; pull one of them")
     return {"cc_model_filenames": entries(dict(sorted(named.items())))}
 
 

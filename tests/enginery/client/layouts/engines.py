@@ -48,15 +48,13 @@ def plan(store: Store, target: str, precision: str = "fp16", profiles: int = 1) 
     """An engine of TensorRT, of a few bytes, with profiles for batches up to 8, 16, ..."""
     found = engine(store, target, precision, status="unproven", data=f"{target} {precision}".encode())
     ends = [(1 if index == 0 else 8 * index + 1, 8 * (index + 1)) for index in range(profiles)]
-    sizes = tuple(
-        ShapeProfile((("image", (low, 1, 8, 8), (high, 1, 8, 8), (high, 1, 8, 8)),)) for low, high in ends
-    )
+    sizes = tuple(ShapeProfile((("image", (low, 1, 8, 8), (high, 1, 8, 8), (high, 1, 8, 8)),)) for low, high in ends)
     return replace(found, backend="tensorrt", profiles=sizes)
 
 
 def stripped(entry: EngineEntry) -> EngineEntry:
     """The entry as one whose file has no weights."""
-    return replace(entry, requires=(*entry.requires, Weights()))
+    return replace(entry, requires=(*entry.requires, Weights(entry.digest or "")))
 
 
 def exact(entry: EngineEntry) -> EngineEntry:

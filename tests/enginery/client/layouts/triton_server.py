@@ -2,8 +2,8 @@
 
     pip download --no-deps nvidia-pytriton==0.7.0 && python -m zipfile -e nvidia_pytriton-*.whl FOLDER
 
-The wheel holds the server (2.51.0, which runs without a GPU) and its Python backend; it wants numpy below 2 where it is
-installed, so that it is no dependency of the tests, and only its files are used. The backend `onnxruntime`, which it has
+The wheel holds the server (2.51.0, which runs without a GPU) and its Python backend. Where it is installed it wants
+numpy below 2, so it is no dependency of the tests, and only its files are used. The backend `onnxruntime`, which it has
 not, is `triton_backend/model.py`: ONNX Runtime in Python.
 """
 

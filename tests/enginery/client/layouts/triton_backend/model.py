@@ -8,8 +8,8 @@ from pathlib import Path
 
 # The interpreter in Triton's process does not read it.
 sys.path += os.environ["PYTHONPATH"].split(os.pathsep)
-import onnxruntime  # noqa: E402
-import triton_python_backend_utils as triton  # noqa: E402
+import onnxruntime
+import triton_python_backend_utils as triton
 
 
 class TritonPythonModel:
@@ -29,6 +29,8 @@ class TritonPythonModel:
         answers = []
         for request in requests:
             inputs = {name: triton.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
-            outputs = zip(self.outputs, self.session.run(self.outputs, inputs), strict=True)
-            answers.append(triton.InferenceResponse([triton.Tensor.from_dlpack(name, array) for name, array in outputs]))
+            arrays = self.session.run(self.outputs, inputs)
+            # As DLPack: what the backend was compiled with misreads the types of numpy 2.
+            tensors = [triton.Tensor.from_dlpack(*pair) for pair in zip(self.outputs, arrays, strict=True)]
+            answers.append(triton.InferenceResponse(tensors))
         return answers
