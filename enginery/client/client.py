@@ -27,7 +27,7 @@ from enginery.client.fetch import BlobFetcher, Progress, silent
 from enginery.client.hooks import Command, Hook, Post
 from enginery.client.layouts.base import Layout, Placed, hold
 from enginery.client.layouts.plain import Plain
-from enginery.client.layouts.ranking import AllGenerations, rank_each
+from enginery.client.layouts.ranking import ALL_GENERATIONS, AllGenerations, rank_each
 from enginery.client.layouts.triton import Triton
 from enginery.client.layouts.triton_config import DynamicBatching
 from enginery.client.pull import Pulled, download_best, download_each, download_engine, locate_and_rank
@@ -40,6 +40,7 @@ from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache
 
 __all__ = [
+    "ALL_GENERATIONS",
     "EngineRanking",
     "EngineCandidate",
     "Client",
@@ -123,7 +124,8 @@ class Client:
         progress: Progress = silent,
     ) -> Placed:
         """Have the folder `dest` serve a version in a layout, `Triton()`, for a machine or several; once, as `watch`
-        does at each move. keep: versions that stay beside it.
+        does at each move. machine: several, or ALL_GENERATIONS, where each has a compute capability of its own.
+        keep: versions that stay beside it.
 
         Raises as `pull`, InputError for what the layout cannot hold, UnavailableError while another process writes
         there.

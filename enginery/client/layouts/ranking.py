@@ -19,6 +19,9 @@ class AllGenerations(Enum):
     ALL = "all"
 
 
+ALL_GENERATIONS = AllGenerations.ALL
+
+
 def rank_each(
     store: Store, reference: Reference, machines: Sequence[Machine] | AllGenerations, policy: Policy, layout: Layout
 ) -> tuple[Located, list[EngineRanking]]:

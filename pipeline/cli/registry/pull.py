@@ -13,9 +13,11 @@ import click
 
 from enginery.client.fetch import silent
 from pipeline.cli.options import (
+    TARGET,
     emit_json,
     engine_options,
     json_option,
+    precision_option,
     progress_options,
     reference_argument,
     registry_option,
@@ -24,10 +26,11 @@ from pipeline.cli.options import (
     stated_runtimes,
     trust_option,
 )
+from pipeline.cli.registry.layouts import check_layout, layout_options, show_placed, triton_of
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.client.client import Client, EngineRanking, Machine, Pulled
+    from enginery.client.client import AllGenerations, Client, EngineRanking, Machine, Pulled
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
@@ -40,12 +43,25 @@ Command = TypeVar("Command", bound=Callable[..., object])
 _BYTES, _SPEED, _LEFT = 19, 13, 8
 _WIDEST_BAR, _SHORTEST_BAR = 40, 4
 
-_MACHINE = (
-    engine_options,
+_FACTS = (
     click.option("--driver", metavar="VERSION", help="GPU driver of that machine, e.g. 580.65.06."),
     click.option("--cuda", metavar="VERSION", help="Newest CUDA that this driver supports, e.g. 13.0."),
     runtime_options("on that machine"),
     click.option("--memory", "memory_gib", type=click.FloatRange(0, min_open=True), help="GPU memory in GiB."),
+)
+_MACHINE = (engine_options, *_FACTS)
+_MACHINES = (
+    click.option(
+        "--target",
+        "targets",
+        metavar="TARGET",
+        multiple=True,
+        default=("auto",),
+        show_default="auto",
+        help=f"{TARGET}; auto is this machine. Repeat it with --layout triton.",
+    ),
+    precision_option("the one that fits best"),
+    *_FACTS,
 )
 _POLICY = (
     click.option("--proven-only", is_flag=True, help="Only proven engines."),
@@ -107,7 +123,7 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 
     Exit code 1 if there is none.
     """
-    answer = _client(registry, given).resolve(reference, _machine(given))
+    answer = _client(registry, given).resolve(reference, _machine(given, given["target"]))
     _show(answer, as_json)
     if not answer.candidates:
         raise SystemExit(1)
@@ -118,7 +134,7 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 @click.option(
     "--dest", type=click.Path(path_type=Path), default=Path(), show_default="this folder", help="Folder for the engine."
 )
-@_options(_MACHINE, _POLICY)
+@_options(_MACHINES, _POLICY, layout_options)
 @click.option(
     "--rehash", is_flag=True, help="Hash files that are here already, instead of trusting that nothing changed them."
 )
@@ -129,16 +145,24 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 @json_option
 def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, explain: bool, **given: Any) -> None:
     """Download the engine of REF that fits the target best, verified, and say why that one."""
+    context, layout = click.get_current_context(), given["layout"]
+    check_layout(context, layout)
     client = _client(registry, given)
     if explain:
-        _show(client.resolve(reference, _machine(given)), as_json)
+        for target in given["targets"]:
+            _show(client.resolve(reference, _machine(given, target)), as_json)
         return
     if given["watch"]:
         _watch(client, reference, dest, given, as_json)
         return
-    _only_with_watch(click.get_current_context())
+    _only_with_watch(context)
+    if layout == "triton":
+        with download_bar(quiet) as progress:
+            placed = client.place(reference, dest, triton_of(given), machine=_machines(given), progress=progress)
+        show_placed(placed, as_json)
+        return
     with download_bar(quiet) as progress:
-        pulled = client.pull(reference, dest, machine=_machine(given), progress=progress)
+        pulled = client.pull(reference, dest, machine=_one_machine(given), progress=progress)
     for line in (*pulled.warnings, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
         say(line)
     if as_json:
@@ -147,12 +171,30 @@ def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, 
         _print_pulled(pulled)
 
 
-def _machine(given: dict[str, Any]) -> "Machine":
+def _machines(given: dict[str, Any]) -> "list[Machine] | AllGenerations":
+    """What `pull` is asked for."""
+    from enginery.client.client import ALL_GENERATIONS
+
+    if not given["all_generations"]:
+        return [_machine(given, target) for target in given["targets"]]
+    if click.get_current_context().get_parameter_source("targets") == click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("give --target or --all-generations, not both")
+    return ALL_GENERATIONS
+
+
+def _one_machine(given: dict[str, Any]) -> "Machine":
+    """The one target of a layout that holds one engine."""
+    if len(given["targets"]) > 1:
+        raise click.UsageError("engines of several targets lie together in Triton's layout alone; give --layout triton")
+    return _machine(given, given["targets"][0])
+
+
+def _machine(given: dict[str, Any], target: str) -> "Machine":
     from enginery.core.hardware.machine import Machine
 
     memory = given["memory_gib"]
     stated = {"driver": given["driver"], "cuda": given["cuda"], "runtimes": stated_runtimes(dict(given))}
-    return Machine.from_name(given["target"]).with_facts(**stated, memory_bytes=memory and int(memory * (1 << 30)))
+    return Machine.from_name(target).with_facts(**stated, memory_bytes=memory and int(memory * (1 << 30)))
 
 
 def _client(registry: str, given: dict[str, Any]) -> "Client":
@@ -164,8 +206,12 @@ def _client(registry: str, given: dict[str, Any]) -> "Client":
 
 def _watch(client: "Client", reference: str, dest: Path, given: dict[str, Any], as_json: bool) -> None:
     """Follow the channel until SIGTERM or Ctrl-C; the engine that is served stays."""
+    from enginery.client.client import Plain
     from enginery.client.hooks import Command, Post
 
+    if given["layout"] == "kserve":
+        raise click.UsageError("--layout kserve writes objects once; a cluster follows no channel by them")
+    in_triton = given["layout"] == "triton"
     line, url, timeout_s = given["hook"], given["hook_url"], given["hook_timeout"]
     if line and url:
         raise click.UsageError("give --hook or --hook-url, not both")
@@ -174,7 +220,8 @@ def _watch(client: "Client", reference: str, dest: Path, given: dict[str, Any], 
         swap = client.watch(
             reference,
             dest,
-            machine=_machine(given),
+            machine=_machines(given) if in_triton else _one_machine(given),
+            layout=triton_of(given) if in_triton else Plain(),
             interval_s=given["interval"],
             hook=hook,
             once=given["once"],
