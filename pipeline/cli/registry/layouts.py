@@ -1,16 +1,22 @@
 """Options and output of `pull` for layouts other than the plain one: Triton's repositories, KServe's objects."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from enginery.core.names import parse_reference
+from enginery.registry.store.base import absolute_uri
+from enginery.registry.store.files import make_folder, write_whole
 from pipeline.cli.options import emit_json, number_option, say
 from pipeline.cli.tables import echo
 from pipeline.cli.traffic.quantities import ShortTime
 
 if TYPE_CHECKING:
-    from enginery.client.client import Triton
+    from enginery.client.client import Client, Machine, Triton
     from enginery.client.layouts.base import Placed
+    from enginery.registry.manifest import EngineEntry
 
 # Options that mean something for Triton's layout alone.
 _FOR_TRITON = ("all_generations", "most", "wait", "warmup")
@@ -48,6 +54,58 @@ def triton_of(given: dict[str, Any]) -> "Triton":
 
     joined = given["most"] is not None or given["wait"] is not None
     return Triton(DynamicBatching(given["most"], given["wait"] or 0.0) if joined else None, given["warmup"])
+
+
+def write_objects(
+    client: "Client", reference: str, dest: Path, machine: "Machine", given: dict[str, Any], as_json: bool
+) -> None:
+    """Write DEST/MODEL.yaml: the objects of a cluster that serves the version. Nothing is downloaded."""
+    import yaml
+
+    from enginery.client.client import Triton
+    from enginery.client.layouts.ranking import rank_each
+    from enginery.exchange.kserve import Deployment
+
+    located, (found,) = rank_each(client.store, parse_reference(reference), [machine], client.policy, Triton())
+    engine, manifest = found.resolution().chosen, located.manifest
+    if "auto" in given["targets"]:
+        raise click.UsageError(
+            "--layout kserve: name the --target of the cluster's nodes; this machine is none of them"
+        )
+    deployment = Deployment(
+        manifest,
+        engine,
+        machine,
+        options=tuple(_uri_options(given, engine, machine)),
+        image=given["image"] or "",
+        car=given["car"] or "",
+        registry=absolute_uri(str(client.registry)),
+    )
+    path = dest / f"{manifest.model}.yaml"
+    make_folder(dest)
+    write_whole(path, yaml.safe_dump_all(deployment.to_objects(), sort_keys=False).encode())
+    if as_json:
+        emit_json({"path": str(path), "model": manifest.model, "version": manifest.version, "unit": engine.unit})
+        return
+    echo(str(path))
+    if deployment.registry.startswith("file://") and deployment.image:
+        say(f"note: {deployment.registry} is a folder, which pods have not, unless you mount it in the container")
+    echo(f"serves: {engine.unit} of {manifest.model}@{manifest.version}, {engine.status}")
+
+
+def _uri_options(given: dict[str, Any], engine: "EngineEntry", machine: "Machine") -> Iterator[tuple[str, str]]:
+    """What the cluster's pull is told: the target, the precision that was chosen, and what is stated of the nodes."""
+    yield "target", given["targets"][0]
+    yield "precision", engine.precision
+    for name in ("driver", "cuda", "fallback"):
+        if given[name]:
+            yield name, given[name]
+    if given["memory_gib"]:
+        yield "memory", f"{given['memory_gib']:g}"
+    if given["proven_only"]:
+        yield "proven-only", ""
+    for name, version in machine.runtimes.items():
+        yield "runtime", f"{name}={version}"
 
 
 def show_placed(placed: "Placed", as_json: bool) -> None:

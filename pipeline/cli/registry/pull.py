@@ -26,7 +26,7 @@ from pipeline.cli.options import (
     stated_runtimes,
     trust_option,
 )
-from pipeline.cli.registry.layouts import check_layout, layout_options, show_placed, triton_of
+from pipeline.cli.registry.layouts import check_layout, layout_options, show_placed, triton_of, write_objects
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
@@ -156,6 +156,9 @@ def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, 
         _watch(client, reference, dest, given, as_json)
         return
     _only_with_watch(context)
+    if layout == "kserve":
+        write_objects(client, reference, dest, _one_machine(given), given, as_json)
+        return
     if layout == "triton":
         with download_bar(quiet) as progress:
             placed = client.place(reference, dest, triton_of(given), machine=_machines(given), progress=progress)
