@@ -105,11 +105,11 @@ def swap(name: str, swaps: int) -> bool:
 def main() -> None:
     """Swap each server, with a table on stdout."""
     names = sys.argv[1:] or ["onnxruntime"]
-    print(
-        "| server | swaps | requests | failed | engines without an answer | swap, s | longest | request, ms | 99 % | longest |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    if not all([swap(name, SWAPS) for name in names]):
+    columns = ("server", "swaps", "requests", "failed", "engines without an answer", "swap, s", "longest, s")
+    columns += ("request, ms", "99 %, ms", "longest, ms")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+    right = [swap(name, SWAPS) for name in names]
+    if not all(right):
         sys.exit(1)
 
 
