@@ -1,4 +1,4 @@
-"""Does a server fail a request while its engine is swapped? `python -m benchmarks.bench_swaps [SERVER ...]`
+"""Does a server fail a request while its engine is swapped? `python -m benchmarks.bench_swaps [SERVER] [--swaps N]`
 
 SERVER: `onnxruntime` is examples/swapping_server.py behind the plain layout; `triton-poll` and `triton-load` are Triton
 behind its repository, which it looks at every second or is told of by the hook. They need `ENGINERY_TRITON`
@@ -7,6 +7,7 @@ is published, then followed by a watch that looks once. Exit 1 if a request fail
 answered by an engine of before it, or if some engine answered none.
 """
 
+import argparse
 import importlib.util
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from tests.enginery.client.layouts.swap_load import SwapLoad, wait_for
 from tests.enginery.client.layouts.triton_server import find_triton, triton
 from tests.enginery.registries import publish_engines
 
-SWAPS, CLIENTS = 200, 4
+CLIENTS = 4
 EXAMPLE = Path(__file__).parents[1] / "examples" / "swapping_server.py"
 # A port, and the hook that a swap calls.
 Started = tuple[int, Hook | None]
@@ -104,12 +105,14 @@ def swap(name: str, swaps: int) -> bool:
 
 def main() -> None:
     """Swap each server, with a table on stdout."""
-    names = sys.argv[1:] or ["onnxruntime"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("server", nargs="?", default="onnxruntime", choices=SERVERS)
+    parser.add_argument("--swaps", type=int, default=200)
+    given = parser.parse_args()
     columns = ("server", "swaps", "requests", "failed", "engines without an answer", "swap, s", "longest, s")
     columns += ("request, ms", "99 %, ms", "longest, ms")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
-    right = [swap(name, SWAPS) for name in names]
-    if not all(right):
+    if not swap(given.server, given.swaps):
         sys.exit(1)
 
 

@@ -79,7 +79,7 @@ def export_oci(
     # Nothing is checked when an image is mounted, so the trust policy is checked here.
     counts = require(store, located.manifest, trust).counts
     only = proven_only or located.proven_only
-    entries = [
+    entries: list[EngineEntry] = [
         item for item in judge_entries(store, manifest, counts) if item.status == "proven" or (item.usable and not only)
     ]
     if not entries:

@@ -30,7 +30,8 @@ from pipeline.cli.registry.layouts import check_layout, layout_options, show_pla
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.client.client import AllGenerations, Client, EngineRanking, Machine, Pulled
+    from enginery.client.client import Client, EngineRanking, Machine, Pulled
+    from enginery.client.layouts.ranking import AllGenerations
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
