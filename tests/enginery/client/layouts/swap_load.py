@@ -11,7 +11,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 
-IMAGE = [1.0] * 64
+# Halves are exact; each is another one, so that a server which misreads some is seen.
+IMAGE = [index / 2 for index in range(64)]
 
 
 @dataclass

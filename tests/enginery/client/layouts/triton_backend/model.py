@@ -8,6 +8,7 @@ from pathlib import Path
 
 # The interpreter in Triton's process does not read it.
 sys.path += os.environ["PYTHONPATH"].split(os.pathsep)
+import numpy as np
 import onnxruntime
 import triton_python_backend_utils as triton
 
@@ -28,9 +29,9 @@ class TritonPythonModel:
         """Answer each request by a run of its own."""
         answers = []
         for request in requests:
-            inputs = {name: triton.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
+            # As DLPack: what the backend was compiled with misreads the types of numpy 2, and so sizes and strides.
+            inputs = {name: np.from_dlpack(triton.get_input_tensor_by_name(request, name)) for name in self.inputs}
             arrays = self.session.run(self.outputs, inputs)
-            # As DLPack: what the backend was compiled with misreads the types of numpy 2.
             tensors = [triton.Tensor.from_dlpack(*pair) for pair in zip(self.outputs, arrays, strict=True)]
             answers.append(triton.InferenceResponse(tensors))
         return answers
