@@ -157,7 +157,7 @@ def largest_batch(request: BuildRequest) -> int:
     tensors = (*request.inputs, *request.outputs)
     places = {axis for spec in tensors for axis, dim in enumerate(spec.shape) if dim == BATCH}
     first = all(spec.shape and spec.shape[0] == BATCH for spec in tensors)
-    if not first or places != {0} or not request.profiles or request.multiples.get(BATCH, 1) > 1:
+    if not first or places != {0} or not request.profiles:
         return 0
     ends = sorted((low[0], high[0]) for profile in request.profiles for _, low, _, high in profile.inputs)
     gaps = any(after[0] > before[1] + 1 for before, after in pairwise(ends))

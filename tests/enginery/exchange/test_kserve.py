@@ -20,9 +20,9 @@ from tests.enginery.registries import names_in, publish_engines
 
 IMAGE = "registry.example/enginery/client@sha256:" + "0" * 64
 CAR = "registry.example/engines/digits@sha256:" + "1" * 64
-# Of https://github.com/kserve/kserve, charts/kserve-crd: templates/ and files/ (2 MB, so that no copy is here).
-VARIABLE = "ENGINERY_KSERVE_CRDS"
-with_crds = pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"{VARIABLE} names no folder of KServe's CRDs")
+# A folder with CRDs, with those of https://github.com/kserve/kserve, charts/kserve-crd (templates/ and files/). One of
+# them has 2 MB, so no copy is here.
+VARIABLE = "ENGINERY_CRDS"
 
 
 @pytest.fixture
@@ -52,16 +52,16 @@ def strict(schema: Any) -> Any:
 
 @cache
 def validator_of(kind: str, version: str) -> jsonschema.Draft202012Validator:
-    for path in Path(os.environ[VARIABLE]).rglob(f"serving.kserve.io_{kind.lower()}s.yaml"):
+    folder = os.environ.get(VARIABLE)
+    for path in Path(folder).rglob(f"serving.kserve.io_{kind.lower()}s.yaml") if folder else ():
         crd = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         (found,) = (each for each in crd["spec"]["versions"] if each["name"] == version and each["served"])
         schema = strict(found["schema"]["openAPIV3Schema"])
         schema["properties"]["metadata"] = {"type": "object"}
         return jsonschema.Draft202012Validator(schema)
-    raise AssertionError(f"no CRD of {kind} in {os.environ[VARIABLE]}")
+    pytest.skip(f"{VARIABLE} names no folder with the CRD of {kind}")
 
 
-@with_crds
 @pytest.mark.parametrize("how", [{}, {"image": "", "car": CAR}])
 def test_every_object_is_valid_by_kserves_own_schema(store: Store, how: dict[str, str]) -> None:
     for item in deployment(store, **how).to_objects():
