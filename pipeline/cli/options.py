@@ -119,9 +119,7 @@ registry_option = registry_option_with(DEFAULT_REGISTRY, True)
 # For commands that take a spec, which may name its registry; passed as `registry: str | None`.
 spec_registry_option = registry_option_with(None, f"the spec's publication.registry, else {DEFAULT_REGISTRY}")
 
-TARGET = (
-    "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute capability (sm_89) or generation (ada)"
-)
+TARGET = "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute capability (sm_89) or generation (ada)"
 
 
 def _several(option: str, name: str, metavar: str, meaning: str, shown: str | None) -> Callable[[Command], Command]:
