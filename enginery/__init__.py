@@ -22,7 +22,17 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from enginery.client.client import Client, Command, Machine, Policy, Post, pull
+    from enginery.client.client import (
+        ALL_GENERATIONS,
+        Client,
+        Command,
+        DynamicBatching,
+        Machine,
+        Policy,
+        Post,
+        Triton,
+        pull,
+    )
     from enginery.compile_caches.warm_start import warm_start
     from enginery.core.sampling import SamplingSettings
     from enginery.ensembles import Ensemble
@@ -42,10 +52,12 @@ if TYPE_CHECKING:
     from pipeline.spec.model import load_spec
 
 __all__ = [
+    "ALL_GENERATIONS",
     "Batcher",
     "Client",
     "Command",
     "DriftEvent",
+    "DynamicBatching",
     "Ensemble",
     "Generator",
     "Grammar",
@@ -60,6 +72,7 @@ __all__ = [
     "Router",
     "SamplingSettings",
     "Streams",
+    "Triton",
     "build",
     "load_function",
     "load_spec",
@@ -71,7 +84,20 @@ __all__ = [
 _CLIENT = "enginery.client.client"
 
 _HOMES = {
-    **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "pull"), _CLIENT),
+    **dict.fromkeys(
+        (
+            "ALL_GENERATIONS",
+            "Client",
+            "Command",
+            "DynamicBatching",
+            "Machine",
+            "Policy",
+            "Post",
+            "Triton",
+            "pull",
+        ),
+        _CLIENT,
+    ),
     "Batcher": "enginery.serving.batcher",
     "DriftEvent": "enginery.serving.drift_event",
     "Ensemble": "enginery.ensembles",

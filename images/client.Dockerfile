@@ -1,5 +1,6 @@
 # syntax=docker/dockerfile:1
-# What a serving node needs: resolve, pull, watch. For init containers and sidecars; no torch, Ray or Prefect.
+# What a serving node needs: resolve, pull, watch. For init containers, sidecars and, as `enginery initialize`, KServe's
+# storage initializers; no torch, Ray or Prefect.
 #
 #   docker build --file images/client.Dockerfile --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:... .
 #

@@ -25,6 +25,11 @@ from typing import Literal
 
 from enginery.client.fetch import BlobFetcher, Progress, silent
 from enginery.client.hooks import Command, Hook, Post
+from enginery.client.layouts.base import Layout, Placed, hold
+from enginery.client.layouts.plain import Plain
+from enginery.client.layouts.ranking import ALL_GENERATIONS, AllGenerations, rank_each
+from enginery.client.layouts.triton import Triton
+from enginery.client.layouts.triton_config import DynamicBatching
 from enginery.client.locate import VersionLocator
 from enginery.client.looking import INTERVAL_S, Wake
 from enginery.client.pull import Pulled, download_best, download_each, download_engine, locate_and_rank
@@ -40,15 +45,19 @@ from enginery.registry.store.nearest import open_nearest, warn
 from enginery.registry.versions.lookup import Located
 
 __all__ = [
+    "ALL_GENERATIONS",
     "EngineRanking",
     "EngineCandidate",
     "Client",
     "Command",
+    "DynamicBatching",
     "Machine",
+    "Plain",
     "Policy",
     "Post",
     "Pulled",
     "Swap",
+    "Triton",
     "pull",
 ]
 
@@ -112,12 +121,36 @@ class Client:
         located, answer = self._rank(reference, machine)
         return download_each(self._locator.store, located, answer, Path(dest), self._fetcher(progress))
 
+    def place(
+        self,
+        reference: str,
+        dest: str | Path,
+        layout: Layout,
+        *,
+        machine: Machine | str | Sequence[Machine | str] | AllGenerations = AUTO,
+        keep: int = 2,
+        progress: Progress = silent,
+    ) -> Placed:
+        """Have the folder `dest` serve a version in a layout, `Triton()`, for a machine or several; once, as `watch`
+        does at each move. machine: several, or ALL_GENERATIONS, where each has a compute capability of its own.
+        keep: versions that stay beside it.
+
+        Raises as `pull`, InputError for what the layout cannot hold, UnavailableError while another process writes
+        there.
+        """
+        store, located = self._locator.store, self._locator.locate(parse_reference(reference))
+        located, rankings = rank_each(store, located, _machines(machine), self.policy, layout)
+        place = layout.at(Path(dest).expanduser().absolute(), located.manifest.model)
+        with hold(place):
+            return place.swap(store, located, rankings, self._fetcher(progress), keep)
+
     def watch(
         self,
         reference: str,
         dest: str | Path,
         *,
-        machine: Machine | str = AUTO,
+        machine: Machine | str | Sequence[Machine | str] | AllGenerations = AUTO,
+        layout: Layout = Plain(),  # noqa: B008 - a frozen value
         interval_s: float = INTERVAL_S,
         hook: Hook | None = None,
         once: bool = False,
@@ -129,19 +162,21 @@ class Client:
     ) -> Swap | None:
         """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
+        layout: `Triton()` follows it in a model repository of Triton's, and there for several machines, too.
         See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.  wake: what shortens
         the wait for the next look, such as a `NotificationListener`.
         """
         watch = ChannelWatcher(
             lambda: self._locator,
             parse_reference(reference),
-            _machine(machine),
+            _machines(machine),
             Path(dest),
             policy=self.policy,
             fetcher=lambda: self._fetcher(progress),
             interval_s=interval_s,
             hook=hook,
             keep=keep,
+            layout=layout,
             say=say,
             wake=wake,
         )
@@ -173,7 +208,7 @@ class Client:
             return ChannelWatcher(
                 lambda: self._locator,
                 reference,
-                here,
+                [here],
                 Path(dest) / reference.model / str(reference.channel),
                 policy=self.policy,
                 fetcher=lambda: self._fetcher(progress),
@@ -232,6 +267,17 @@ def pull(
     """
     policy = Policy(precision, proven_only=proven_only, fallback=fallback, kind=kind, trust=trust)
     return Client(registry, policy=policy).pull(reference, dest, machine=target)
+
+
+def _machines(
+    given: Machine | str | Sequence[Machine | str] | AllGenerations,
+) -> tuple[Machine, ...] | AllGenerations:
+    if isinstance(given, AllGenerations):
+        return given
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    if not several:
+        raise InputError("no machine: give one, or a target's name such as 'cpu', 'l4' or 'auto'")
+    return tuple(_machine(item) for item in several)
 
 
 def _machine(machine: Machine | str) -> Machine:

@@ -203,15 +203,22 @@ def download_each(
 
 
 def download_engine(
-    store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher | None = None
+    store: Store,
+    located: Located,
+    resolution: Resolution,
+    dest: Path,
+    fetcher: BlobFetcher | None = None,
+    *,
+    file: str = "",
 ) -> Pulled:
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
     An engine without weights of its own gets the model that holds them beside it, and one whose weights lie in shards
     gets these, side by side, before the engine itself. Engines of an ensemble's graphs come into folders of their
     names, before the description of the whole.
-    fetcher: None uses this machine's cache, without progress. Raises IntegrityError for other bytes than were
-    published, UnavailableError when registry or disk are out of reach.
+    fetcher: None uses this machine's cache, without progress.  file: the engine's name there; '' for one that tells
+    model, version, target and precision. Raises IntegrityError for other bytes than were published, UnavailableError
+    when registry or disk are out of reach.
     """
     engine, manifest = resolution.chosen, located.manifest
     fetcher = fetcher or BlobFetcher.for_store(store)
@@ -229,10 +236,11 @@ def download_engine(
     fetcher.fetch_all(store, [Wanted(digests[shard], size, dest / shard) for shard, size in beside.items()])
     if weights is not None:
         fetch(str(engine.graph), store.size(str(engine.graph)), weights)
-    stem = stem_of(manifest, engine)
-    path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
+    stem = Path(file).stem if file else stem_of(manifest, engine)
+    file = file or f"{stem}{engine.suffix}"
+    path, description = dest / file, dest / f"{stem}.json"
     origin = fetch(str(engine.digest), engine.size_bytes or 0, path)
-    data = _description_of(located, engine)
+    data = _as_json(describe(located, engine, file))
     if origin != "there" or not description.is_file() or description.read_bytes() != data:
         write_whole(description, data)
     return Pulled(path, description, located, resolution, origin, weights)
@@ -271,7 +279,8 @@ def _download_graphs(
 
 def folder_name(located: Located, engine: EngineEntry) -> str:
     """The name of the folder of an engine, unique by the digest of its description."""
-    return f"{located.manifest.version}-{digest_of_bytes(_description_of(located, engine))[:16]}"
+    description = describe(located, engine, f"{stem_of(located.manifest, engine)}{engine.suffix}")
+    return f"{located.manifest.version}-{digest_of_bytes(_as_json(description))[:16]}"
 
 
 def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
@@ -282,10 +291,6 @@ def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
 
 def _weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
     return f"{stem_of(manifest, engine)}.weights.onnx" if engine.is_stripped else None
-
-
-def _description_of(located: Located, engine: EngineEntry) -> bytes:
-    return _as_json(describe(located, engine, f"{stem_of(located.manifest, engine)}{engine.suffix}"))
 
 
 def _as_json(found: Mapping[str, object]) -> bytes:

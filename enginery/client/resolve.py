@@ -104,6 +104,12 @@ class EngineRanking:
         gone = tuple((c.entry.unit, f"lost: {lost[c.entry.digest or '']}") for c in self.candidates if c not in sound)
         return replace(self, candidates=sound, rejected=(*self.rejected, *gone), lost=(*self.lost, *gone))
 
+    def rejecting(self, reasons: Mapping[str, str]) -> "EngineRanking":
+        """The ranking without engines that a server cannot open. reasons: engine's digest -> reason."""
+        left = tuple(item for item in self.candidates if item.entry.digest not in reasons)
+        gone = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in left)
+        return replace(self, candidates=left, rejected=(*self.rejected, *gone))
+
     def resolution(self) -> "Resolution":
         """The best engine with the reasons. Raises UnknownNameError with every rejection when no engine is compatible,
         IntegrityError when all compatible ones are lost."""

@@ -8,6 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from enginery.client.layouts.base import Place
 from enginery.core import parsing
 from enginery.core.errors import InputError, IntegrityError
 from enginery.registry.manifest import Manifest
@@ -18,23 +19,21 @@ from enginery.registry.trust.policy import VARIABLE, TrustPolicy
 from enginery.registry.trust.requirement import UntrustedError
 from enginery.registry.versions import lookup
 
-# The file beside `current` that says why what is served is trusted no longer.
-MARK = "distrusted"
 _MAX_BYTES = 4 << 20
 
 
 class TrustRecheck:
-    """Rechecks the trust policy for the version that the link `current` points to. trust: as in `resolve.Policy`; a
-    file is read at every check."""
+    """Rechecks the trust policy for the version that is served at a place. trust: as in `resolve.Policy`; a file is
+    read at every check."""
 
-    def __init__(self, current: Path, trust: TrustPolicy | Path | str | None) -> None:
-        self._current, self._trust = current, trust
-        self._mark = current.parent / MARK
+    def __init__(self, place: Place, trust: TrustPolicy | Path | str | None) -> None:
+        self._place, self._trust = place, trust
         self._known: tuple[str, Manifest, Documents | None] | None = None
 
-    def note_served(self, folder: str, manifest: Manifest, documents: Documents | None) -> None:
-        """Note the version in a folder and the documents that it was resolved by; None: those of the registry."""
-        self._known = folder, manifest, documents
+    def note_served(self, served: str, manifest: Manifest, documents: Documents | None) -> None:
+        """Note the version that is served by this name, and the documents that it was resolved by; None: those of the
+        registry."""
+        self._known = served, manifest, documents
 
     def check(self, store: Store) -> None:
         """Check the version that is served against the trust policy, and write or delete the mark accordingly.
@@ -42,7 +41,7 @@ class TrustRecheck:
         Raises UntrustedError when it is trusted no longer, or by a policy that cannot be read; UnknownNameError and
         UnavailableError, which change nothing, when the version cannot be read.
         """
-        folder = read_link(self._current)
+        folder = self._place.served()
         if self._trust is None and not os.environ.get(VARIABLE):
             self._write_mark(None)
         elif folder:
@@ -53,43 +52,37 @@ class TrustRecheck:
             except (UntrustedError, InputError) as error:
                 reason = f"TRUSTED NO LONGER, and still served: {error}"
                 self._write_mark(f"{reason}\n".encode())
-                raise UntrustedError(f"{reason}\n{self._mark} stays there until that changes") from error
+                raise UntrustedError(f"{reason}\n{self._place.mark} stays there until that changes") from error
             self._write_mark(None)
 
     def _read_served(self, store: Store) -> Manifest:
-        """The manifest, from the registry, of the version that the description behind `current` names."""
-        with reachable(f"reading {self._current}"):
-            descriptions = sorted(self._current.glob("*.json"))
-            data = descriptions[0].read_bytes() if descriptions else b""
+        """The manifest, from the registry, of the version that the description of what is served names."""
+        place = self._place.lock.parent
+        with reachable(f"reading {place}"):
+            path = self._place.description()
+            data = path.read_bytes() if path else b""
         try:
             description = parsing.parse_json(data, _MAX_BYTES)
             model, version = (parsing.field(description, name, parsing.name) for name in ("model", "version"))
             digest = parsing.field(description, "manifest", parsing.digest)
         except IntegrityError as error:
             raise IntegrityError(
-                f"{self._current} has no description that can be read ({error}), so nobody knows what is served; "
-                "delete the link, and it is made anew"
+                f"{place} has no description that can be read ({error}), so nobody knows what is served; delete "
+                f"{self._place.served()} there, and it is made anew"
             ) from error
         manifest = lookup.load(store, model, version)
         if manifest.digest != digest:
             raise IntegrityError(
-                f"{self._current} leads to {model}@{version} with manifest {digest}, and that is now "
+                f"{path} is of {model}@{version} with manifest {digest}, and that is now "
                 f"{manifest.digest}: it was replaced by hand; run `enginery verify`"
             )
         return manifest
 
     def _write_mark(self, content: bytes | None) -> None:
         """Write the mark with this content, or delete it (None); nothing is written where it is so already."""
-        before = None
+        before, mark = None, self._place.mark
         with suppress(OSError):
-            before = self._mark.read_bytes()
+            before = mark.read_bytes()
         if content != before:
-            with reachable(f"writing {self._mark}"):
-                write_whole(self._mark, content) if content is not None else self._mark.unlink(missing_ok=True)
-
-
-def read_link(link: Path) -> str:
-    """Where a link points, as it was written; '' where there is none."""
-    with suppress(OSError):
-        return os.readlink(link)  # noqa: PTH115
-    return ""
+            with reachable(f"writing {mark}"):
+                write_whole(mark, content) if content is not None else mark.unlink(missing_ok=True)

@@ -1,62 +1,47 @@
-"""Follows a channel: the link `current` always leads to a complete, verified engine, of the version that is promoted.
+"""Follows a channel: a server always finds a complete, verified engine, of the version that is promoted.
 
-::
-
-    engines/
-      3-8a41c0b2d9e7f631/        one folder a description: digits-3-l4-int8.engine and digits-3-l4-int8.json
-      current -> 3-8a41c0b2d9e7f631
-
-A swap is one rename over the link `current`. A server that opens `current/...` gets the old engine or the new one; the
-old folder stays for servers that have it open. A registry that is out of reach, a version without a compatible engine
-and a failed download change nothing; they are reported, and tried again. An unchanged channel costs one conditional
-request.
+How engines lie, and what a swap is, says the layout (`layouts.plain`, `layouts.triton`). A registry that is out of
+reach, a version without a compatible engine and a failed download change nothing; they are reported, and tried again.
+An unchanged channel costs one conditional request.
 
 With a trust policy, the version that is served is checked again at every look (`TrustRecheck`), since keys are revoked
 while channels stay. An engine that is trusted no longer is not taken away, because a server has it open: that is
-reported, and a file `distrusted` beside `current` says so for as long as it lasts, for readiness probes to find.
+reported, and a file (`distrusted` of the plain layout) says so for as long as it lasts, for readiness probes to find.
 """
 
-import fcntl
-import os
-import re
-import secrets
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
 from enginery.client.fetch import BlobFetcher, Origin
 from enginery.client.hooks import Hook
+from enginery.client.layouts.base import Layout, hold
+from enginery.client.layouts.plain import Plain
+from enginery.client.layouts.ranking import AllGenerations, rank_each
 from enginery.client.locate import VersionLocator
 from enginery.client.looking import INTERVAL_S, Wake, keep_looking
-from enginery.client.pull import Pulled, download_best, download_engine, folder_name, rank_located
-from enginery.client.resolve import Policy, Resolution
-from enginery.client.trust_recheck import TrustRecheck, read_link
+from enginery.client.resolve import Policy
+from enginery.client.trust_recheck import TrustRecheck
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.registry.store.base import Store
-from enginery.registry.store.files import make_folder, reachable, sync_folder, write_whole
+from enginery.registry.store.files import write_whole
 from enginery.registry.versions.lookup import Channel, Located, channel_names
 from enginery.registry.versions.pointers import Pointer
 from enginery.registry.versions.refresh import is_current
 
-CURRENT = "current"
-_LOCK = ".enginery-watch.lock"
-_HOOKED = ".enginery-hooked"
-_STAGING = ".enginery-staging-"
-_FOLDER = re.compile(r".+-[0-9a-f]{16}")
 # Every so many looks the channel is read beside its pointer.
 LOOKS_A_CHANNEL = 30
 
 
 @dataclass(frozen=True)
 class Swap:
-    """What `current` points to. folder: the one behind the link.  previous: name of the one before, or ''.
+    """What is served. folder: of the engine.  current: what leads to it.  previous: name of the folder before, or ''.
 
-    swapped: whether this look moved the link.  origin: where the engine's bytes came from.
+    swapped: whether this look changed it.  origin: where the engine's bytes came from.  identity: as of `Placed`.
     """
 
     model: str
@@ -70,6 +55,7 @@ class Swap:
     previous: str
     swapped: bool
     origin: Origin
+    identity: str = ""
 
     def facts(self) -> dict[str, str]:
         """The facts that hooks get, as text by name."""
@@ -80,7 +66,8 @@ class Swap:
 class ChannelWatcher:
     """Follows one channel into one folder.
 
-    locator: finds versions in the registry; called at each look.  interval_s: seconds between looks, as `looking` has
+    locator: finds versions in the registry; called at each look.  machines: what engines are for; more than one where
+    the layout holds several.  interval_s: seconds between looks, as `looking` has
     them.  keep: number of older folders that stay.  say: called with a message when something happens.  wake: what
     shortens the wait.
 
@@ -91,7 +78,7 @@ class ChannelWatcher:
         self,
         locator: Callable[[], VersionLocator],
         reference: Reference,
-        machine: Machine,
+        machines: Sequence[Machine] | AllGenerations,
         dest: Path,
         *,
         policy: Policy,
@@ -99,6 +86,7 @@ class ChannelWatcher:
         interval_s: float = INTERVAL_S,
         hook: Hook | None = None,
         keep: int = 2,
+        layout: Layout = Plain(),  # noqa: B008 - a frozen value
         say: Callable[[str], object] = print,
         wake: Wake | None = None,
     ) -> None:
@@ -106,10 +94,11 @@ class ChannelWatcher:
             raise InputError(
                 f"{reference.model!r} is no channel, and only channels move; give {reference.model}:stable"
             )
-        self._locator, self._reference, self._machine, self._policy = locator, reference, machine, policy
-        self._dest, self._fetcher, self._hook, self._keep = dest.expanduser().absolute(), fetcher, hook, keep
+        self._locator, self._reference, self._machines, self._policy = locator, reference, machines, policy
+        self._fetcher, self._hook, self._keep, self._layout = fetcher, hook, keep, layout
+        self._place = layout.at(dest.expanduser().absolute(), reference.model)
         self._interval_s, self._say, self._wake = interval_s, say, wake
-        self._trust_recheck = TrustRecheck(self._dest / CURRENT, policy.trust)
+        self._trust_recheck = TrustRecheck(self._place, policy.trust)
         self._followed: Pointer | Channel | None = None
         self._stale: Pointer | None = None
         self._looks = 0
@@ -215,93 +204,50 @@ class ChannelWatcher:
 
     def _serve(self, store: Store, located: Located) -> tuple[Swap, bool]:
         """Download and swap; return what is served then, and whether it is the best engine: False if that is lost."""
-        located, answer = rank_located(store, located, self._machine, self._policy, sure=False)
-        with reachable(f"writing {self._dest}"):
-            pulled = download_best(answer, lambda resolution: self._download(store, located, resolution))
-            folder = self._dest / folder_name(located, pulled.engine)
-            previous = self._swap(folder.name)
+        located, rankings = rank_each(store, located, self._machines, self._policy, self._layout, sure=False)
+        placed = self._place.swap(store, located, rankings, self._fetcher(), self._keep)
+        first = placed.pulled[0]
         swap = Swap(
             model=located.manifest.model,
             version=located.manifest.version,
             channel=str(self._reference.channel),
-            digest=str(pulled.engine.digest),
-            folder=folder,
-            engine=folder / pulled.path.name,
-            description=folder / pulled.description.name,
-            current=self._dest / CURRENT,
-            previous=previous if previous != folder.name else "",
-            swapped=previous != folder.name,
-            origin=pulled.origin,
+            digest=str(first.engine.digest),
+            folder=placed.folder,
+            engine=placed.folder / first.path.name,
+            description=placed.folder / first.description.name,
+            current=placed.current,
+            previous=placed.previous,
+            swapped=placed.swapped,
+            origin=first.origin,
+            identity=placed.identity,
         )
-        self._trust_recheck.note_served(folder.name, located.manifest, located.documents)
+        self._trust_recheck.note_served(self._place.served(), located.manifest, located.documents)
         if swap.swapped:
-            self._say(f"{swap.model}:{swap.channel} is {swap.version} now: {pulled.engine.unit} ({swap.origin})")
-            for line in pulled.warnings:
+            units = ", ".join(f"{item.engine.unit} ({item.origin})" for item in placed.pulled)
+            self._say(f"{swap.model}:{swap.channel} is {swap.version} now: {units}")
+            for line in (line for item in placed.pulled for line in item.warnings):
                 self._say(line)
-        os.utime(folder)
-        self._prune(folder.name, previous)
-        return swap, not pulled.resolution.lost
-
-    def _download(self, store: Store, located: Located, resolution: Resolution) -> Pulled:
-        """Download an engine to its folder: a new one appears complete, in an old one what is damaged is replaced."""
-        folder = self._dest / folder_name(located, resolution.chosen)
-        place = folder if folder.is_dir() else self._dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
-        pulled = download_engine(store, located, resolution, place, self._fetcher())
-        if place != folder:
-            place.rename(folder)
-            sync_folder(self._dest)
-        return pulled
-
-    def _swap(self, name: str) -> str:
-        """Point `current` to the folder `name`; return where it pointed before."""
-        current = self._dest / CURRENT
-        before = read_link(current)
-        if before != name:
-            if current.is_dir() and not current.is_symlink():
-                raise InputError(f"{current} is a folder and no link of ours; give another --dest")
-            fresh = self._dest / f".enginery-link-{secrets.token_hex(8)}"
-            fresh.symlink_to(name)
-            fresh.replace(current)
-            sync_folder(self._dest)
-        return before
-
-    def _prune(self, current: str, previous: str) -> None:
-        """Delete folders that were served before, but the last `keep` of them."""
-        found = [path for path in self._dest.iterdir() if path.is_dir() and not path.is_symlink()]
-        served = [path for path in found if _FOLDER.fullmatch(path.name) and path.name != current]
-        served.sort(key=lambda path: (path.name == previous, path.stat().st_mtime), reverse=True)
-        left = [path for path in found if path.name.startswith(_STAGING)]
-        for path in served[self._keep :] + left:
-            shutil.rmtree(path, ignore_errors=True)
+        return swap, placed.whole
 
     def _call_hook(self, swap: Swap) -> None:
         """Call the hook for what is served, if it has not succeeded for that before."""
         if self._hook is None:
             return
-        marker = self._dest / _HOOKED
+        marker = self._place.hooked
         with suppress(OSError):
-            if marker.read_text() == swap.folder.name:
+            if marker.read_text() == swap.identity:
                 return
         if failure := self._hook(swap.facts()):
             raise EngineryError(f"{failure}; it is called again at the next look")
-        write_whole(marker, swap.folder.name.encode())
+        write_whole(marker, swap.identity.encode())
 
     def _complain(self, text: str) -> None:
         """Report an error, once for as long as it stays the same."""
         if text != self._complaint:
-            served = read_link(self._dest / CURRENT)
+            served = self._place.served()
             self._say(f"{text}\n{f'keeping {served}' if served else 'nothing is served yet'}")
             self._complaint = text
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the folder. Raises UnavailableError where another process watches into it."""
-        with reachable(f"writing {self._dest}"):
-            make_folder(self._dest)
-            lock = (self._dest / _LOCK).open("ab")
-        with lock:
-            try:
-                fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UnavailableError(f"another process watches into {self._dest}; give another --dest") from error
-            yield
+    def alone(self) -> AbstractContextManager[None]:
+        """Be the one process that writes at the place. Raises UnavailableError where another one is."""
+        return hold(self._place)

@@ -2,7 +2,8 @@
 
 Each engine becomes an image of its own: one layer, a tar with the engine and the JSON that `pull` writes beside it. An
 index per version names them all. Compute capability, precision and backend are annotations, because a platform holds
-operating system and CPU only. The same engines give the same bytes.
+operating system and CPU only. The same engines give the same bytes. As a model car of KServe's an image holds, in
+`/models`, the repository from which Triton serves the engine.
 
 Sources: OCI image spec 1.0.2 (layout, index, manifest, config, annotations). Layers are plain tars, and the config is
 an image's, because container runtimes mount nothing else.
@@ -10,16 +11,20 @@ an image's, because container runtimes mount nothing else.
 
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
+from enginery.client.fetch import BlobFetcher
+from enginery.client.layouts.triton import Triton
+from enginery.client.layouts.triton_config import find_unservable
 from enginery.client.pull import describe, stem_of
+from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginery.core import parsing
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.hardware.machine import Machine
 from enginery.core.parsing import Malformed
 from enginery.core.requirements import to_json
 from enginery.registry.ensembles import require_model
@@ -37,6 +42,8 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 REF_NAME = "org.opencontainers.image.ref.name"
 PREFIX = "io.enginery."
+# Where KServe looks for the model in an image (kserve, pkg/utils/storage.go).
+CAR = "models"
 MAX_INDEX_BYTES = 16 << 20
 LAYOUT = canonical_json({"imageLayoutVersion": "1.0.0"})
 
@@ -58,10 +65,12 @@ def export_oci(
     dest: Path,
     *,
     proven_only: bool = False,
+    triton: bool = False,
     trust: TrustPolicy | Path | str | None = None,
 ) -> OciExport:
     """Write the usable engines of a version into the OCI layout in the folder `dest`; what else is there stays.
 
+    triton: each image holds a repository of Triton's in `/models`, and engines that Triton cannot serve are left out.
     Raises UnknownNameError when no engine is usable, InputError for a folder with other things in it, IntegrityError
     for a damaged engine, UnavailableError for a disk, UntrustedError when the trust policy asks for more.
     """
@@ -70,20 +79,23 @@ def export_oci(
     # Nothing is checked when an image is mounted, so the trust policy is checked here.
     counts = require(store, located.manifest, trust).counts
     only = proven_only or located.proven_only
-    entries = [
+    entries: list[EngineEntry] = [
         item for item in judge_entries(store, manifest, counts) if item.status == "proven" or (item.usable and not only)
     ]
     if not entries:
         what = "proven" if only else "usable"
         raise UnknownNameError(f"{manifest.model}@{manifest.version} has no {what} engine; `enginery show` says why")
+    if triton:
+        entries = _find_servable(manifest, entries)
     before = _read_index(dest)
-    layout = _Layout(dest)
+    layout, suffix = _Layout(dest), "-triton" if triton else ""
     version = Located(located.reference, manifest)  # without the channel, so that the image is the same through any
-    images = [_image(store, layout, version, entry) for entry in entries]
+    images = [_image(store, layout, version, entry, triton) for entry in entries]
     whole = {"schemaVersion": 2, "mediaType": INDEX, "manifests": images, "annotations": _version_annotations(manifest)}
-    named = {f"{manifest.model}-{manifest.version}": layout.put(canonical_json(whole), INDEX)}
+    named = {f"{manifest.model}-{manifest.version}{suffix}": layout.put(canonical_json(whole), INDEX)}
     named |= {
-        f"{stem_of(manifest, entry)}-{entry.backend}": image for entry, image in zip(entries, images, strict=True)
+        f"{stem_of(manifest, entry)}-{entry.backend}{suffix}": image
+        for entry, image in zip(entries, images, strict=True)
     }
     write_whole(dest / "oci-layout", LAYOUT)
     others = [item for item in before if _annotations(item).get(REF_NAME) not in named]
@@ -112,13 +124,36 @@ def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str
     return {**_version_annotations(manifest), **{f"{PREFIX}{key}": value for key, value in found.items() if value}}
 
 
-def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry) -> Json:
+def _find_servable(manifest: Manifest, entries: Sequence[EngineEntry]) -> list[EngineEntry]:
+    """The engines that Triton can serve. Raises UnknownNameError with the reasons where it can serve none."""
+    reasons = {entry.unit: find_unservable(entry, Machine(entry.compute_capability)) for entry in entries}
+    if all(reasons.values()):
+        lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
+        what = f"{manifest.model}@{manifest.version} has no engine that Triton can serve:"
+        raise UnknownNameError("\n".join([what, *lines]))
+    return [entry for entry in entries if not reasons[entry.unit]]
+
+
+def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry, triton: bool) -> Json:
     """Write one engine's layer, config and manifest; the image's descriptor for an index."""
     manifest = located.manifest
-    stem = stem_of(manifest, entry)
-    description = canonical_json(describe(located, entry, f"{stem}{entry.suffix}"))
-    shards = manifest.shards.get(str(entry.digest), {})
-    layer = layout.put_layer(store, entry, stem, description, sorted(shards))
+
+    def lay_out(folder: Path) -> None:
+        if not triton:
+            stem = stem_of(manifest, entry)
+            description = canonical_json(describe(located, entry, f"{stem}{entry.suffix}"))
+            shards = manifest.shards.get(str(entry.digest), {})
+            for name, digest in ((f"{stem}{entry.suffix}", str(entry.digest)), *((item, item) for item in shards)):
+                store.fetch(digest, folder / name)
+            (folder / f"{stem}.json").write_bytes(description)
+            return
+        what = f"{manifest.model}@{manifest.version}"
+        chosen = (EngineCandidate(entry, "named"),)
+        ranking = EngineRanking(what, Machine(entry.compute_capability), Policy(), chosen, ())
+        place = Triton().at(folder / CAR, manifest.model)
+        place.swap(store, located, [ranking], BlobFetcher(), keep=1)
+
+    layer = layout.put_layer(lay_out)
     annotations = _engine_annotations(manifest, entry)
     # Of the machine that built: engines carry code for its kind of CPU, or are loaded by libraries of it.
     architecture = _ARCHITECTURES.get(str(manifest.host.get("machine", "")).lower(), "amd64")
@@ -151,22 +186,18 @@ class _Layout:
         write_whole(self._blobs() / digest, data)
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
 
-    def put_layer(
-        self, store: Store, entry: EngineEntry, stem: str, description: bytes, shards: Sequence[str] = ()
-    ) -> Json:
-        """Write the tar of an engine with its shards; its descriptor. Raises IntegrityError for a damaged one."""
+    def put_layer(self, lay_out: Callable[[Path], None]) -> Json:
+        """Write the tar of the files that `lay_out` writes into a folder; its descriptor. Raises as that does."""
         folder = self._blobs()
         with reachable(f"writing {folder}"):
             sweep(folder)
             with tempfile.TemporaryDirectory(dir=self.root) as copies, start_atomic_write(folder) as file:
-                copy = Path(copies) / "blob"
+                root = Path(copies)
+                lay_out(root)
                 with tarfile.open(fileobj=file.stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                    blobs = [(f"{stem}{entry.suffix}", str(entry.digest)), *((shard, shard) for shard in shards)]
-                    for name, digest in blobs:
-                        store.fetch(digest, copy)
-                        with copy.open("rb") as stream:
-                            _add(tar, name, stream, copy.stat().st_size)
-                    _add(tar, f"{stem}.json", BytesIO(description), len(description))
+                    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+                        with path.open("rb") as stream:
+                            _add(tar, path.relative_to(root).as_posix(), stream, path.stat().st_size)
                 file.stream.flush()
                 digest, size = digest_of_file(file.path), file.stream.tell()
                 file.commit(folder / digest)

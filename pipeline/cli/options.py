@@ -135,7 +135,7 @@ registry_option = registry_option_with(DEFAULT_REGISTRY, True)
 # For commands that take a spec, which may name its registry; passed as `registry: str | None`.
 spec_registry_option = registry_option_with(None, f"the spec's publication.registry, else {DEFAULT_REGISTRY}")
 
-_TARGET = "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute capability (sm_89) or generation (ada)"
+TARGET = "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute capability (sm_89) or generation (ada)"
 
 
 def _several(option: str, name: str, metavar: str, meaning: str, shown: str | None) -> Callable[[Command], Command]:
@@ -157,7 +157,7 @@ def _several(option: str, name: str, metavar: str, meaning: str, shown: str | No
 
 def targets_option(shown: str | None) -> Callable[[Command], Command]:
     """`--target` for several targets or groups of them; passed as `targets: str | None`. shown: as for `_several`."""
-    return _several("--target", "targets", "TARGETS", f"{_TARGET}, gpu or all", shown)
+    return _several("--target", "targets", "TARGETS", f"{TARGET}, gpu or all", shown)
 
 
 def precisions_option(shown: str) -> Callable[[Command], Command]:
@@ -184,7 +184,7 @@ jobs_option = click.option(
 
 # Passed as `target: str`.
 target_option = click.option(
-    "--target", metavar="TARGET", default="auto", show_default=True, help=f"{_TARGET}; auto is this machine."
+    "--target", metavar="TARGET", default="auto", show_default=True, help=f"{TARGET}; auto is this machine."
 )
 
 

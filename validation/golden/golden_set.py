@@ -18,6 +18,7 @@ from enginery.arrays import Array
 from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import DataError, IntegrityError, ModelError
+from enginery.core.golden import golden_prefix
 from enginery.core.state import State
 from enginery.core.types import Dim, Tensors, TensorSpec, Untyped, sizes_product
 from validation.data.batches import enough_samples
@@ -253,7 +254,7 @@ class _StoredCases(Sequence[Case]):
 
     def _tensors(self, at: int) -> Iterator[dict[str, Array]]:
         """The inputs, then the expected outputs, of the case at an index."""
-        for prefix in (self.root + _prefix(at, "in"), self.root + _prefix(at, "out")):
+        for prefix in (self.root + golden_prefix(at, "in"), self.root + golden_prefix(at, "out")):
             names = self._by_prefix.get(prefix, ())
             yield {name.removeprefix(prefix): self._file.get_tensor(name) for name in names}
 
@@ -295,9 +296,5 @@ def _tensors(golden: GoldenSet) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for index, case in enumerate(golden.cases):
         for side, arrays in (("in", case.inputs), ("out", case.expected)):
-            found |= {_prefix(index, side) + name: np.asarray(value, order="C") for name, value in arrays.items()}
+            found |= {golden_prefix(index, side) + name: np.asarray(value, order="C") for name, value in arrays.items()}
     return found
-
-
-def _prefix(index: int, side: str) -> str:
-    return f"{index:05d}/{side}/"

@@ -52,14 +52,23 @@ def mirror(
 @reference_argument
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--proven-only", is_flag=True, help="Leave out engines that are not proven.")
+@click.option(
+    "--layout",
+    type=click.Choice(["plain", "triton"]),
+    default="plain",
+    show_default=True,
+    help="What an image holds; triton: a model repository in /models, as KServe's model cars do.",
+)
 @trust_option
 @registry_option
 @json_option
-def export_oci(reference: str, dest: Path, proven_only: bool, trust: Path | None, registry: str, as_json: bool) -> None:
+def export_oci(
+    reference: str, dest: Path, proven_only: bool, layout: str, trust: Path | None, registry: str, as_json: bool
+) -> None:
     """Write the engines of REF to the OCI image layout DEST: one image per engine, and an index of all."""
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
-    found = write(store, located, dest, proven_only=proven_only, trust=trust)
+    found = write(store, located, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
     if as_json:
         emit_json({"path": str(found.path), "tags": list(found.tags)})
         return

@@ -13,11 +13,13 @@ import click
 
 from enginery.client.fetch import silent
 from pipeline.cli.options import (
+    TARGET,
     check_finite,
     emit_json,
     engine_options,
     json_option,
     optional_references_argument,
+    precision_option,
     progress_options,
     reference_argument,
     registry_option,
@@ -26,10 +28,12 @@ from pipeline.cli.options import (
     stated_runtimes,
     trust_option,
 )
+from pipeline.cli.registry.layouts import check_layout, layout_options, show_placed, triton_of, write_objects
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from enginery.client.client import Client, EngineRanking, Machine, Pulled, Swap
+    from enginery.client.layouts.ranking import AllGenerations
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
@@ -42,8 +46,7 @@ Command = TypeVar("Command", bound=Callable[..., object])
 _BYTES, _SPEED, _LEFT = 19, 13, 8
 _WIDEST_BAR, _SHORTEST_BAR = 40, 4
 
-_MACHINE = (
-    engine_options,
+_FACTS = (
     click.option("--driver", metavar="VERSION", help="GPU driver of that machine, e.g. 580.65.06."),
     click.option("--cuda", metavar="VERSION", help="Newest CUDA that this driver supports, e.g. 13.0."),
     runtime_options("on that machine"),
@@ -54,6 +57,20 @@ _MACHINE = (
         callback=check_finite,
         help="GPU memory in GiB.",
     ),
+)
+_MACHINE = (engine_options, *_FACTS)
+_MACHINES = (
+    click.option(
+        "--target",
+        "targets",
+        metavar="TARGET",
+        multiple=True,
+        default=("auto",),
+        show_default="auto",
+        help=f"{TARGET}; auto is this machine. Repeat it with --layout triton.",
+    ),
+    precision_option("the one that fits best"),
+    *_FACTS,
 )
 _POLICY = (
     click.option("--proven-only", is_flag=True, help="Only proven engines."),
@@ -121,7 +138,7 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 
     Exit code 1 if there is none.
     """
-    answer = _client(registry, given).resolve(reference, _machine(given))
+    answer = _client(registry, given).resolve(reference, _machine(given, given["target"]))
     _show(answer, as_json)
     if not answer.candidates:
         raise SystemExit(1)
@@ -132,7 +149,7 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 @click.option(
     "--dest", type=click.Path(path_type=Path), default=Path(), show_default="this folder", help="Folder for the engine."
 )
-@_options(_MACHINE, _POLICY)
+@_options(_MACHINES, _POLICY, layout_options)
 @click.option(
     "--rehash", is_flag=True, help="Hash files that are here already, instead of trusting that nothing changed them."
 )
@@ -148,6 +165,8 @@ def pull(
 
     With --watch, REF may be several channels, each of which comes into DEST/MODEL/CHANNEL.
     """
+    context, layout = click.get_current_context(), given["layout"]
+    check_layout(context, layout)
     client = _client(registry, given)
     if given["watch"] and not explain:
         _watch(client, references, dest, given, as_json)
@@ -156,11 +175,20 @@ def pull(
         raise click.UsageError("give one REF; several, or a --feed, go with --watch")
     reference = references[0]
     if explain:
-        _show(client.resolve(reference, _machine(given)), as_json)
+        for target in given["targets"]:
+            _show(client.resolve(reference, _machine(given, target)), as_json)
         return
-    _only_with_watch(click.get_current_context())
+    _only_with_watch(context)
+    if layout == "kserve":
+        write_objects(client, reference, dest, _one_machine(given), given, as_json)
+        return
+    if layout == "triton":
+        with download_bar(quiet) as progress:
+            placed = client.place(reference, dest, triton_of(given), machine=_machines(given), progress=progress)
+        show_placed(placed, as_json)
+        return
     with download_bar(quiet) as progress:
-        pulled = client.pull(reference, dest, machine=_machine(given), progress=progress)
+        pulled = client.pull(reference, dest, machine=_one_machine(given), progress=progress)
     for line in (*pulled.warnings, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
         say(line)
     if as_json:
@@ -169,12 +197,30 @@ def pull(
         _print_pulled(pulled)
 
 
-def _machine(given: dict[str, Any]) -> "Machine":
+def _machines(given: dict[str, Any]) -> "list[Machine] | AllGenerations":
+    """What `pull` is asked for."""
+    from enginery.client.client import ALL_GENERATIONS
+
+    if not given["all_generations"]:
+        return [_machine(given, target) for target in given["targets"]]
+    if click.get_current_context().get_parameter_source("targets") == click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("give --target or --all-generations, not both")
+    return ALL_GENERATIONS
+
+
+def _one_machine(given: dict[str, Any]) -> "Machine":
+    """The one target of a layout that holds one engine."""
+    if len(given["targets"]) > 1:
+        raise click.UsageError("engines of several targets lie together in Triton's layout alone; give --layout triton")
+    return _machine(given, given["targets"][0])
+
+
+def _machine(given: dict[str, Any], target: str) -> "Machine":
     from enginery.core.hardware.machine import Machine
 
     memory = given["memory_gib"]
     stated = {"driver": given["driver"], "cuda": given["cuda"], "runtimes": stated_runtimes(dict(given))}
-    return Machine.from_name(given["target"]).with_facts(**stated, memory_bytes=memory and int(memory * (1 << 30)))
+    return Machine.from_name(target).with_facts(**stated, memory_bytes=memory and int(memory * (1 << 30)))
 
 
 def _client(registry: str, given: dict[str, Any]) -> "Client":
@@ -186,27 +232,33 @@ def _client(registry: str, given: dict[str, Any]) -> "Client":
 
 def _watch(client: "Client", references: tuple[str, ...], dest: Path, given: dict[str, Any], as_json: bool) -> None:
     """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay."""
+    from enginery.client.client import Plain
     from enginery.client.hooks import Command, Post
     from enginery.client.looking import INTERVAL_S
     from enginery.client.notifications import NotificationListener
 
+    if given["layout"] == "kserve":
+        raise click.UsageError("--layout kserve writes objects once; a cluster follows no channel by them")
+    one, in_triton = len(references) == 1 and given["feed"] is None, given["layout"] == "triton"
+    if in_triton and not one:
+        raise click.UsageError("--layout triton follows one channel for each folder; watch each into its own")
     line, url, timeout_s = given["hook"], given["hook_url"], given["hook_timeout"]
     if line and url:
         raise click.UsageError("give --hook or --hook-url, not both")
     if not references and given["feed"] is None:
         raise click.UsageError("give a channel to follow, as in digits:stable, or --feed NAME")
     options: dict[str, Any] = {
-        "machine": _machine(given),
+        "machine": _machines(given) if in_triton else _one_machine(given),
         "hook": Command(line, timeout_s) if line else Post(url, timeout_s) if url else None,
         **{name: given[name] for name in ("once", "keep")},
         "say": say,
     }
-    one = len(references) == 1 and given["feed"] is None
     try:
         with NotificationListener(given["listen"]) if given["listen"] else nullcontext() as wake:
             if one:
                 interval_s = given["interval"] or INTERVAL_S
-                swap = client.watch(references[0], dest, interval_s=interval_s, wake=wake, **options)
+                layout = triton_of(given) if in_triton else Plain()
+                swap = client.watch(references[0], dest, layout=layout, interval_s=interval_s, wake=wake, **options)
                 swaps: tuple[Swap, ...] = () if swap is None else (swap,)
             else:
                 interval_s = given["interval"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from enginery.client.client import Client, Policy
-from enginery.client.trust_recheck import MARK
+from enginery.client.layouts.plain import MARK
 from enginery.client.watch import ChannelWatcher, Swap
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
@@ -49,7 +49,7 @@ def following(
 
     client = Client(store.uri)
     return ChannelWatcher(
-        lambda: client._locator, parse_reference("digits:candidate"), Machine(), dest, policy=Policy(trust=trust),
+        lambda: client._locator, parse_reference("digits:candidate"), [Machine()], dest, policy=Policy(trust=trust),
         fetcher=lambda: client._fetcher(lambda *_: None), interval_s=0.01, hook=hook, say=say,
     )  # fmt: skip
 

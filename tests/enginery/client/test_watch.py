@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from enginery.client.client import Client, Command, Policy, Post
+from enginery.client.client import Client, Command, Plain, Policy, Post
+from enginery.client.layouts.base import hold
 from enginery.client.watch import Swap
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
@@ -125,7 +126,7 @@ def following(client: Client, dest: Path, hook=None, say=lambda text: None):
     from enginery.core.names import parse_reference
 
     return ChannelWatcher(
-        lambda: client._locator, parse_reference("digits:candidate"), Machine(), dest,
+        lambda: client._locator, parse_reference("digits:candidate"), [Machine()], dest,
         policy=Policy(), fetcher=lambda: client._fetcher(lambda *_: None), interval_s=0.05, hook=hook, say=say,
     )  # fmt: skip
 
@@ -209,7 +210,7 @@ def test_a_swap_that_failed_is_tried_again_though_the_channel_stays(store: Store
 
 def test_one_watcher_a_folder(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
     version(store, b"one")
-    with following(Client(store.uri), dest).alone(), pytest.raises(UnavailableError, match="another process"):
+    with hold(Plain().at(dest, "digits")), pytest.raises(UnavailableError, match="another process"):
         look()
 
 

@@ -19,6 +19,7 @@ from enginery.exchange.oci import OciExport, export_oci
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.store.base import Store
 from enginery.registry.versions.lookup import locate
+from tests.enginery.client.layouts.engines import cpu_engine, plan, publish_with_golden
 from tests.enginery.registries import engine, flip, on_each_store, publish_engines, refusal, report
 
 # image-spec 1.0.2, manifest.md, config.md, descriptor.md, annotations.md, image-layout.md
@@ -80,7 +81,7 @@ def check_image(root: Path, descriptor: dict[str, Any]) -> None:
         assert layer["mediaType"] == "application/vnd.oci.image.layer.v1.tar"
         with tarfile.open(read(root, layer)) as tar:
             for member in tar.getmembers():
-                assert member.isreg() and "/" not in member.name
+                assert member.isreg() and ("/" not in member.name or member.name.startswith("models/digits/"))
                 assert (member.mtime, member.uid, member.gid, member.uname, member.mode) == (0, 0, 0, "", 0o444)
 
 
@@ -172,3 +173,26 @@ def test_skopeo_reads_and_copies_it(store: Store, tmp_path: Path) -> None:
     )
     names = {path.name for path in (tmp_path / "copy" / "blobs" / "sha256").iterdir()}
     assert names == {path.name for path in (tmp_path / "out" / "blobs" / "sha256").iterdir()}
+
+
+def test_a_model_car_holds_the_repository_from_which_triton_serves(store: Store, tmp_path: Path) -> None:
+    entries = [cpu_engine(store, 1), plan(store, "l4"), engine(store, "l4", "int8", status="unproven")]
+    publish_with_golden(store, entries, tmp_path, "a")
+    found = exported(store, tmp_path / "oci", triton=True)
+    assert found.tags == ("digits-1-triton", "digits-1-cpu-fp32-onnxruntime-triton", "digits-1-l4-fp16-tensorrt-triton")
+    exported(store, tmp_path / "oci")  # the plain ones beside them
+    images = {item["annotations"]["org.opencontainers.image.ref.name"]: item for item in check(tmp_path / "oci")}
+    document = read(tmp_path / "oci", images["digits-1-l4-fp16-tensorrt-triton"])
+    with tarfile.open(read(tmp_path / "oci", document["layers"][0])) as tar:
+        assert sorted(tar.getnames()) == [
+            "models/digits/1/model.json",
+            "models/digits/1/model.plan",
+            "models/digits/config.pbtxt",
+            "models/digits/warmup/1/input0",
+        ]
+    again = exported(store, tmp_path / "again", triton=True)
+    layers = {path.name for path in (again.path / "blobs" / "sha256").iterdir()}
+    assert layers < {path.name for path in (tmp_path / "oci" / "blobs" / "sha256").iterdir()}, "the same bytes"
+    publish_engines(store, [engine(store, "l4", "int8", status="unproven")], "b", channel=None)
+    with pytest.raises(UnknownNameError, match="no engine that Triton can serve"):
+        exported(store, tmp_path / "none", "digits@2", triton=True)

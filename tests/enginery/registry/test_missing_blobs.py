@@ -141,7 +141,7 @@ def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restor
     watch = ChannelWatcher(
         lambda: VersionLocator(store),
         Reference("digits", channel="candidate"),
-        Machine.from_name("cpu"),
+        [Machine.from_name("cpu")],
         tmp_path / "engines",
         policy=Policy(),
         fetcher=lambda: BlobFetcher.for_store(store),

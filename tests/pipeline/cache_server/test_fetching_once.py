@@ -193,7 +193,7 @@ def test_the_least_recently_used_go_and_what_is_too_large_is_left_to_the_registr
     with run_cache(store.uri, folder, "--bytes", "2500") as cache:
         for digest in blobs:
             assert cache.ask(f"/{blob_key(digest)}")[2] == store.read_blob(digest)
-        wait_until(lambda: sorted(os.listdir(folder / "blobs")) == sorted(blobs[1:]))
+        wait_until(lambda: sorted(path.name for path in (folder / "blobs").iterdir()) == sorted(blobs[1:]))
         status, _, body = cache.ask(f"/{blob_key(large)}")
         assert status == 413 and b"2500" in body
         assert cache.ask(f"/{blob_key(large)}", "HEAD")[1]["Content-Length"] == "3000"

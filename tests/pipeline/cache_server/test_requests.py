@@ -87,9 +87,9 @@ def test_what_is_asked_for_beside_is_served(served: Store, cache: RunningCache) 
 
 
 def test_a_name_that_is_not_there_is_told_with_those_that_are(cache: RunningCache) -> None:
-    with pytest.raises(UnknownNameError, match="no model 'digit' .*digits"):
+    with pytest.raises(UnknownNameError, match=r"no model 'digit' .*digits"):
         Client(cache.url).resolve("digit")
-    with pytest.raises(UnknownNameError, match="no channel of digits 'stabel'.*stable"):
+    with pytest.raises(UnknownNameError, match=r"no channel of digits 'stabel'.*stable"):
         Client(cache.url).resolve("digits:stabel")
 
 

@@ -1,0 +1,118 @@
+"""A server that changes its engine while it answers: ONNX Runtime behind HTTP, of the link `current` of a watch.
+
+    enginery pull digits:stable --watch --target cpu --dest engines --hook-url http://127.0.0.1:8000/reload
+    python examples/swapping_server.py engines 8000
+
+POST /reload opens what `current` leads to now; it answers when that serves, so that the watch calls again where it does
+not. POST /v2/models/MODEL/infer takes and gives tensors as JSON, by the Open Inference Protocol. No request fails at a
+swap: the new engine is opened and run once beside the old one, then a name is rebound, and each request keeps the
+engine that it began with; the old one is freed after the last of them. Give it memory for two.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+import enginery
+
+TYPES = {"FP32": "float32", "FP16": "float16", "INT64": "int64", "INT32": "int32", "BOOL": "bool"}
+LARGEST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine that is open. folder: where it lies.  run: inputs to outputs, by name."""
+
+    folder: Path
+    version: str
+    run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+
+
+class EngineServer(ThreadingHTTPServer):
+    """Answers by the engine that `current` led to at the last reload. folder: of the watch.  port: 0 for any free."""
+
+    daemon_threads = True
+    # Connections that wait to be accepted: the default, 5, is less than a burst of clients.
+    request_queue_size = 128
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._current = folder / "current"
+        self._one_reload = Lock()
+        self.served = open_served(self._current)
+        super().__init__(("127.0.0.1", port), Requests)
+
+    def reload(self) -> None:
+        """Open what `current` leads to, if that is another engine, and answer by it from here on."""
+        with self._one_reload:
+            if self._current.resolve() != self.served.folder:
+                self.served = open_served(self._current)
+
+
+class Requests(BaseHTTPRequestHandler):
+    """A connection; a thread each."""
+
+    protocol_version = "HTTP/1.1"
+    # The head and the body of an answer are two packets; Nagle's algorithm holds the second for 40 ms.
+    disable_nagle_algorithm = True
+    server: EngineServer
+
+    def do_POST(self) -> None:
+        """Reload, or answer a request; what goes wrong is told with 400."""
+        body = self.rfile.read(min(int(self.headers.get("Content-Length", 0)), LARGEST_BYTES))
+        try:
+            if self.path == "/reload":
+                self.server.reload()
+                return self._answer(200, {})
+            served = self.server.served  # once: a swap while this request runs changes nothing for it
+            return self._answer(200, answer(served, json.loads(body)))
+        except Exception as error:  # of a request, or of an engine that cannot be opened: the server goes on
+            return self._answer(400, {"error": f"{type(error).__name__}: {error}"})
+
+    def _answer(self, status: int, found: Mapping[str, Any]) -> None:
+        data = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """No line a request."""
+
+
+def open_served(current: Path) -> Served:
+    """Open the engine behind the link, and run it once, so that no request waits for its first run."""
+    folder = current.resolve()  # once: from here on it is this folder, wherever the link goes
+    path = next(folder.glob("*.json"))
+    described = json.loads(path.read_bytes())
+    run = enginery.open_onnx(path)
+    tuned = {name: opt for name, _, opt, _ in described["profiles"][0]["inputs"]}
+    run({item["name"]: np.zeros(tuned[item["name"]], item["dtype"]) for item in described["inputs"]})
+    return Served(folder, described["version"], run)
+
+
+def answer(served: Served, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The response of the Open Inference Protocol to a request whose tensors are JSON."""
+    inputs = {
+        item["name"]: np.asarray(item["data"], TYPES[item["datatype"]]).reshape(item["shape"])
+        for item in request["inputs"]
+    }
+    names = {dtype: name for name, dtype in TYPES.items()}
+    outputs = [
+        {"name": name, "datatype": names[str(array.dtype)], "shape": array.shape, "data": array.ravel().tolist()}
+        for name, array in served.run(inputs).items()
+    ]
+    return {"model_version": served.version, "outputs": outputs}
+
+
+if __name__ == "__main__":
+    with EngineServer(Path(sys.argv[1]), int(sys.argv[2])) as server:
+        print(f"serving {server.served.folder.name} at http://127.0.0.1:{server.server_port}", flush=True)
+        server.serve_forever()

@@ -1,0 +1,24 @@
+"""The command that KServe calls as a storage initializer: source URIs and folders, in pairs."""
+
+import click
+
+from enginery.exchange.kserve import pull_arguments
+from pipeline.cli.options import registry_option
+from pipeline.cli.registry.pull import pull
+
+
+@click.command()
+@click.argument("pairs", metavar="SRC DEST ...", nargs=-1, required=True)
+@registry_option
+def initialize(pairs: tuple[str, ...], registry: str) -> None:
+    """Pull each enginery:// URI SRC into the folder DEST, as KServe asks a storage initializer to.
+
+    SRC: enginery://REF?OPTION=VALUE&..., with options of `enginery pull`, such as enginery://digits@3?target=l4. It
+    lies as --layout triton unless the URI has another layout.
+    """
+    if len(pairs) % 2:
+        raise click.UsageError(f"{pairs[-1]!r} has no folder: give SRC and DEST in pairs")
+    asked = [pull_arguments(uri) for uri in pairs[::2]]
+    for arguments, dest in zip(asked, pairs[1::2], strict=True):
+        named = [] if "--registry" in arguments else ["--registry", registry]
+        pull.main([*arguments, *named, "--dest", dest, "--quiet"], standalone_mode=False)

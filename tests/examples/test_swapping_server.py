@@ -1,0 +1,63 @@
+"""The example server changes its engine under load, and no request fails or is answered by an engine of before."""
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from enginery.client.client import Client, Policy, Post
+from enginery.core.errors import EngineryError
+from enginery.registry.store.base import open_store
+from tests.enginery.client.layouts.engines import cpu_engine
+from tests.enginery.client.layouts.swap_load import SwapLoad, wait_for
+from tests.enginery.registries import engine, publish_engines
+
+SWAPS = 6
+
+
+@pytest.fixture
+def swapping():
+    path = Path(__file__).parents[2] / "examples" / "swapping_server.py"
+    spec = importlib.util.spec_from_file_location("swapping_server", path)
+    module = sys.modules["swapping_server"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_server_is_swapped_under_load_and_no_request_fails(tmp_path: Path, swapping) -> None:
+    store = open_store(tmp_path / "registry", create=True)
+    client, dest = Client(store.uri, policy=Policy(proven_only=True)), tmp_path / "engines"
+    publish_engines(store, [cpu_engine(store, 0)], 0)
+    client.watch("digits:candidate", dest, machine="cpu", once=True, say=lambda _: None)
+    with swapping.EngineServer(dest, 0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        hook = Post(f"http://127.0.0.1:{server.server_port}/reload")
+        with SwapLoad(server.server_port) as load:
+            for number in range(1, SWAPS + 1):
+                publish_engines(store, [cpu_engine(store, number)], number)
+                client.watch("digits:candidate", dest, machine="cpu", once=True, hook=hook, keep=1, say=lambda _: None)
+                load.least = number
+                # A swap is under load only when requests of before and after it were answered.
+                asked = load.asked
+                while load.asked < asked + 3 * load.clients and not load.failed:
+                    time.sleep(0.001)
+        server.shutdown()
+    assert load.failed == [] and load.given == set(range(SWAPS + 1)) and load.asked > 10 * SWAPS
+
+
+def test_an_engine_that_cannot_be_opened_leaves_the_old_one_and_fails_the_hook(tmp_path: Path, swapping) -> None:
+    store = open_store(tmp_path / "registry", create=True)
+    client, dest = Client(store.uri), tmp_path / "engines"
+    publish_engines(store, [cpu_engine(store, 0)], 0)
+    client.watch("digits:candidate", dest, machine="cpu", once=True, say=lambda _: None)
+    with swapping.EngineServer(dest, 0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        hook = Post(f"http://127.0.0.1:{server.server_port}/reload")
+        publish_engines(store, [engine(store, data=b"no ONNX at all")], 1)
+        with pytest.raises(EngineryError, match="answers 400; it is called again"):
+            client.watch("digits:candidate", dest, machine="cpu", once=True, hook=hook, say=lambda _: None)
+        wait_for(server.server_port, "digits", 0, limit_s=0)
+        server.shutdown()

@@ -1,0 +1,68 @@
+"""`enginery pull --layout`: what it writes and prints, and options of other layouts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from enginery.registry.store.base import Store, open_store
+from pipeline.cli import main
+from tests.enginery.client.layouts.engines import cpu_engine, plan
+from tests.enginery.client.layouts.model_config import read_config
+from tests.enginery.registries import publish_engines
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "registry", create=True)
+
+
+def run(store: Store, *arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(["pull", "digits", *arguments, "--registry", store.uri])
+    return int(left.value.code or 0)
+
+
+def test_a_repository_is_written_and_told(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish_engines(store, [cpu_engine(store, 1)])
+    dest = ("--layout", "triton", "--target", "cpu", "--dest", str(tmp_path / "m"))
+    assert run(store, *dest, "--most", "4", "--wait", "2ms", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["version"], told["swapped"], told["engines"][0]["unit"]) == ("1", True, "cpu fp32 onnxruntime")
+    found = read_config(Path(told["config"]))
+    assert found["max_batch_size"] == 4
+    assert found["dynamic_batching"] == {"max_queue_delay_microseconds": "2000"}
+    assert run(store, *dest, "--most", "4", "--wait", "2ms") == 0
+    assert "was served already" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        watch = ("--watch", "--once", "--json", "--registry", store.uri)
+        main(["pull", "digits:candidate", *dest, *watch])
+    assert json.loads(capsys.readouterr().out)["current"] == str(tmp_path / "m" / "digits")
+    assert "dynamic_batching" not in read_config(Path(told["config"])), "the watch was asked for none"
+
+
+def test_several_targets_lie_together(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish_engines(store, [plan(store, "sm_80"), plan(store, "sm_89")])
+    dest = ("--layout", "triton", "--dest", str(tmp_path / "m"))
+    for how in (("--target", "sm_80", "--target", "l4"), ("--all-generations",)):
+        assert run(store, *dest, *how) == 0
+        assert "chosen: sm_89-fp16.plan: sm_89 fp16 tensorrt of digits@1" in capsys.readouterr().out
+    assert run(store, *dest, "--target", "sm_80", "--all-generations") == 2
+    assert "not both" in capsys.readouterr().err
+    assert run(store, "--target", "sm_80", "--target", "l4", "--dest", str(tmp_path / "p")) == 2
+    assert "give --layout triton" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "owner"),
+    [
+        (("--most", "4"), "triton"),
+        (("--no-warmup",), "triton"),
+        (("--wait", "1ms"), "triton"),
+        (("--car", "x"), "kserve"),
+    ],
+)
+def test_options_of_another_layout_are_refused(store: Store, given, owner, capsys) -> None:
+    publish_engines(store, [cpu_engine(store, 1)])
+    assert run(store, *given) == 2
+    assert f"goes with --layout {owner}" in capsys.readouterr().err
