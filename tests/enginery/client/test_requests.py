@@ -52,7 +52,7 @@ def client(store: CountingStore, tmp_path: Path) -> Callable[..., Client]:
 
 def watcher(client: Client, dest: Path, said: Callable[[str], object] = len) -> ChannelWatcher:
     return ChannelWatcher(
-        lambda: client._locator, parse_reference("digits:stable"), Machine.from_name("cpu"), dest,
+        lambda: client._locator, parse_reference("digits:stable"), [Machine.from_name("cpu")], dest,
         policy=client.policy, fetcher=lambda: client._fetcher(lambda *_: None), say=said,
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ def group(store: CountingStore, tmp_path: Path) -> Callable[..., GroupWatcher]:
 
         def make(reference: Reference) -> ChannelWatcher:
             return ChannelWatcher(
-                lambda: client._locator, reference, Machine.from_name("cpu"), tmp_path / reference.model,
+                lambda: client._locator, reference, [Machine.from_name("cpu")], tmp_path / reference.model,
                 policy=client.policy, fetcher=lambda: client._fetcher(lambda *_: None), say=say,
             )  # fmt: skip
 
