@@ -10,9 +10,9 @@ from enginery.core.hardware.cuda import GpuDevice
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import Reference
 from enginery.core.types import Target
-from enginery.registry.evidence.attestations import attest
 from enginery.registry.store.base import Store
 from enginery.registry.versions import channels
+from enginery.registry.versions.additions import add_attestation
 from tests.enginery.registries import engine, flip, names_in, on_each_store, publish_engines, pull, report
 
 DIGITS = Reference("digits")
@@ -74,9 +74,9 @@ def test_an_unproven_engine_comes_with_a_loud_note_or_not_at_all(store: Store, d
         with pytest.raises(UnknownNameError, match="only proven engines"):
             refuse()
     assert not (dest / "b").exists()
-    attest(store, manifest, report(entry, "proven"))
+    add_attestation(store, manifest, report(entry, "proven"))
     assert pull(store, Reference("digits", channel="stable"), SM89, dest).warning is None
-    attest(store, manifest, report(entry, "failed", host="there"))
+    add_attestation(store, manifest, report(entry, "failed", host="there"))
     with pytest.raises(UnknownNameError, match="failed when validated later"):
         pull(store, DIGITS, SM89, dest)
 

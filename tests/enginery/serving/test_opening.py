@@ -19,9 +19,9 @@ from enginery.core.hardware.cpu_kinds import CpuKind, this_kind
 from enginery.core.reports.latency import LatencyReport, MachineKind
 from enginery.core.types import ShapeProfile
 from enginery.opening import open_onnx
-from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import open_store
+from enginery.registry.versions.additions import add_latencies
 from enginery.serving.opening import open_described
 from enginery.serving.ort_compiling import OrtCompiler
 from enginery.serving.router import Router
@@ -195,7 +195,7 @@ def test_all_engines_of_a_version_are_pulled_best_first_with_their_rules_and_tim
     store = open_store(tmp_path / "registry", create=True)
     engines = [engine(store, "cpu", "fp32"), engine(store, "cpu", "int8")]
     found = publish_engines(store, engines)
-    attach_latency(store, found.manifest, store.put_bytes(canonical_json(encode(timed(engines[0])))))
+    add_latencies(store, found.manifest, [store.put_bytes(canonical_json(encode(timed(engines[0]))))])
     client = Client(tmp_path / "registry", policy=Policy(fallback="onnx"))
     pulled = client.pull_all("digits", tmp_path / "dest")
     assert [each.engine.precision for each in pulled] == ["int8", "fp32", "fp32"]
