@@ -110,7 +110,7 @@ def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Co
         default=default,
         show_default=shown,
         show_envvar=True,
-        help="Registry: a path, file:// or s3://bucket/prefix.",
+        help="Registry: a path, file://, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix.",
     )
 
 

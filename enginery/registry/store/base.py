@@ -14,6 +14,7 @@ from typing import Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from enginery.core.errors import ConflictError, InputError, UndecidedError
+from enginery.registry.store.buckets import BUCKETS, SCHEMES, bucket_at, place_in_bucket
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.folder import FileStore, open_folder
@@ -160,13 +161,13 @@ class Store(Protocol):
 
 
 def place_of(store: Store, key: str) -> str:
-    """The place of a key for messages: a path, or an s3:// URI."""
+    """The place of a key for messages: a path, or a bucket's URI."""
     uri = store.locator(key)
     return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 
 
 def open_store(uri: str | Path, *, create: bool = False) -> Store:
-    """Open the registry at a path, a `file://` or an `s3://` URI.
+    """Open the registry at a path, or a `file://`, `s3://`, `gs://` or `az://` URI.
 
     With `create`, it is created if it is absent, and must be writable.
 
@@ -177,11 +178,11 @@ def open_store(uri: str | Path, *, create: bool = False) -> Store:
     if isinstance(uri, Path) or "://" not in text:
         return open_folder(Path(_not_empty(text)), create=create)
     parts = _split(text)
-    if parts.scheme == "s3":
+    if parts.scheme in BUCKETS:
         # Here, because boto3 takes a quarter of a second to import.
-        from enginery.registry.store.s3.store import open_bucket
+        from enginery.registry.store.objects.store import open_registry
 
-        return open_bucket(text, create=create)
+        return open_registry(bucket_at(text), create=create)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
     return open_folder(Path(unquote(parts.path)), create=create)
@@ -194,16 +195,12 @@ def absolute_uri(uri: str) -> str:
     """
     if "://" not in uri:
         return f"file://{quote(str(Path(_not_empty(uri)).expanduser().absolute()))}"
-    if _split(uri).scheme == "s3":
-        from enginery.registry.store.s3.place import parse_place
-
-        return parse_place(uri).uri
-    return uri
+    return place_in_bucket(uri).uri if _split(uri).scheme in BUCKETS else uri
 
 
 def _split(text: str) -> SplitResult:
-    """The parts of a file:// or s3:// URI. Raises InputError for any other, and for one with credentials, whose message
-    repeats none of it.
+    """The parts of a file:// URI or one of a bucket. Raises InputError for any other, and for one with credentials,
+    whose message repeats none of it.
 
     A secret may hold '/', so that `urlsplit` takes a part of it for the path; only a file's path may hold '@'.
     """
@@ -211,14 +208,14 @@ def _split(text: str) -> SplitResult:
     if "@" in (rest.partition("/")[0] if scheme == "file" else rest):
         raise InputError(
             f"registry {scheme[:20]}://...: a URI without user and password is needed; give credentials in the usual "
-            "AWS ways (environment, profile, role)"
+            "ways of its cloud (environment, profile, role)"
         )
     try:
         parts = urlsplit(text)
     except ValueError as error:
-        raise InputError(f"registry {text[:200]!r} is not a URI ({error}); give a path, file:// or s3://") from error
-    if parts.scheme not in ("file", "s3"):
-        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path, file:// or s3://")
+        raise InputError(f"registry {text[:200]!r} is not a URI ({error}); give a path, {SCHEMES}") from error
+    if parts.scheme not in ("file", *BUCKETS):
+        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path, {SCHEMES}")
     return parts
 
 
