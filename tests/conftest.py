@@ -20,7 +20,7 @@ from enginery.registry.store.objects.store import ObjectStore
 from pipeline.compile.preloaded import PRELOADED
 from tests import scheduling
 from tests.enginery.faulty_proxy import FaultyProxy
-from tests.enginery.object_stores.kinds import ENVIRONMENT, FOREIGN, KINDS, ServerKind
+from tests.enginery.object_stores.kinds import ENVIRONMENT, FOREIGN, GOOGLES_LIMIT, KINDS, ServerKind
 from tests.enginery.object_stores.servers import Servers
 from tests.one_server import OneServer, without_current_test
 from tests.pipeline.projects import Project, write_project
@@ -188,6 +188,8 @@ def proxy(servers: Servers, server_kind: ServerKind, monkeypatch: pytest.MonkeyP
     running_proxy = servers.proxy(server_kind.name)
     monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(source, "PART_BYTES", server_kind.part)
+    if server_kind.name == "gs":
+        monkeypatch.setattr(GOOGLES_LIMIT, server_kind.part)
     running_proxy.fine()
     return running_proxy
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from enginery.core.errors import EngineryError
 from enginery.registry.store.base import FileStore, Store, open_store
 from enginery.registry.store.objects import attempts, source
@@ -27,7 +29,7 @@ from enginery.registry.verification import verify
 from enginery.registry.versions import lookup
 from enginery.registry.versions.publish import Published
 from tests.enginery.faulty_proxy import Fault, FaultyProxy, Kind, Request, proxying
-from tests.enginery.object_stores.kinds import ENVIRONMENT, FOREIGN, KINDS, ServerKind, past
+from tests.enginery.object_stores.kinds import ENVIRONMENT, FOREIGN, GOOGLES_LIMIT, KINDS, ServerKind, past
 from tests.enginery.registries import engine, in_child, publish_engines
 
 # One fault at one request, and the same at a third of all requests until the end ('storm').
@@ -105,21 +107,14 @@ def run_all(
 @contextlib.contextmanager
 def _impatient(kind: ServerKind) -> Iterator[None]:
     """Short pauses and timeouts, and small parts."""
-    settings = (
-        (attempts, "FIRST_PAUSE_S", 0.001),
-        (attempts, "LONGEST_PAUSE_S", 0.01),
-        (source, "PART_BYTES", kind.part),
-    )
-    before = [(module, name, getattr(module, name)) for module, name, _ in settings]
-    before.append((attempts, "READ_TIMEOUT_S", attempts.READ_TIMEOUT_S))
-    attempts.READ_TIMEOUT_S = 0.5
-    for module, name, value in settings:
-        setattr(module, name, value)
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attempts, "FIRST_PAUSE_S", 0.001)
+        patched.setattr(attempts, "LONGEST_PAUSE_S", 0.01)
+        patched.setattr(attempts, "READ_TIMEOUT_S", 0.5)
+        patched.setattr(source, "PART_BYTES", kind.part)
+        if kind.name == "gs":
+            patched.setattr(GOOGLES_LIMIT, kind.part)
         yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
 
 
 def _hurt_bucket(

@@ -26,6 +26,7 @@ from enginery.registry.store.objects.api import (
 from enginery.registry.store.objects.body import HttpBody, NoWholeAnswerError
 from enginery.registry.store.objects.source import UploadSource
 
+PAGE_KEYS = 1000
 _PARTIAL = 206
 _LENGTH, _GENERATION = "Content-Length", "X-Goog-Generation"
 
@@ -141,6 +142,7 @@ class GcsBucket:
                 prefix=self.place.key(prefix) or None,
                 delimiter=None if deep else "/",
                 page_token=after or None,
+                page_size=PAGE_KEYS,
                 fields="items(name,size,generation),prefixes,nextPageToken,kind",
                 timeout=timeouts(),
                 retry=None,

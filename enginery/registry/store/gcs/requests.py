@@ -34,10 +34,11 @@ _DECLINED = (304, 404, 409, 412, 416)
 _PASSING = (408, 429)
 _CORRUPT = ("checksum", "md5", "crc32c", "content hash")
 
-# All that a request raises. KeyError, ValueError: where an answer's fields were cut off.
+# All that a request raises. KeyError and the like: where an answer was cut off, and Google's library takes it for another kind.
 FAILURES = (
     api.GoogleAPIError, auth.GoogleAuthError, storage.InvalidResponse, storage.DataCorruption,
-    requests.RequestException, HTTPError, OSError, KeyError, ValueError,
+    requests.RequestException, HTTPError, OSError, KeyError, ValueError, TypeError,
+    AttributeError,
 )  # fmt: skip
 
 

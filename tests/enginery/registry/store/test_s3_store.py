@@ -8,21 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError
+from enginery.core.errors import UnavailableError
 from enginery.core.names import Reference
 from enginery.registry.store.base import open_store
 from enginery.registry.store.cache import local_cache
-from enginery.registry.store.layout import MARKER, blob_key, channel_key, manifest_key
-from enginery.registry.store.objects import reading, source
+from enginery.registry.store.layout import MARKER, channel_key, manifest_key
+from enginery.registry.store.objects import source
 from enginery.registry.store.objects.store import ObjectStore
 from enginery.registry.store.s3 import requests as clients
-from enginery.registry.store.s3.bucket import S3Bucket
-from enginery.registry.store.s3.place import parse_place
 from enginery.registry.store.s3.requests import client
 from enginery.registry.versions import views
 from enginery.registry.versions.lookup import catalogue, versions
 from enginery.registry.versions.publish import attach_page
-from tests.enginery.registries import engine, in_child, overwrite, publish_engines
+from tests.enginery.registries import engine, overwrite, publish_engines
 from tests.enginery.s3_server import BUCKET
 
 
@@ -47,43 +45,6 @@ def pages_of(store: ObjectStore, size: int) -> None:
     """Listings come in pages of this size."""
     event = "provide-client-params.s3.ListObjectsV2"
     client(store.place).meta.events.register(event, lambda params, **_: {**params, "MaxKeys": size})
-
-
-def test_only_create_makes_a_registry(s3_uri: str) -> None:
-    with pytest.raises(UnavailableError, match=f"no registry at s3://{BUCKET}/.*--registry"):
-        open_store(s3_uri)
-    store = open_store(s3_uri, create=True)
-    assert store.read(MARKER) == b'{"format":1}' and open_store(s3_uri) == store
-    with pytest.raises(InputError, match="registry key"):
-        store.locator("../x")
-
-
-def test_a_bucket_that_is_not_there_is_named(s3_server: str, s3_environment: None) -> None:
-    with pytest.raises(UnavailableError, match="no bucket 'enginery-absent'"):
-        open_store(f"s3://enginery-absent/x?endpoint={s3_server}", create=True)
-
-
-@pytest.mark.parametrize(
-    ("key", "data", "error", "words"),
-    [
-        ("thesis.tex", b"", InputError, r"holds 'thesis\.tex' and is no registry"),
-        (MARKER, b'{"format": 2}', InputError, "upgrade enginery"),
-        (MARKER, b"{", IntegrityError, "damaged"),
-    ],
-)
-def test_a_place_of_something_else_is_refused(
-    s3_uri: str, key: str, data: bytes, error: type[EngineryError], words: str
-) -> None:
-    overwrite(ObjectStore(S3Bucket(parse_place(s3_uri))), key, data)
-    with pytest.raises(error, match=words):
-        open_store(s3_uri, create=True)
-
-
-def test_prefixes_in_one_bucket_do_not_see_each_other(s3_uri: str) -> None:
-    where, _, options = s3_uri.partition("?")
-    one, two = (open_store(f"{where}/{name}?{options}", create=True) for name in ("a", "a-b"))
-    digest = one.put_bytes(b"x")
-    assert not two.has(digest) and list(two.list()) == [MARKER] == list(two.children())
 
 
 def test_nobody_without_credentials_is_told_what_to_set(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,23 +170,6 @@ def test_without_a_cache_a_blob_comes_all_the_same(
     assert cache is None or not (tmp_path / "cache").is_dir() or not cache.holds(digest)
 
 
-def test_an_oversized_document_is_refused(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.create("models/a.json", b"x" * 11)
-    monkeypatch.setattr(reading, "MAX_DOCUMENT_BYTES", 10)
-    with pytest.raises(IntegrityError, match="over 10 bytes"):
-        store.read("models/a.json")
-
-
-def test_a_corrupt_blob_is_kept_aside(store: ObjectStore) -> None:
-    digest = store.put_bytes(b"hello")
-    overwrite(store, blob_key(digest), b"jello")
-    store.discard(digest)
-    store.discard(digest)
-    assert not store.has(digest)
-    found = client(store.place).get_object(Bucket=BUCKET, Key=store.place.key(f"discarded/{digest}"))
-    assert found["Body"].read() == b"jello"
-
-
 def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "PART_BYTES", 1000)
     store = open_store(f"{s3_uri}&sse=aws:kms&kms_key=mine", create=True)
@@ -237,16 +181,6 @@ def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.Mo
         found = client(store.place).head_object(Bucket=BUCKET, Key=store.place.key(key))
         assert (found["ServerSideEncryption"], found["SSEKMSKeyId"]) == ("aws:kms", "mine")
     store.discard(digest)
-
-
-def test_a_child_has_a_client_of_its_own(store: ObjectStore) -> None:
-    """Two processes on one connection would read each other's answers."""
-    mine = client(store.place)
-
-    def other() -> None:
-        assert client(store.place) is not mine and store.has(store.put_bytes(b"x"))
-
-    assert os.waitpid(in_child(other), 0)[1] == 0 and client(store.place) is mine
 
 
 def test_nothing_is_asked_of_access_lists_and_no_credential_is_stored(store: ObjectStore, sent: list[str]) -> None:
