@@ -119,7 +119,10 @@ class AzureBucket:
         def commit() -> None:
             with answers(self.place):
                 self._blob(key).commit_block_list(
-                    blocks, content_settings=ContentSettings(content_md5=md5), **condition_of(expected)
+                    blocks,
+                    content_settings=ContentSettings(content_md5=md5),
+                    validate_content=True,
+                    **condition_of(expected),
                 )
 
         blocks, md5 = send_parts(source, send), bytearray(base64.b64decode(source.md5()))

@@ -32,8 +32,9 @@ _EXISTS = ("BlobAlreadyExists", "UnauthorizedBlobOverwrite")
 _DROPPED = ("InvalidBlockList", "InvalidBlobOrBlock")
 _PASSING = ("ServerBusy", "OperationTimedOut", "InternalError", "Md5Mismatch", "IncompleteBody", "RequestBodyInvalid")
 
-# All that azure-storage-blob raises for a request. ValueError, TypeError, ParseError: where an answer was cut off.
-FAILURES = (az.AzureError, ParseError, OSError, ValueError, TypeError)
+# All that azure-storage-blob raises for a request. ParseError and the like: where an answer was cut off, and Azure's
+# library takes it for another kind.
+FAILURES = (az.AzureError, ParseError, OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def connect(place: AzureLocation) -> ContainerClient:
@@ -109,7 +110,8 @@ def code_of(error: Exception) -> str:
 def _is_transient(status: int, code: str, error: Exception) -> bool:
     """Whether the same request may succeed in a moment."""
     if status:
-        corrupt = status == 400 and "md5" in str(error).lower()  # Azurite's code for it is InvalidOperation
+        # Without a code, the request could not be read. Azurite's code for another MD5 is InvalidOperation.
+        corrupt = status == 400 and (not code or "md5" in str(error).lower())
         return corrupt or (status >= 500 and status != 501) or status in (408, 429) or code in _PASSING or status < 400
     return not isinstance(error, az.ClientAuthenticationError) and not _mentions(error, "SSL", "ProxyError")
 

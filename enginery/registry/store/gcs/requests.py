@@ -75,6 +75,9 @@ def _connect(place: GcsLocation, _process: int) -> GcsConnection:
         options = {"api_endpoint": place.endpoint} if place.endpoint else {}
         # A project is needed to list buckets, and for nothing here.
         client = Client(project="enginery", credentials=credentials, client_options=options)
+        # For its traces it asks for the bucket, in a thread of its own, whether traces are wanted or not: a request
+        # that is nobody's, a permission more, and a thread that a fork may meet. The library looks whether this is set.
+        client._bucket_metadata_cache = None
         return GcsConnection(client.bucket(place.bucket), session, place.endpoint or GOOGLE)
 
 
