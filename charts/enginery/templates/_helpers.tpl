@@ -81,8 +81,13 @@ file:///registry
 {{- if not (kindIs "invalid" $registry.pathStyle) -}}
 {{- $options = append $options (printf "path_style=%s" (ternary "1" "0" $registry.pathStyle)) -}}
 {{- end -}}
-s3://{{ $registry.bucket }}/{{ $registry.prefix }}{{ if $options }}?{{ join "&" (sortAlpha $options) }}{{ end }}
+{{ $registry.scheme }}://{{ with $registry.account }}{{ . }}/{{ end }}{{ $registry.bucket }}/{{ $registry.prefix }}{{ if $options }}?{{ join "&" (sortAlpha $options) }}{{ end }}
 {{- end -}}
+{{- end -}}
+
+{{/* The variable that the object store's library reads certificate authorities from. */}}
+{{- define "enginery.caBundleVariable" -}}
+{{- ternary "AWS_CA_BUNDLE" "REQUESTS_CA_BUNDLE" (eq .Values.registry.scheme "s3") -}}
 {{- end -}}
 
 {{/* Prefect's API as pods reach it. */}}
@@ -120,7 +125,7 @@ ray://{{ include "enginery.rayCluster" . }}-head-svc:10001
 {{- define "enginery.usesBuckets" -}}
 {{- $traffic := ternary .Values.canary.traffic "" .Values.canary.enabled -}}
 {{- $specs := ternary .Values.catalog.place "" .Values.catalog.enabled -}}
-{{- if or .Values.registry.bucket (hasPrefix "s3://" $traffic) (hasPrefix "s3://" $specs) -}}
+{{- if or .Values.registry.bucket (regexMatch "^(s3|gs|az)://" $traffic) (regexMatch "^(s3|gs|az)://" $specs) -}}
 true
 {{- end -}}
 {{- end -}}
