@@ -54,8 +54,9 @@ __all__ = [
 class Client:
     """A registry, and how its engines come to this machine.
 
-    registry: a path, file://, s3://, gs:// or az:// URI; opened at first use.  cache: a folder (with `cache_bytes` as its
-    bound); 'auto' is this machine's (ENGINERY_CACHE, ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
+    registry: a path, file://, s3://, gs:// or az:// URI; opened at first use.
+    cache: a folder (with `cache_bytes` as its bound); 'auto' is this machine's (ENGINERY_CACHE, ENGINERY_CACHE_BYTES;
+    none for a registry on this machine); None is none.
     policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
     Raises InputError for a registry that is neither text nor a path.
     """

@@ -28,9 +28,7 @@ def environment(spec: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("sample", ACCOUNTS)
 def test_pods_that_use_the_registry_have_the_identity_and_no_key(sample: str) -> None:
     made = sample_objects(sample)
-    (account,) = [
-        item for item in made if item["kind"] == "ServiceAccount" and ACCOUNTS[sample] in _annotations(item)
-    ]
+    (account,) = [item for item in made if item["kind"] == "ServiceAccount" and ACCOUNTS[sample] in _annotations(item)]
     pods = [spec for spec in pod_specs(list(made)) if "ENGINERY_REGISTRY" in environment(spec)]
     assert len(pods) > 2
     for spec in pods:

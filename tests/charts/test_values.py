@@ -167,7 +167,7 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("registry", {"scheme": "az", "bucket": "one"}, 'registry.account is "" with registry.scheme=az'),
         ("registry", {"bucket": "one", "account": "one"}, 'registry.account is "one" with registry.scheme=s3'),
         ("registry", {"scheme": "gs", "bucket": "one", "existingSecret": "s"}, "annotate serviceAccounts.builds"),
-        ("registry", {"scheme": "gs", "bucket": "one", "region": "eu"}, "registry.region is given and registry.scheme=gs"),
+        ("registry", {"scheme": "gs", "bucket": "one", "region": "eu"}, "registry.region is given"),
         ("registry", {"scheme": "gs", "bucket": "one", "pathStyle": True}, "registry.pathStyle is given"),
         ("registry", {"kmsKey": "k", "bucket": "one"}, "registry.kmsKey is given and registry.sse does not ask for it"),
         ("serviceAccounts.builds", {"create": False}, "serviceAccounts.builds: create is false and name is empty"),

@@ -56,8 +56,9 @@ class AzureBucket:
             found = self._blob(key).get_blob_properties()
             _require(found.etag, found.size)
             md5 = found.content_settings.content_md5
-            token = {TOKEN: value for name, value in (found.metadata or {}).items() if name.lower() == _TOKEN}
-            return ObjectFacts(found.size, found.etag, base64.b64encode(md5).decode() if md5 else "", token)
+            token = (found.metadata or {}).get(_TOKEN)
+            checksum = base64.b64encode(md5).decode() if md5 else ""
+            return ObjectFacts(found.size, found.etag, checksum, {TOKEN: token} if token else {})
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
         """See `BucketApi.get`. An unchanged blob costs an answer without a body (304)."""

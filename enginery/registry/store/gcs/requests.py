@@ -34,7 +34,8 @@ _DECLINED = (304, 404, 409, 412, 416)
 _PASSING = (408, 429)
 _CORRUPT = ("checksum", "md5", "crc32c", "content hash")
 
-# All that a request raises. KeyError and the like: where an answer was cut off, and Google's library takes it for another kind.
+# All that a request raises. KeyError and the like: where an answer was cut off, and Google's library takes it for
+# another kind.
 FAILURES = (
     api.GoogleAPIError, auth.GoogleAuthError, storage.InvalidResponse, storage.DataCorruption,
     requests.RequestException, HTTPError, OSError, KeyError, ValueError, TypeError,

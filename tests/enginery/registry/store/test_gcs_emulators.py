@@ -1,10 +1,8 @@
-"""Emulators of Google Cloud Storage that others made, as far as they go: one that has conditions of writes is published
-to, one that has none is refused."""
+"""Google Cloud Storage's API by another hand than ours, as far as it goes (docs/decisions/0021-object-stores.md)."""
 
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import InputError
 from enginery.registry.store.base import open_store
 from enginery.registry.verification import verify
 from tests.enginery.object_stores.kinds import BUCKET
@@ -61,11 +58,3 @@ def test_fake_gcs_server_is_published_to(s3_environment: None) -> None:
         store.remove("models/a.json")
         published = publish_engines(store, [engine(store)])
         assert published.version == "1" and verify(store).sound
-
-
-def test_gcp_storage_emulator_is_refused(s3_environment: None) -> None:
-    pytest.importorskip("gcp_storage_emulator")
-    port = free_port()
-    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with running([*command, "--in-memory"], port) as uri, pytest.raises(InputError, match="ignores conditional writes"):
-        open_store(uri, create=True)
