@@ -6,7 +6,7 @@ import pytest
 
 from charts import renders
 from enginery.registry.store.buckets import place_in_bucket
-from tests.charts.kube import deploy_commands, job_variables, pod_specs, sample_objects, with_value
+from tests.charts.kube import deploy_commands, flow_run_job, job_variables, pod_specs, sample_objects, with_value
 
 ACCOUNTS = {
     "aws": "eks.amazonaws.com/role-arn",
@@ -42,7 +42,8 @@ def test_pods_that_use_the_registry_have_the_identity_and_no_key(sample: str) ->
 def test_azures_pods_are_labelled_for_its_webhook() -> None:
     label = "azure.workload.identity/use"
     for variables in map(job_variables, deploy_commands("aks")):
-        assert variables["labels"][label] == "true" and variables["env"]["ENGINERY_REGISTRY"] == REGISTRIES["aks"]
+        env = environment(flow_run_job(variables)["spec"]["template"]["spec"])
+        assert variables["labels"][label] == "true" and env["ENGINERY_REGISTRY"]["value"] == REGISTRIES["aks"]
 
 
 def test_an_account_key_of_azure_comes_from_its_secret() -> None:

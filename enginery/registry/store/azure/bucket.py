@@ -3,7 +3,7 @@
 import base64
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -188,7 +188,7 @@ def _require(*facts: object) -> None:
 class _Chunks:
     """A download whose chunks come one request each, with the condition that the blob stays the same."""
 
-    def __init__(self, found: Any, size: int, answers: "partial[AbstractContextManager[None]]") -> None:
+    def __init__(self, found: Any, size: int, answers: Callable[[], AbstractContextManager[None]]) -> None:
         self._chunks: Iterator[bytes] = found.chunks()
         self._left, self._answers = size, answers
         self._chunk = memoryview(b"")

@@ -173,7 +173,7 @@ class GcsBucket:
         """The response whose body is the object's bytes, or the range `part` of them: read as it comes, which the
         methods of a Blob do not."""
         where, name = self._connection, quote(self.place.key(key), safe="")
-        response = where.session.get(
+        response: requests.Response = where.session.get(
             f"{where.url}/download/storage/v1/b/{self.place.bucket}/o/{name}",
             params={"alt": "media", **asked},
             headers={"Accept-Encoding": "identity", **({"Range": part} if part else {})},

@@ -13,9 +13,8 @@ from enginery.core.errors import UnavailableError
 from enginery.registry.store.base import open_store
 from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.layout import blob_key
-from enginery.registry.store.objects import attempts
+from enginery.registry.store.objects import attempts, body
 from enginery.registry.store.objects.store import ObjectStore
-from enginery.registry.store.s3 import bucket
 from enginery.registry.store.s3 import uploads as unfinished
 from enginery.registry.store.s3.requests import client
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
@@ -143,7 +142,7 @@ def test_a_range_leaves_its_connection_to_the_next_one(
 ) -> None:
     """Read by urllib3's response, or by the one below it."""
     if not beneath:
-        monkeypatch.setattr(bucket, "HTTPResponse", Path)
+        monkeypatch.setattr(body, "HTTPResponse", Path)
     data = os.urandom(9000)
     digest = store.put_bytes(data)
     pool = client(store.place)._endpoint.http_session._manager.connection_from_url(proxy.url)
