@@ -10,6 +10,7 @@
 # house  the figures that the redesign is measured by, into docs/house.md
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # cluster-test  the chart on a real Kubernetes control plane on loopback, of the programs in the folder KUBE_ASSETS
+# azurite  installs Azure's emulator into build/azurite (npm), and runs what is skipped without it
 # demo-cluster  Prefect, a worker and a Ray of five generations on loopback: an event builds a model
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -24,7 +25,7 @@ TWO_PIPS = $(LOGGED) sh -c "$(PIP) --no-deps torch ray & $(PIP) boto3 matplotlib
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts docs
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
-.PHONY: demo demo-cluster test check format bench proof docs site chart hunt house zoo conformance node-tests gpu-check cluster-test clean \
+.PHONY: demo demo-cluster test check format bench proof docs site chart hunt house zoo conformance node-tests gpu-check cluster-test azurite clean \
   check-style check-types check-imports check-links
 .DEFAULT_GOAL := test
 
@@ -119,6 +120,10 @@ chart: $(VENV)/.installed
 
 cluster-test: $(VENV)/.installed
 	$(BIN)/python -m pytest -p no:xdist --log-cli-level=INFO --log-cli-format='%(asctime)s %(message)s' --log-cli-date-format=%H:%M:%S tests/cluster
+
+azurite: $(VENV)/.installed
+	npm install --no-audit --no-fund --prefix build/azurite azurite@3
+	$(BIN)/python -m pytest -n 2 tests/enginery -k az
 
 gpu-check:
 	$(PYTHON) -m validation.gpu --out gpu-results.json

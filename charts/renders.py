@@ -8,7 +8,7 @@ import helm_python as helm
 import yaml
 
 CHART = Path(__file__).parent / "enginery"
-SAMPLES = ("minimal", "aws", "gke", "onprem")
+SAMPLES = ("minimal", "aws", "gke", "aks", "onprem")
 
 # The files of manifests/enginery, and the templates that each holds.
 MANIFESTS = {

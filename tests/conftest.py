@@ -15,12 +15,13 @@ from xdist.remote import Producer
 
 from builders.execution.starting import Start
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.s3 import requests, writing
-from enginery.registry.store.s3.store import S3Store
+from enginery.registry.store.objects import attempts, source
+from enginery.registry.store.objects.store import ObjectStore
 from pipeline.compile.preloaded import PRELOADED
 from tests import scheduling
-from tests.enginery.faulty_proxy import FaultyProxy, proxying
-from tests.enginery.s3_server import BUCKET, ENVIRONMENT, FOREIGN, serving
+from tests.enginery.faulty_proxy import FaultyProxy
+from tests.enginery.object_stores.kinds import ENVIRONMENT, FOREIGN, GOOGLES_LIMIT, KINDS, ServerKind
+from tests.enginery.object_stores.servers import Servers
 from tests.one_server import OneServer, without_current_test
 from tests.pipeline.projects import Project, write_project
 
@@ -131,15 +132,27 @@ def home(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
+def servers() -> Iterator[Servers]:
+    """Servers of every kind with the bucket `BUCKET`, and proxies in front of them, started when they are asked for."""
+    with Servers() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def s3_server(servers: Servers) -> str:
     """URL of an S3 server with the bucket `BUCKET`."""
-    with serving() as url:
-        yield url
+    return servers.url("s3")
+
+
+@pytest.fixture
+def server_kind(request: pytest.FixtureRequest) -> ServerKind:
+    """S3; with `registries.on_each_bucket`, each kind of object store."""
+    return KINDS[getattr(request, "param", "s3")]
 
 
 @pytest.fixture
 def s3_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Credentials that moto takes, and a cache of this test's own."""
+    """Credentials that the servers take, and a cache of this test's own."""
     for name in FOREIGN:
         monkeypatch.delenv(name, raising=False)
     for name, value in {**ENVIRONMENT, "ENGINERY_CACHE": str(tmp_path / "cache")}.items():
@@ -148,37 +161,43 @@ def s3_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def s3_uri(s3_server: str, s3_environment: None) -> str:
-    """The URI of a place in the bucket where nothing is yet."""
-    return f"s3://{BUCKET}/{secrets.token_hex(8)}?endpoint={s3_server}"
+    """The URI of a place in the S3 bucket where nothing is yet."""
+    return KINDS["s3"].uri(s3_server, secrets.token_hex(8))
+
+
+@pytest.fixture
+def bucket_uri(servers: Servers, server_kind: ServerKind, s3_environment: None) -> str:
+    """The URI of a place in a bucket of this kind where nothing is yet."""
+    return server_kind.uri(servers.url(server_kind.name), secrets.token_hex(8))
 
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """An empty registry in a folder; with `registries.on_each_store`, one of every kind."""
     kind = getattr(request, "param", "file")
-    place = request.getfixturevalue("s3_uri") if kind == "s3" else tmp_path / "registry"
-    return open_store(place, create=True)
-
-
-@pytest.fixture(scope="session")
-def running_proxy(s3_server: str) -> Iterator[FaultyProxy]:
-    with proxying(s3_server) as proxy:
-        yield proxy
+    if kind == "file":
+        return open_store(tmp_path / "registry", create=True)
+    request.getfixturevalue("s3_environment")
+    servers: Servers = request.getfixturevalue("servers")
+    return open_store(KINDS[kind].uri(servers.url(kind), secrets.token_hex(8)), create=True)
 
 
 @pytest.fixture
-def proxy(running_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> FaultyProxy:
-    """A proxy without faults yet, in front of the S3 server; pauses are short, and parts have a thousand bytes."""
-    monkeypatch.setattr(requests, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(writing, "PART_BYTES", 1000)
+def proxy(servers: Servers, server_kind: ServerKind, monkeypatch: pytest.MonkeyPatch) -> FaultyProxy:
+    """A proxy without faults yet, in front of the server; pauses are short, and parts small."""
+    running_proxy = servers.proxy(server_kind.name)
+    monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(source, "PART_BYTES", server_kind.part)
+    if server_kind.name == "gs":
+        monkeypatch.setattr(GOOGLES_LIMIT, server_kind.part)
     running_proxy.fine()
     return running_proxy
 
 
 @pytest.fixture
-def store_behind_proxy(proxy: FaultyProxy, s3_uri: str) -> S3Store:
+def store_behind_proxy(proxy: FaultyProxy, server_kind: ServerKind, s3_environment: None) -> ObjectStore:
     """An empty registry that is reached through the proxy."""
-    store = open_store(f"{s3_uri.partition('?')[0]}?endpoint={proxy.url}", create=True)
-    assert isinstance(store, S3Store)
+    store = open_store(server_kind.uri(proxy.url, secrets.token_hex(8)), create=True)
+    assert isinstance(store, ObjectStore)
     proxy.fine()
     return store

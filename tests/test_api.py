@@ -106,7 +106,7 @@ def test_paths_and_references_of_another_kind_are_refused(tmp_path: Path) -> Non
 
 
 def test_a_client_and_a_machine_refuse_what_is_of_another_kind(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="registry 123: give a path, a file:// or an s3:// URI"):
+    with pytest.raises(InputError, match="registry 123: give a path, file://, s3://, gs:// or az://"):
         enginery.Client(123)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"'l4': give a pair such as \(8, 9\), or use Machine.from_name\('l4'\)"):
         enginery.Machine("l4")  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ A pull goes through these modules: `client` -> `pull` (which version and engine,
 `locate` (the manifest) and `resolve` (the ranking) -> `fetch` (one blob) -> `registry.store` (cache,
 download, a folder or S3).
 
-Imports the standard library alone (boto3 for s3://, when the registry is opened): see docs/guides/client.md.
+Imports the standard library alone (the cloud's library when a registry in a bucket is opened): see
+docs/guides/client.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ from enginery.core.errors import InputError
 from enginery.core.hardware.machine import AUTO, Machine
 from enginery.core.names import Reference, parse_reference
 from enginery.registry.store.base import Store
+from enginery.registry.store.buckets import SCHEMES
 from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
 from enginery.registry.store.nearest import open_nearest, warn
 from enginery.registry.versions.lookup import Located
@@ -66,10 +68,10 @@ __all__ = [
 class Client:
     """A registry, and how its engines come to this machine.
 
-    registry: a path, file://, s3:// or http:// URI, or several with commas, read from the first that answers
-    (`enginery.registry.store.nearest`); opened at first use.  say: called when a place of several stops to answer, or
-    answers again.  cache: a folder (with `cache_bytes` as its bound);
-    'auto' is this machine's (ENGINERY_CACHE, ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
+    registry: a path, file://, s3://, gs://, az:// or http:// URI, or several with commas, read from the first that
+    answers (`enginery.registry.store.nearest`); opened at first use.  say: called when a place of several stops to
+    answer, or answers again.  cache: a folder (with `cache_bytes` as its bound); 'auto' is this machine's
+    (ENGINERY_CACHE, ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
     policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
     Raises InputError for a registry that is neither text nor a path.
     """
@@ -84,7 +86,7 @@ class Client:
     def __post_init__(self) -> None:
         if not isinstance(self.registry, str | Path):
             raise InputError(
-                f"registry {self.registry!r}: give a path, a file:// or an s3:// URI, such as Client('s3://models/registry')"
+                f"registry {self.registry!r}: give a path, {SCHEMES}, such as Client('s3://models/registry')"
             )
 
     def resolve(self, reference: str, machine: Machine | str = AUTO) -> EngineRanking:

@@ -30,7 +30,7 @@ SUFFIXES = (".jsonl", ".npz")
 class CanaryRequest:
     """A published version, the channel whose version it would replace, and the recorded traffic to replay.
 
-    traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz, and MODEL.observed.jsonl where an observation log
+    traffic: a folder or bucket's prefix with MODEL.jsonl or MODEL.npz, and MODEL.observed.jsonl where a log
     shows how many requests were in flight.  target: as `--target`.  scale: factor on the recorded request rate.
     duration: seconds; None replays the traffic once.
     """

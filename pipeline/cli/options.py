@@ -125,8 +125,9 @@ def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Co
         default=default,
         show_default=shown,
         show_envvar=True,
-        help="Registry: a path, file://, s3://bucket/prefix or http://cache. Of several with commas, pull and resolve "
-        "read the first that answers; all else is done at the last.",
+        help="Registry: a path, file://, s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix or "
+        "http://cache. Of several with commas, pull and resolve read the first that answers; all else is done at the "
+        "last.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Where specs and their data are: folders, `s3://` prefixes, and `registered:MODEL[@DIGEST]` of a registry.
+"""Where specs and their data are: folders, prefixes of buckets, and `registered:MODEL[@DIGEST]` of a registry.
 
 What is not on this machine is copied for as long as it is used. Messages have the address, which can be typed again,
 and never the copy's path. Nothing here writes to a place.
@@ -17,6 +17,7 @@ from enginery.core.errors import InputError, IntegrityError, SpecError, Unavaila
 from enginery.core.names import check_model, inside
 from enginery.registry.registered_specs import find
 from enginery.registry.store.base import open_store
+from enginery.registry.store.buckets import EXAMPLES, bucket_at, is_in_bucket
 from enginery.registry.store.files import make_folder, reachable, start_atomic_write
 from pipeline.intake.bundle import MOST_BYTES
 from pipeline.spec.model import ModelSpec, load_spec
@@ -43,7 +44,7 @@ class FolderPlace:
 
 @dataclass
 class Bucket:
-    """A place that is an `s3://` prefix, with a local copy of its files, of which only changed ones are fetched."""
+    """A place that is a prefix of a bucket, with a local copy of its files, of which only changed ones are fetched."""
 
     uri: str
     folder: Path
@@ -52,15 +53,14 @@ class Bucket:
 
     def refresh(self) -> None:
         """Make the copy equal to the bucket. Raises UnavailableError, and InputError for too much data."""
-        from enginery.registry.store.s3.listing import objects_below
-        from enginery.registry.store.s3.place import parse_place
+        from enginery.registry.store.objects.listing import objects_below
 
-        place = parse_place(self.uri)
-        found = {item.name: item for item in objects_below(place) if _can_be_file(item.name)}
+        bucket = bucket_at(self.uri)
+        found = {item.name: item for item in objects_below(bucket) if _can_be_file(item.name)}
         size = sum(item.size for item in found.values())
         if len(found) > MOST_OBJECTS or size > self.most_bytes:
             raise InputError(
-                f"{place.locator('')} holds {len(found)} objects with {size} bytes; at most {MOST_OBJECTS} with "
+                f"{bucket.place.locator('')} holds {len(found)} objects with {size} bytes; at most {MOST_OBJECTS} with "
                 f"{self.most_bytes} are copied: name a prefix of its own for the specs"
             )
         for name in self._known.keys() - found.keys():
@@ -73,22 +73,20 @@ class Bucket:
 
     def has(self, name: str) -> bool:
         """Whether the bucket holds a file; none is fetched. Raises UnavailableError."""
-        from enginery.registry.store.s3.listing import objects_below
-        from enginery.registry.store.s3.place import parse_place
+        from enginery.registry.store.objects.listing import objects_below
 
-        return any(item.name == name for item in objects_below(parse_place(self.uri)))
+        return any(item.name == name for item in objects_below(bucket_at(self.uri)))
 
     def _fetch(self, name: str) -> None:
-        from enginery.registry.store.s3.place import parse_place
-        from enginery.registry.store.s3.reading import stream_blob
-        from enginery.registry.store.s3.requests import Declined
+        from enginery.registry.store.objects.api import Declined
+        from enginery.registry.store.objects.reading import stream_blob
 
         path = self.folder / name
         with reachable(f"writing {path}"):
             make_folder(path.parent)
             with start_atomic_write(path.parent) as file:
                 try:
-                    stream_blob(parse_place(self.uri), name, file.stream)
+                    stream_blob(bucket_at(self.uri), name, file.stream)
                 except Declined as error:
                     raise UnavailableError(f"{self.uri}: {name} went away while it was read; look again") from error
                 file.commit(path)
@@ -99,8 +97,8 @@ Place = FolderPlace | Bucket
 
 @contextmanager
 def place_at(text: str) -> Iterator[Place]:
-    """The place of a path, `file://` or `s3://` URI; a copy is deleted with the context. Raises InputError."""
-    if text.startswith("s3://"):
+    """The place of a path, a `file://` URI or a bucket's; a copy is deleted with the context. Raises InputError."""
+    if is_in_bucket(text):
         with workdir() as folder:
             yield Bucket(text, folder / "copy")
         return
@@ -109,7 +107,7 @@ def place_at(text: str) -> Iterator[Place]:
         return
     parts = urlsplit(text)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise InputError(f"{text[:200]!r} is not a place; give a folder, file:///folder or s3://bucket/prefix")
+        raise InputError(f"{text[:200]!r} is not a place; give a folder, file:///folder, {EXAMPLES}")
     yield FolderPlace(Path(unquote(parts.path)))
 
 
@@ -157,7 +155,7 @@ def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Fou
     text = str(address)
     if isinstance(address, Found):
         yield address
-    elif text.startswith((SCHEME, "s3://")):
+    elif text.startswith(SCHEME) or is_in_bucket(text):
         with _open_registered(text, registry) if text.startswith(SCHEME) else _in_bucket(text) as found:
             yield found
     else:
@@ -165,7 +163,7 @@ def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Fou
 
 
 def below(place: str, name: str) -> str:
-    """The address of a file below an `s3://` place."""
+    """The address of a file below a place in a bucket."""
     prefix, question, options = place.partition("?")
     return f"{prefix.rstrip('/')}/{name}{question}{options}"
 

@@ -54,8 +54,8 @@ class CatalogRow:
 
 @contextmanager
 def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Found]]:
-    """Addresses of the specs in a folder or a `file://` or `s3://` place (copied, while inside); for 'registered', of
-    the newest registered spec of each model. Raises InputError where there is none, UnavailableError."""
+    """Addresses of the specs in a folder, at a `file://` URI or in a bucket (copied, while inside); for 'registered',
+    of the newest registered spec of each model. Raises InputError where there is none, UnavailableError."""
     if specs == SCHEME.removesuffix(":"):
         found = addresses(open_store(registry or DEFAULT_REGISTRY))
         if not found:

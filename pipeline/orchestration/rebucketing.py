@@ -53,9 +53,9 @@ def answer_drift(
 ) -> DriftAnswer:
     """Choose buckets from the recorded traffic of a model, and register its newest registered spec with them.
 
-    traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz. Where sizes beyond the spec's came, its dims grow
-    to hold all but one in a thousand requests. Nothing is registered where the present buckets hold the traffic and
-    others would save little.
+    traffic: a folder or bucket's prefix with MODEL.jsonl or MODEL.npz. Where sizes beyond the spec's came, its dims
+    grow to hold all but one in a thousand requests. Nothing is registered where the present buckets hold the traffic
+    and others would save little.
     Raises DataError for traffic that does not fit the model, UnavailableError, and what timing raises.
     """
     if traffic is None:

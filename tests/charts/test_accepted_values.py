@@ -21,7 +21,7 @@ def test_what_the_chart_does_not_set_may_be_set() -> None:
     names = ["AWS_ACCESS_KEY_ID", "RAY_task_oom_retries", "HTTPS_PROXY"]
     renders.rendered(with_value("extraEnv", [{"name": name, "value": ""} for name in names]))
     with pytest.raises(helm.HelmError, match="extraEnv: the chart sets AWS_ACCESS_KEY_ID"):
-        renders.rendered(with_value("extraEnv", [{"name": "AWS_ACCESS_KEY_ID", "value": "x"}], base="gke"))
+        renders.rendered(with_value("extraEnv", [{"name": "AWS_ACCESS_KEY_ID", "value": "x"}], base="onprem"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pipeline.fleet.catalog import load_catalog
 from tests.charts.kube import Object, deploy_commands, job_variables, label, sample_objects
 
 WITH = ("aws", "onprem")
-WITHOUT = ("minimal", "gke")
+WITHOUT = ("minimal", "gke", "aks")
 
 
 def fleet_command(sample: str) -> list[str]:

@@ -164,6 +164,11 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("metrics.enabled", False, "there is nothing to scrape"),
         ("canary.duration", "9h", "canary.duration: a canary on a GPU group takes up to three times 9h"),
         ("canary.duration", "1d", "give 8h or less"),
+        ("registry", {"scheme": "az", "bucket": "one"}, 'registry.account is "" with registry.scheme=az'),
+        ("registry", {"bucket": "one", "account": "one"}, 'registry.account is "one" with registry.scheme=s3'),
+        ("registry", {"scheme": "gs", "bucket": "one", "existingSecret": "s"}, "annotate serviceAccounts.builds"),
+        ("registry", {"scheme": "gs", "bucket": "one", "region": "eu"}, "registry.region is given"),
+        ("registry", {"scheme": "gs", "bucket": "one", "pathStyle": True}, "registry.pathStyle is given"),
         ("registry", {"kmsKey": "k", "bucket": "one"}, "registry.kmsKey is given and registry.sse does not ask for it"),
         ("serviceAccounts.builds", {"create": False}, "serviceAccounts.builds: create is false and name is empty"),
         (

@@ -1,10 +1,11 @@
 """An HTTP proxy on loopback that does to requests what networks, servers and operators do.
 
-It stands between boto3 and moto. A *plan* is asked about every request, in the order in which they come, and answers
-with a fault or None. Every request is remembered, so that tests can count them.
+It stands between a cloud's library and a server. A *plan* is asked about every request, in the order in which they
+come, and answers with a fault or None. Every request is remembered, so that tests can count them.
 """
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -227,6 +228,7 @@ def _error(fault: Fault) -> bytes:
     # What servers say is not to be repeated to people: it may hold secrets.
     body = f"<Error><Code>{fault.code}</Code><Message>secret-in-message</Message><Token-0>testing</Token-0></Error>"
     head = f"HTTP/1.1 {fault.status} Told\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
+    head += f"x-ms-error-code: {fault.code}\r\n"
     return f"{head}Connection: close\r\n\r\n{body}".encode()
 
 
@@ -242,9 +244,12 @@ def _spoilt(request: Request, kind: Kind) -> Request:
     """The request as the server gets it."""
     if kind == "deaf":
         conditions = ("if-match", "if-none-match")
-        return replace(request, headers=tuple(pair for pair in request.headers if pair[0].lower() not in conditions))
+        headers = tuple(pair for pair in request.headers if pair[0].lower() not in conditions)
+        return replace(request, headers=headers, path=re.sub(r"&ifGenerationMatch=[0-9]+", "", request.path))
     return replace(request, body=_flip(request.body)) if kind == "flipped request" else request
 
 
 def _flip(body: bytes) -> bytes:
-    return bytes([body[0] ^ 1]) + body[1:] if body else body
+    """The first bit of the content: in a body of several parts, of the last one's."""
+    at = body.rindex(b"\r\n\r\n") + 4 if body.startswith(b"--") and b"\r\n\r\n" in body else 0
+    return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :] if body else body

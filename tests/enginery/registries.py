@@ -23,12 +23,15 @@ from enginery.core.types import ShapeProfile, Target, TensorSpec
 from enginery.registry.manifest import EngineEntry, Manifest, make_request
 from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.layout import blob_key
+from enginery.registry.store.objects.store import ObjectStore
 from enginery.registry.store.s3.requests import client
-from enginery.registry.store.s3.store import S3Store
 from enginery.registry.versions.publish import Published, publish
+from tests.enginery.object_stores.kinds import kind_of
 
-# Every kind of store answers the same tests: a new kind is one word here, and a line in `conftest.store`.
-on_each_store = pytest.mark.parametrize("store", ["file", "s3"], indirect=True)
+# Every kind of store answers the same tests: a new kind is one word here, and one in `object_stores.kinds`.
+on_each_store = pytest.mark.parametrize("store", ["file", "s3", "gs", "az"], indirect=True)
+# The same for what buckets alone have.
+on_each_bucket = pytest.mark.parametrize("server_kind", ["s3", "gs", "az"], indirect=True)
 
 PASSED = Check("engine", "sqnr_db", "logits", "golden", 60.0, 40.0, True)
 FAILED = Check("engine", "sqnr_db", "logits", "golden", 3.0, 40.0, False)
@@ -146,12 +149,12 @@ def overwrite(store: Store, key: str, data: bytes) -> None:
         path.chmod(0o644)
         path.write_bytes(data)
     else:
-        place = store.place  # type: ignore[attr-defined]
-        client(place).put_object(Bucket=place.bucket, Key=place.key(key), Body=data)
+        assert isinstance(store, ObjectStore)
+        kind_of(store).overwrite(store, key, data)
 
 
-def uploads(store: S3Store) -> int:
-    """Uploads that were neither completed nor aborted."""
+def uploads(store: ObjectStore) -> int:
+    """Uploads to S3 that were neither completed nor aborted."""
     found = client(store.place).list_multipart_uploads(Bucket=store.place.bucket, Prefix=store.place.prefix)
     return len(found.get("Uploads", ()))
 

@@ -81,7 +81,7 @@ file:///registry
 {{- if not (kindIs "invalid" $registry.pathStyle) -}}
 {{- $options = append $options (printf "path_style=%s" (ternary "1" "0" $registry.pathStyle)) -}}
 {{- end -}}
-s3://{{ $registry.bucket }}/{{ $registry.prefix }}{{ if $options }}?{{ join "&" (sortAlpha $options) }}{{ end }}
+{{ $registry.scheme }}://{{ with $registry.account }}{{ . }}/{{ end }}{{ $registry.bucket }}/{{ $registry.prefix }}{{ if $options }}?{{ join "&" (sortAlpha $options) }}{{ end }}
 {{- end -}}
 {{- end -}}
 
@@ -94,6 +94,11 @@ http://{{ include "enginery.fullname" . }}-cache.{{ .Release.Namespace }}.svc:80
 {{- define "enginery.bytes" -}}
 {{- $unit := regexFind "[KMGT]iB$" . -}}
 {{- mul (trimSuffix $unit . | trimSuffix "B" | int64) (get (dict "" 1 "KiB" 1024 "MiB" 1048576 "GiB" 1073741824 "TiB" 1099511627776) $unit) -}}
+{{- end -}}
+
+{{/* The variable that the object store's library reads certificate authorities from. */}}
+{{- define "enginery.caBundleVariable" -}}
+{{- ternary "AWS_CA_BUNDLE" "REQUESTS_CA_BUNDLE" (eq .Values.registry.scheme "s3") -}}
 {{- end -}}
 
 {{/* Prefect's API as pods reach it. */}}
@@ -131,7 +136,7 @@ ray://{{ include "enginery.rayCluster" . }}-head-svc:10001
 {{- define "enginery.usesBuckets" -}}
 {{- $traffic := ternary .Values.canary.traffic "" .Values.canary.enabled -}}
 {{- $specs := ternary .Values.catalog.place "" .Values.catalog.enabled -}}
-{{- if or .Values.registry.bucket (hasPrefix "s3://" $traffic) (hasPrefix "s3://" $specs) -}}
+{{- if or .Values.registry.bucket (regexMatch "^(s3|gs|az)://" $traffic) (regexMatch "^(s3|gs|az)://" $specs) -}}
 true
 {{- end -}}
 {{- end -}}

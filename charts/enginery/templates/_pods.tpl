@@ -69,19 +69,16 @@ priorityClassName: {{ . }}
 - name: ENGINERY_REGISTRY
   value: {{ include "enginery.registry" . | quote }}
 {{- if .Values.registry.existingSecret }}
-- name: AWS_ACCESS_KEY_ID
+{{- range ternary (list "AZURE_STORAGE_KEY") (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY") (eq .Values.registry.scheme "az") }}
+- name: {{ . }}
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.registry.existingSecret }}
-      key: AWS_ACCESS_KEY_ID
-- name: AWS_SECRET_ACCESS_KEY
-  valueFrom:
-    secretKeyRef:
-      name: {{ .Values.registry.existingSecret }}
-      key: AWS_SECRET_ACCESS_KEY
+      name: {{ $.Values.registry.existingSecret }}
+      key: {{ . }}
+{{- end }}
 {{- end }}
 {{- if .Values.registry.caBundle.configMap }}
-- name: AWS_CA_BUNDLE
+- name: {{ include "enginery.caBundleVariable" . }}
   value: /etc/enginery/ca/{{ .Values.registry.caBundle.key }}
 {{- end }}
 {{- end -}}

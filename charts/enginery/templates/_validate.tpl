@@ -40,7 +40,19 @@
 {{- $problems = append $problems "registry: neither bucket nor existingClaim is given; name the bucket, or a ReadWriteMany claim" -}}
 {{- end -}}
 
-{{- if and .Values.registry.kmsKey (not (hasPrefix "aws:kms" .Values.registry.sse)) -}}
+{{- if ne .Values.registry.scheme "s3" -}}
+{{- range $option := list "region" "sse" "kmsKey" -}}
+{{- if index $.Values.registry $option }}{{ $problems = append $problems (printf "registry.%s is given and registry.scheme=%s has no such option; remove it" $option $.Values.registry.scheme) }}{{ end -}}
+{{- end -}}
+{{- if not (kindIs "invalid" .Values.registry.pathStyle) }}{{ $problems = append $problems (printf "registry.pathStyle is given and registry.scheme=%s has no such option; remove it" .Values.registry.scheme) }}{{ end -}}
+{{- end -}}
+{{- if and (eq .Values.registry.scheme "gs") .Values.registry.existingSecret -}}
+{{- $problems = append $problems "registry.existingSecret is given and registry.scheme=gs reads no keys from it; annotate serviceAccounts.builds with iam.gke.io/gcp-service-account" -}}
+{{- end -}}
+{{- if and .Values.registry.bucket (ne (eq .Values.registry.scheme "az") (ne .Values.registry.account "")) -}}
+{{- $problems = append $problems (printf "registry.account is %q with registry.scheme=%s; a storage account belongs to az, which needs it" .Values.registry.account .Values.registry.scheme) -}}
+{{- end -}}
+{{- if and .Values.registry.kmsKey (eq .Values.registry.scheme "s3") (not (hasPrefix "aws:kms" .Values.registry.sse)) -}}
 {{- $problems = append $problems "registry.kmsKey is given and registry.sse does not ask for it; set registry.sse=aws:kms, or remove the key" -}}
 {{- end -}}
 

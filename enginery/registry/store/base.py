@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from enginery.core.errors import ConflictError, InputError, UnavailableError, UndecidedError
+from enginery.registry.store.buckets import BUCKETS, SCHEMES, bucket_at, place_in_bucket
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.folder import FileStore, open_folder
@@ -202,13 +203,13 @@ class Doubting(Protocol):
 
 
 def place_of(store: Documents, key: str) -> str:
-    """The place of a key for messages: a path, or an s3:// URI."""
+    """The place of a key for messages: a path, or a bucket's URI."""
     uri = store.locator(key)
     return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 
 
 def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> Store:
-    """Open the registry at a path, a `file://` or an `s3://` URI, or read-only behind `http(s)://`.
+    """Open the registry at a path, or a `file://`, `s3://`, `gs://` or `az://` URI, or read-only behind `http(s)://`.
 
     Of several with commas between them the last, which is the registry itself; those before it are nearer places to
     read from (`enginery.registry.store.nearest`). With `create`, it is created if it is absent, and must be writable.
@@ -226,11 +227,11 @@ def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> 
         from enginery.registry.store.http.store import open_http
 
         return open_http(text, create=create)
-    if parts.scheme == "s3":
+    if parts.scheme in BUCKETS:
         # Here, because boto3 takes a quarter of a second to import.
-        from enginery.registry.store.s3.store import open_bucket
+        from enginery.registry.store.objects.store import open_registry
 
-        return open_bucket(text, create=create, check=check)
+        return open_registry(bucket_at(text), create=create, check=check)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
     return open_folder(Path(unquote(parts.path)), create=create)
@@ -264,15 +265,12 @@ def split_places(uri: str) -> tuple[str, ...]:
 def _absolute(uri: str) -> str:
     if "://" not in uri:
         return f"file://{quote(str(Path(uri).expanduser().absolute()))}"
-    if _split(uri).scheme == "s3":
-        from enginery.registry.store.s3.place import parse_place
-
-        return parse_place(uri).uri
-    return uri
+    return place_in_bucket(uri).uri if _split(uri).scheme in BUCKETS else uri
 
 
 def _split(text: str) -> SplitResult:
-    """The parts of a file://, s3:// or http(s):// URI. Raises InputError for any other, and for one with credentials,
+    """The parts of a file:// or http(s):// URI or one of a bucket. Raises InputError for any other, and for one with
+    credentials,
     whose message repeats none of it.
 
     A secret may hold '/', so that `urlsplit` takes a part of it for the path; only a file's path may hold '@'.
@@ -281,18 +279,16 @@ def _split(text: str) -> SplitResult:
     if "@" in (rest.partition("/")[0] if scheme == "file" else rest):
         raise InputError(
             f"registry {scheme[:20]}://...: a URI without user and password is needed; give credentials in the usual "
-            "AWS ways (environment, profile, role), and a cache's token by ENGINERY_CACHE_TOKEN_FILE"
+            "ways of its cloud (environment, profile, role), and a cache's token by ENGINERY_CACHE_TOKEN_FILE"
         )
     try:
         parts = urlsplit(text)
     except ValueError as error:
         raise InputError(
-            f"registry {text[:200]!r} is not a URI ({error}); give a path, file://, s3:// or http://"
+            f"registry {text[:200]!r} is not a URI ({error}); give a path, {SCHEMES} or http://"
         ) from error
-    if parts.scheme not in ("file", "s3", "http", "https"):
-        raise InputError(
-            f"registry {text}: scheme {parts.scheme!r} is not known; use a path, file://, s3:// or http://"
-        )
+    if parts.scheme not in ("file", "http", "https", *BUCKETS):
+        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path, {SCHEMES} or http://")
     return parts
 
 

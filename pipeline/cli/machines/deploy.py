@@ -14,6 +14,7 @@ import click
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware.gpu_generations import GENERATIONS
 from enginery.core.names import check_channel
+from enginery.registry.store.buckets import EXAMPLES, is_in_bucket, place_in_bucket
 from pipeline.cli.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.cli.tables import echo, print_table
 from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
@@ -67,7 +68,7 @@ class _Pair(click.ParamType[tuple[str, object]]):
     type=_Pair(),
     help="Variable of the pool's job template, e.g. gpu_count=1; repeat it.",
 )
-@click.option("--traffic", help="Folder or s3:// prefix with MODEL.jsonl or MODEL.npz, for canaries.")
+@click.option("--traffic", help="Folder or prefix of a bucket with MODEL.jsonl or MODEL.npz, for canaries.")
 @click.option(
     "--canary-duration",
     type=Duration(),
@@ -241,17 +242,15 @@ def _check_name(option: str, given: str) -> str:
 
 
 def _absolute_place(option: str, given: str) -> str:
-    """The absolute path of a folder, or an s3:// or file:// URI as it is. Raises InputError for what is neither."""
+    """The absolute path of a folder, or a bucket's or file:// URI as it is. Raises InputError for what is neither."""
     from pipeline.intake.places import place_at
 
     if not given:
-        raise InputError(f"{option} is empty; give a folder, file:///folder or s3://bucket/prefix, or leave it out")
+        raise InputError(f"{option} is empty; give a folder, file:///folder, {EXAMPLES}, or leave it out")
     if "://" not in given:
         return str(Path(given).expanduser().absolute())
-    if given.startswith("s3://"):
-        from enginery.registry.store.s3.place import parse_place
-
-        parse_place(given)
+    if is_in_bucket(given):
+        place_in_bucket(given)
     with place_at(given):
         return given
 

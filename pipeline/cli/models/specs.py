@@ -81,7 +81,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Look once, register what is new, and exit.")
 @json_option
 def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
-    """Watch PLACE (a folder, a file:// or s3:// prefix) and register each spec whose content is new.
+    """Watch PLACE (a folder, a file:// URI or a prefix of a bucket) and register each spec whose content is new.
 
     A spec is taken once its files are unchanged between two looks. Each event is sent once, also by a watcher that was
     restarted. With --json, one line of JSON for each spec that was registered or cannot be read.
@@ -118,8 +118,8 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
 def catalog(
     ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, only_plan: bool, options: "RunOptions"
 ) -> None:
-    """Build every spec in PLACE: a folder, a file:// or s3:// prefix, or registered (the default: the newest spec of
-    each model in the registry).
+    """Build every spec in PLACE: a folder, a file:// URI, a prefix of a bucket, or registered (the default: the newest
+    spec of each model in the registry).
 
     A spec that fails does not stop the others. Exit code 1 if a spec or one of its engines failed.
 

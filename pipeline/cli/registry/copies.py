@@ -34,7 +34,7 @@ from pipeline.cli.tables import echo
 def mirror(
     references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
 ) -> None:
-    """Copy the version of each REF to the registry DEST (a path, file:// or s3://bucket/prefix), verified."""
+    """Copy the version of each REF to the registry DEST (a path or URI, as for --registry), verified."""
     wanted = [parse_reference(text) for text in references]
     source, target = open_store(registry), open_store(dest, create=True)
     found = copy(source, wanted, target, with_channels=with_channels, trust=trust, by=user())

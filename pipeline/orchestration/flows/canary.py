@@ -55,7 +55,7 @@ def canary(
     Without a version: of each model, or of `model`, the newest version if its canary was lost with its event
     (`missed_version`). One that cannot be run does not stop the others; the run then fails at the end.
 
-    traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz. Without it, or without anything to compare with,
+    traffic: a folder or bucket's prefix with MODEL.jsonl or MODEL.npz. Without it, or without anything to compare with,
     the run ends as Skipped with the reason.  target: with the executor ray, the GPU (`l4`, `sm_89`) of the worker that
     runs both versions; a worker is asked for once there is something to compare.
     """

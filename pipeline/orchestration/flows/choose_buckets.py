@@ -31,7 +31,7 @@ def choose_buckets(
     """Choose buckets from recorded traffic, register the model's spec with them, and send the event of that, on which
     a candidate is built and its canary runs.
 
-    traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz.  most: profiles at most, 8 without it.
+    traffic: a folder or bucket's prefix with MODEL.jsonl or MODEL.npz.  most: profiles at most, 8 without it.
     batch, wait_ms: of the server's batcher. The run ends as Skipped, with the reason, where nothing is registered.
     """
     logger = get_run_logger()

@@ -28,7 +28,7 @@ def compile_catalog(
 ) -> State[object]:
     """Compile every spec of a place, and leave a table with a row for each; fails at the end if any of them did.
 
-    specs: a folder that the worker sees, a file:// or s3:// prefix, or 'registered': the newest of each model.
+    specs: a folder that the worker sees, a file:// URI or a bucket's prefix, or 'registered': the newest of each model.
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
     progress = FlowProgress(get_run_logger())

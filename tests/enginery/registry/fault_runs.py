@@ -19,17 +19,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from enginery.core.errors import EngineryError
 from enginery.registry.store.base import FileStore, Store, open_store
-from enginery.registry.store.s3 import requests, writing
-from enginery.registry.store.s3 import requests as clients
-from enginery.registry.store.s3.store import S3Store
+from enginery.registry.store.objects import attempts, source
+from enginery.registry.store.objects.store import ObjectStore
 from enginery.registry.verification import verify
 from enginery.registry.versions import lookup
 from enginery.registry.versions.publish import Published
 from tests.enginery.faulty_proxy import Fault, FaultyProxy, Kind, Request, proxying
+from tests.enginery.object_stores.kinds import ENVIRONMENT, FOREIGN, GOOGLES_LIMIT, KINDS, ServerKind, past
 from tests.enginery.registries import engine, in_child, publish_engines
-from tests.enginery.s3_server import BUCKET, ENVIRONMENT, FOREIGN, serving
 
 # One fault at one request, and the same at a third of all requests until the end ('storm').
 ONCE: tuple[Kind, ...] = (
@@ -86,46 +87,47 @@ class Work:
         return publish_engines(store, [engine(store, data=self.data())], self.number)
 
 
-def run_all(runs: int, seed: int, server: str, folder: Path, say: Callable[[str], None] = lambda _: None) -> Tally:
-    """So many runs, spread over registries in a bucket and in folders."""
+def run_all(
+    runs: int, seed: int, server: str, folder: Path, say: Callable[[str], None] = lambda _: None, kind: str = "s3"
+) -> Tally:
+    """So many runs, spread over registries in a bucket and in folders. kind: of the server."""
     rng, tally = random.Random(seed), Tally()
-    with proxying(server) as proxy, _impatient():
+    with proxying(server) as proxy, _impatient(KINDS[kind]):
         for number in range(0, runs, PER_REGISTRY):
             count = min(PER_REGISTRY, runs - number)
             if (number // PER_REGISTRY) % 6 == 5:
                 _hurt_folder(folder / str(number), count, rng, tally)
             else:
-                place = f"s3://{BUCKET}/faults-{os.getpid()}-{seed}-{number}"
-                _hurt_bucket(place, proxy, server, count, rng, tally)
+                prefix = f"faults-{os.getpid()}-{seed}-{number}"
+                _hurt_bucket(KINDS[kind], prefix, proxy, count, rng, tally)
             say(f"{tally.runs} runs")
     return tally
 
 
 @contextlib.contextmanager
-def _impatient() -> Iterator[None]:
-    """Short pauses and timeouts, and parts of a thousand bytes."""
-    settings = ((requests, "FIRST_PAUSE_S", 0.001), (requests, "LONGEST_PAUSE_S", 0.01), (writing, "PART_BYTES", 1000))
-    before = [(module, name, getattr(module, name)) for module, name, _ in settings]
-    before.append((clients, "READ_TIMEOUT_S", clients.READ_TIMEOUT_S))
-    clients.READ_TIMEOUT_S = 0.5
-    for module, name, value in settings:
-        setattr(module, name, value)
-    try:
+def _impatient(kind: ServerKind) -> Iterator[None]:
+    """Short pauses and timeouts, and small parts."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attempts, "FIRST_PAUSE_S", 0.001)
+        patched.setattr(attempts, "LONGEST_PAUSE_S", 0.01)
+        patched.setattr(attempts, "READ_TIMEOUT_S", 0.5)
+        patched.setattr(source, "PART_BYTES", kind.part)
+        if kind.name == "gs":
+            patched.setattr(GOOGLES_LIMIT, kind.part)
         yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
 
 
-def _hurt_bucket(place: str, proxy: FaultyProxy, server: str, count: int, rng: random.Random, tally: Tally) -> None:
+def _hurt_bucket(
+    kind: ServerKind, prefix: str, proxy: FaultyProxy, count: int, rng: random.Random, tally: Tally
+) -> None:
     proxy.fine()
-    hurt = open_store(f"{place}?endpoint={proxy.url}", create=True)
-    assert isinstance(hurt, S3Store)
-    fine = S3Store(replace(hurt.place, endpoint=server))
+    hurt = open_store(kind.uri(proxy.url, prefix), create=True)
+    assert isinstance(hurt, ObjectStore)
+    fine = past(hurt, proxy.server)
     Work(1, 200).publish(fine)
     for number in range(2, count + 2):
-        work = Work(number, rng.choice((200, 3500)))
-        at = rng.randint(1, 25 if work.size < 1000 else 32)
+        work = Work(number, rng.choice((200, kind.part * 7 // 2)))
+        at = rng.randint(1, 25 if work.size < kind.part else 32)
         storm = rng.random() < 0.3
         fault = Fault(rng.choice(STORM if storm else ONCE), at=rng.random())
         name = f"bucket: {fault.kind}" + (", a third of all requests" if storm else "")
@@ -229,12 +231,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Hurt publications and see that nothing is lost.")
     parser.add_argument("--runs", type=int, default=600)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--store", choices=list(KINDS), default="s3")
     chosen = parser.parse_args()
     for name in FOREIGN:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
-    with serving() as server, tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        tally = run_all(chosen.runs, chosen.seed, server, Path(folder), lambda text: print(text, file=sys.__stderr__))
+    with (
+        KINDS[chosen.store].serving() as server,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        tally = run_all(
+            chosen.runs, chosen.seed, server, Path(folder), lambda text: print(text, file=sys.__stderr__), chosen.store
+        )
     print(f"{tally.runs} runs, seed {chosen.seed}; {tally.swept} unfinished uploads swept\n\n{tally.table()}")
 
 

@@ -5,13 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.enginery.object_stores.kinds import ServerKind
+from tests.enginery.object_stores.servers import Servers
+from tests.enginery.registries import on_each_bucket
 from tests.enginery.registry.fault_runs import run_all
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # botocore drops an answer that it cannot parse
+@on_each_bucket
 @pytest.mark.parametrize("seed", [11])
 def test_whatever_happens_to_a_publication_nothing_is_lost_and_a_retry_completes(
-    s3_server: str, s3_environment: None, tmp_path: Path, seed: int
+    servers: Servers, server_kind: ServerKind, s3_environment: None, tmp_path: Path, seed: int
 ) -> None:
-    assert run_all(6, seed, s3_server, tmp_path).runs == 6
+    server = servers.url(server_kind.name)
+    assert run_all(6, seed, server, tmp_path, kind=server_kind.name).runs == 6
     gc.collect()

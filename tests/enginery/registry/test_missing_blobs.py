@@ -17,7 +17,7 @@ from enginery.core.names import Reference
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.layout import blob_key
-from enginery.registry.store.s3.store import S3Store
+from enginery.registry.store.objects.store import ObjectStore
 from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup
 from tests.enginery.faulty_proxy import FaultyProxy
@@ -123,7 +123,7 @@ def test_a_link_within_the_registry_is_a_blob(store: FileStore, manifest: Manife
     assert not store.has(digest)
 
 
-def test_a_look_at_engines_elsewhere_is_one_request_each(store_behind_proxy: S3Store, proxy: FaultyProxy) -> None:
+def test_a_look_at_engines_elsewhere_is_one_request_each(store_behind_proxy: ObjectStore, proxy: FaultyProxy) -> None:
     manifest = publish_engines(store_behind_proxy, [engine(store_behind_proxy, precision=p) for p in ("int8", "fp32")])
     proxy.fine()
     assert Client(store_behind_proxy.uri).resolve("digits", "cpu").candidates

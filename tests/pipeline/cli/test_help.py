@@ -99,7 +99,9 @@ def test_one_word_for_each_concept(name: str) -> None:
     for plural in ("--targets", "--precisions", "--backends"):
         assert option(command, plural) is None
     if registry := option(command, "--registry"):
-        assert registry.help == "Registry: a path, file:// or s3://bucket/prefix."
+        assert registry.help == (
+            "Registry: a path, file://, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix."
+        )
         assert registry.show_default and registry.envvar == "ENGINERY_REGISTRY"
     if target := option(command, "--target"):
         assert str(target.help).startswith("Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute")

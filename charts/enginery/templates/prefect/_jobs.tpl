@@ -10,7 +10,7 @@
 {{- range include "enginery.volumes.registry" . | fromYamlArray }}{{ $volumes = append $volumes . }}{{ end -}}
 {{- range include "enginery.mounts.registry" . | fromYamlArray }}{{ $mounts = append $mounts . }}{{ end -}}
 {{- if .Values.registry.caBundle.configMap -}}
-{{- $_ := set $env "AWS_CA_BUNDLE" (printf "/etc/enginery/ca/%s" .Values.registry.caBundle.key) -}}
+{{- $_ := set $env (include "enginery.caBundleVariable" .) (printf "/etc/enginery/ca/%s" .Values.registry.caBundle.key) -}}
 {{- end -}}
 {{- if .Values.ray.enabled -}}
 {{- $_ := set $env "RAY_AUTH_MODE" "token" -}}

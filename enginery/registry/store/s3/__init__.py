@@ -1,5 +1,4 @@
-"""A registry in a bucket: Amazon S3 and compatible servers, through boto3. Imported only for s3:// registries.
+"""Amazon S3 and compatible servers, through boto3. Imported only for s3:// places.
 
-Conditional writes (`If-None-Match: *`, `If-Match: <etag>`) make it safe for many publishers; a server that ignores them
-is refused (`writing.require_conditional_writes`).
+Writes are conditional by `If-None-Match: *` and `If-Match: <etag>`.
 """

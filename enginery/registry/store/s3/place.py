@@ -8,10 +8,10 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlencode
 
 from enginery.core.errors import InputError
-from enginery.registry.store.layout import is_key
+from enginery.registry.store.objects.uris import check_bucket, check_endpoint, read_uri
 
 # General purpose buckets: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -65,39 +65,16 @@ OPTIONS = tuple(field.name for field in fields(S3Location) if field.name not in 
 def parse_place(text: str, environment: Mapping[str, str] = os.environ) -> S3Location:
     """Read an s3:// URI. The endpoint and the region may also come from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
     AWS_REGION and AWS_DEFAULT_REGION. Raises InputError, which never repeats what may be a secret."""
-    parts = urlsplit(text)
-    if "@" in parts.netloc or parts.fragment:
-        raise InputError(
-            "registry s3://...: a bucket's URI is s3://bucket/prefix?option=value, without user or password; "
-            "give credentials in the usual AWS ways (environment, profile, role)"
-        )
-    prefix = parts.path.strip("/")
-    where = f"registry s3://{parts.netloc}/{prefix}"
-    if not _BUCKET.fullmatch(parts.netloc):
-        raise InputError(f"{where}: {parts.netloc!r} is not the name of a bucket (3 to 63 of a-z 0-9 . -)")
-    if prefix and not is_key(prefix):
-        raise InputError(f"{where}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -")
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
-    options = dict(pairs)
-    if unknown := sorted(set(options) - set(OPTIONS)):
-        raise InputError(f"{where}: option {unknown[0][:40]!r} is not known; there are {', '.join(OPTIONS)}")
-    if len(options) < len(pairs) or not all(options.values()):
-        raise InputError(f"{where}: an option is given twice or without a value")
+    found = read_uri(text, OPTIONS)
+    where, options = found.where, found.options
+    check_bucket(found, found.host, _BUCKET, "3 to 63 of a-z 0-9 . -")
     endpoint = options.get("endpoint") or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     region = options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None
     path_style, sse, key = (options.get(name) for name in ("path_style", "sse", "kms_key"))
     _check_options(where, region, path_style, sse, key)
     style = None if path_style is None else path_style in ("1", "true")
-    return S3Location(parts.netloc, prefix, _check_endpoint(endpoint) if endpoint else None, region, style, sse, key)
-
-
-def _check_endpoint(text: str) -> str:
-    parts = urlsplit(text)
-    if "@" in text or parts.query or parts.fragment:
-        raise InputError("the S3 endpoint must be a plain URL, without user, password or query")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(f"the S3 endpoint {text!r} is not a URL; write it as https://host:port")
-    return text.rstrip("/")
+    endpoint = check_endpoint(endpoint, "S3") if endpoint else None
+    return S3Location(found.host, found.prefix, endpoint, region, style, sse, key)
 
 
 def _check_options(where: str, region: str | None, path_style: str | None, sse: str | None, key: str | None) -> None:

@@ -1,19 +1,15 @@
-"""Requests to a bucket: boto3's client, which requests are repeated, and errors in words.
-
-botocore's own retries are off, because they know neither a conditional write whose response was lost (sent again, it
-would meet its own object and call that a conflict) nor a body that was cut halfway. So `ask` repeats requests.
+"""boto3's client, and its errors as answers or failures, in words.
 
 A message has the error's code and the remedy, never the server's whole response: that may hold a key's name, a token or
 a signed URL.
 """
 
 import os
-import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any
 
 import boto3
 from botocore import exceptions as aws
@@ -22,21 +18,11 @@ from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
 from enginery.core.codec import JsonObject
-from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.core.parsing import find
-from enginery.registry.store.files import count_io
+from enginery.registry.store.objects import attempts
+from enginery.registry.store.objects.api import Declined, Failed
+from enginery.registry.store.objects.attempts import UNKNOWN_REQUEST
 from enginery.registry.store.s3.place import S3Location
-
-T = TypeVar("T")
-
-CONNECT_TIMEOUT_S = 5.0
-# More than any server needs for one response; a body is read in pieces, each with this limit.
-READ_TIMEOUT_S = 60.0
-CONNECTIONS = 32
-# Requests before giving up: with the pauses between them about ten seconds.
-ATTEMPTS = 8
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
 
 # Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
 _DECLINED = (304, 404, 409, 412, 416)
@@ -61,51 +47,17 @@ _NO_WHOLE_ANSWER = (
 )  # fmt: skip
 
 
-class Declined(Exception):  # noqa: N818 - an answer, and no failure
-    """The server says no about this object: absent (404), busy (409), a condition that does not hold (412, 416)."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(f"{status} {code}")
-        self.status = status
-        self.code = code
-
-
-def pauses(attempts: int | None = None) -> Iterator[float | None]:
-    """One item for each attempt: the seconds to wait after it before the next one, growing and random; last None."""
-    count = ATTEMPTS if attempts is None else attempts
-    for number in range(count - 1):
-        yield random.uniform(0.5, 1.0) * min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S)  # noqa: S311 - no secret
-    yield None
-
-
-def ask(place: S3Location, doing: str, send: Callable[[], T], attempts: int | None = None) -> T:
-    """Send a request that may be sent twice, until it is answered. doing: 'reading key', for messages.
-
-    Raises Declined, and the error that `translate_error` gives for all else.
-    """
-    for pause in pauses(attempts):
-        try:
-            return send()
-        except FAILURES as error:
-            refuse(place, doing, error, last=pause is None)
-            time.sleep(pause or 0)
-    raise AssertionError("unreachable")
-
-
-def refuse(place: S3Location, doing: str, error: Exception, *, last: bool) -> None:
-    """Return if it is worth another attempt. Raises Declined and EngineryErrors otherwise."""
-    raise_if_declined(error)
-    if last or not is_transient(error):
-        count_io("errors")
-        raise translate_error(place, doing, error) from error
-    count_io("retries")
-
-
-def raise_if_declined(error: Exception) -> None:
-    """Raise Declined if the server said no about the object."""
-    status, code = status_of(error), code_of(error)
-    if (status in _DECLINED and code not in _ELSEWHERE) or code in _GARBLED:
-        raise Declined(status, code) from error
+@contextmanager
+def answers(place: S3Location) -> Iterator[None]:
+    """Turn what boto3 raises inside into Declined, where the server said no about the object, or Failed."""
+    try:
+        yield
+    except FAILURES as error:
+        status, code = status_of(error), code_of(error)
+        if (status in _DECLINED and code not in _ELSEWHERE) or code in _GARBLED:
+            raise Declined(status, code) from error
+        words = explain(place, error)
+        raise Failed(words, passing=is_transient(error), unknown=words == UNKNOWN_REQUEST) from error
 
 
 def whole(answer: JsonObject, *names: str) -> JsonObject:
@@ -140,16 +92,11 @@ def is_transient(error: Exception) -> bool:
     return isinstance(error, _NO_WHOLE_ANSWER)
 
 
-def translate_error(place: S3Location, doing: str, error: Exception) -> EngineryError:
-    """The error as InputError or UnavailableError, with what was done, the place and the remedy."""
-    explain = _explain_answer if isinstance(error, aws.ClientError) else _explain_no_answer
+def explain(place: S3Location, error: Exception) -> str:
+    """What happened, and the remedy."""
     at = f" at {place.endpoint}" if place.endpoint else " at AWS"
-    words = explain(place, at, error)
-    kind = InputError if words == _UNKNOWN_REQUEST else UnavailableError
-    return kind(f"{doing} in {place.locator('')}: {words}")
-
-
-_UNKNOWN_REQUEST = "this server does not know the request; see docs/concepts/registry.md"
+    words = _explain_answer if isinstance(error, aws.ClientError) else _explain_no_answer
+    return words(place, at, error)
 
 
 def _explain_answer(place: S3Location, at: str, error: Exception) -> str:
@@ -177,7 +124,7 @@ def _explain_answer(place: S3Location, at: str, error: Exception) -> str:
             "s3:ListBucket, S3 answers so for what is absent, too)"
         )
     if status == 501 or code == "NotImplemented":
-        return _UNKNOWN_REQUEST
+        return UNKNOWN_REQUEST
     if code in _PASSING or status >= 500:
         return f"the server is overloaded or failing ({code or status}); run again later"
     return f"the server refuses with {status} {code[:60]}; check the URI's options"
@@ -205,8 +152,8 @@ def _explain_no_answer(_place: S3Location, at: str, error: Exception) -> str:
 def client(place: S3Location) -> Any:
     """boto3's client, made at first use; one per process, because neither sockets nor locks survive a fork.
 
-    Credentials, profile, proxies and CA bundle are found as boto3 finds them. Raises UnavailableError when the AWS
-    configuration cannot be used.
+    Credentials, profile, proxies and CA bundle are found as boto3 finds them. Raises Failed when the AWS configuration
+    cannot be used.
     """
     return _client(place, os.getpid())
 
@@ -226,11 +173,11 @@ os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, aft
 def _client(place: S3Location, _process: int) -> Any:
     style = {} if place.path_style is None else {"addressing_style": "path" if place.path_style else "virtual"}
     config = Config(
-        connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
-        max_pool_connections=CONNECTIONS,
+        connect_timeout=attempts.CONNECT_TIMEOUT_S,
+        read_timeout=attempts.READ_TIMEOUT_S,
+        max_pool_connections=attempts.CONNECTIONS,
         tcp_keepalive=True,
-        # `ask` repeats requests.
+        # `attempts.ask` repeats requests.
         retries={"total_max_attempts": 1},
         # Checksums of newer SDKs are refused by older servers; parts carry Content-MD5, and readers check SHA-256.
         request_checksum_calculation="when_required",
@@ -244,4 +191,4 @@ def _client(place: S3Location, _process: int) -> Any:
             region = place.region or session.region_name or "us-east-1"
             return session.client("s3", endpoint_url=place.endpoint, region_name=region, config=config)
     except (aws.BotoCoreError, ValueError) as error:
-        raise translate_error(place, "configuring S3", error) from error
+        raise Failed(explain(place, error)) from error

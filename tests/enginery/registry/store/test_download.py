@@ -16,7 +16,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.cache import BlobCache
 from enginery.registry.store.download import CONNECTIONS, ConnectionScaler, download, journal_of, parts_of
 from enginery.registry.store.files import BlobDigest
-from enginery.registry.store.s3.store import S3Store
+from enginery.registry.store.objects.store import ObjectStore
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind
 from tests.enginery.registries import flip, in_child, names_in, on_each_store
 
@@ -281,7 +281,7 @@ def test_two_processes_download_once_with_and_without_a_cache(store: Store, tmp_
     [*((kind, 0.7) for kind in (*PASSING, "flipped answer")), *(("cut answer", n / 10) for n in range(5))],
 )
 def test_parts_that_meet_faults_come_in_the_end(
-    store_behind_proxy: S3Store,
+    store_behind_proxy: ObjectStore,
     proxy: FaultyProxy,
     kind: Kind,
     at: float,

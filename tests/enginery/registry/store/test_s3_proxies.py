@@ -6,7 +6,7 @@ import pytest
 
 from enginery.core.errors import UnavailableError
 from enginery.registry.store.base import open_store
-from enginery.registry.store.s3 import requests
+from enginery.registry.store.objects import attempts
 from tests.enginery.s3_server import BUCKET
 
 
@@ -17,7 +17,7 @@ def uri(prefix: str) -> str:
 
 @pytest.fixture(autouse=True)
 def no_proxies(s3_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.001)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)

@@ -8,32 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError
+from enginery.core.errors import UnavailableError
 from enginery.core.names import Reference
 from enginery.registry.store.base import open_store
 from enginery.registry.store.cache import local_cache
-from enginery.registry.store.layout import MARKER, blob_key, channel_key, manifest_key
-from enginery.registry.store.s3 import reading, writing
+from enginery.registry.store.layout import MARKER, channel_key, manifest_key
+from enginery.registry.store.objects import source
+from enginery.registry.store.objects.store import ObjectStore
 from enginery.registry.store.s3 import requests as clients
-from enginery.registry.store.s3.place import parse_place
 from enginery.registry.store.s3.requests import client
-from enginery.registry.store.s3.store import S3Store
 from enginery.registry.versions import views
 from enginery.registry.versions.lookup import catalogue, versions
 from enginery.registry.versions.publish import attach_page
-from tests.enginery.registries import engine, in_child, overwrite, publish_engines
+from tests.enginery.registries import engine, overwrite, publish_engines
 from tests.enginery.s3_server import BUCKET
 
 
 @pytest.fixture
-def store(s3_uri: str) -> S3Store:
+def store(s3_uri: str) -> ObjectStore:
     store = open_store(s3_uri, create=True)
-    assert isinstance(store, S3Store)
+    assert isinstance(store, ObjectStore)
     return store
 
 
 @pytest.fixture
-def sent(store: S3Store) -> list[str]:
+def sent(store: ObjectStore) -> list[str]:
     """The requests that leave this process: 'GET /bucket/key?query'."""
     found: list[str] = []
     client(store.place).meta.events.register(
@@ -42,47 +41,10 @@ def sent(store: S3Store) -> list[str]:
     return found
 
 
-def pages_of(store: S3Store, size: int) -> None:
+def pages_of(store: ObjectStore, size: int) -> None:
     """Listings come in pages of this size."""
     event = "provide-client-params.s3.ListObjectsV2"
     client(store.place).meta.events.register(event, lambda params, **_: {**params, "MaxKeys": size})
-
-
-def test_only_create_makes_a_registry(s3_uri: str) -> None:
-    with pytest.raises(UnavailableError, match=f"no registry at s3://{BUCKET}/.*--registry"):
-        open_store(s3_uri)
-    store = open_store(s3_uri, create=True)
-    assert store.read(MARKER) == b'{"format":1}' and open_store(s3_uri) == store
-    with pytest.raises(InputError, match="registry key"):
-        store.locator("../x")
-
-
-def test_a_bucket_that_is_not_there_is_named(s3_server: str, s3_environment: None) -> None:
-    with pytest.raises(UnavailableError, match="no bucket 'enginery-absent'"):
-        open_store(f"s3://enginery-absent/x?endpoint={s3_server}", create=True)
-
-
-@pytest.mark.parametrize(
-    ("key", "data", "error", "words"),
-    [
-        ("thesis.tex", b"", InputError, r"holds 'thesis\.tex' and is no registry"),
-        (MARKER, b'{"format": 2}', InputError, "upgrade enginery"),
-        (MARKER, b"{", IntegrityError, "damaged"),
-    ],
-)
-def test_a_place_of_something_else_is_refused(
-    s3_uri: str, key: str, data: bytes, error: type[EngineryError], words: str
-) -> None:
-    overwrite(S3Store(parse_place(s3_uri)), key, data)
-    with pytest.raises(error, match=words):
-        open_store(s3_uri, create=True)
-
-
-def test_prefixes_in_one_bucket_do_not_see_each_other(s3_uri: str) -> None:
-    where, _, options = s3_uri.partition("?")
-    one, two = (open_store(f"{where}/{name}?{options}", create=True) for name in ("a", "a-b"))
-    digest = one.put_bytes(b"x")
-    assert not two.has(digest) and list(two.list()) == [MARKER] == list(two.children())
 
 
 def test_nobody_without_credentials_is_told_what_to_set(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +68,7 @@ def forget() -> None:
     clients._session.cache_clear()
 
 
-def test_listing_costs_pages_and_no_manifest(store: S3Store, sent: list[str]) -> None:
+def test_listing_costs_pages_and_no_manifest(store: ObjectStore, sent: list[str]) -> None:
     """8 models x 6 versions in pages of 20: the requests are those for the pages, and one for each channel."""
     for model in range(8):
         for version in range(1, 7):
@@ -131,7 +93,7 @@ def test_listing_costs_pages_and_no_manifest(store: S3Store, sent: list[str]) ->
     assert [row.model for row in catalogue(store)] == sorted(f"m{model}" for model in range(8))
 
 
-def test_versions_of_a_model_are_read_a_page_at_a_time(store: S3Store, sent: list[str]) -> None:
+def test_versions_of_a_model_are_read_a_page_at_a_time(store: ObjectStore, sent: list[str]) -> None:
     entry = engine(store)
     for content in range(5):
         publish_engines(store, [entry], content, channel=None)
@@ -142,7 +104,7 @@ def test_versions_of_a_model_are_read_a_page_at_a_time(store: S3Store, sent: lis
     assert [row.version for row in views.list_versions(store, "digits", limit=2, before="4")] == ["2", "3"]
 
 
-def test_showing_a_version_does_not_read_its_page(store: S3Store, sent: list[str]) -> None:
+def test_showing_a_version_does_not_read_its_page(store: ObjectStore, sent: list[str]) -> None:
     manifest = publish_engines(store, [engine(store)]).manifest
     attach_page(store, manifest, b"<html>", b"{}")
     sent.clear()
@@ -151,7 +113,7 @@ def test_showing_a_version_does_not_read_its_page(store: S3Store, sent: list[str
     assert not any(request.startswith("GET") and "report.html" in request for request in sent)
 
 
-def test_keys_come_in_the_same_order_as_from_a_folder(store: S3Store, tmp_path: Path) -> None:
+def test_keys_come_in_the_same_order_as_from_a_folder(store: ObjectStore, tmp_path: Path) -> None:
     folder = open_store(tmp_path / "registry", create=True)
     for key in ("a/b", "a.b/c", "a-b/c", "a0/c", "a/b-c/d", "a/b/c"):
         store.create(key, b"")
@@ -164,7 +126,7 @@ def test_keys_come_in_the_same_order_as_from_a_folder(store: S3Store, tmp_path: 
     assert "empty/" not in list(store.list()) and list(store.children("empty/")) == []
 
 
-def test_a_fetched_blob_comes_once(store: S3Store, sent: list[str], tmp_path: Path) -> None:
+def test_a_fetched_blob_comes_once(store: ObjectStore, sent: list[str], tmp_path: Path) -> None:
     digest = store.put_bytes(b"hello")
     store.fetch(digest, tmp_path / "one")
     sent.clear()
@@ -173,7 +135,7 @@ def test_a_fetched_blob_comes_once(store: S3Store, sent: list[str], tmp_path: Pa
     assert (tmp_path / "two").stat().st_mode & 0o200
 
 
-def test_a_damaged_cached_copy_is_thrown_away_and_no_fault_of_the_registry(store: S3Store, tmp_path: Path) -> None:
+def test_a_damaged_cached_copy_is_thrown_away_and_no_fault_of_the_registry(store: ObjectStore, tmp_path: Path) -> None:
     digest = store.put_bytes(b"hello")
     path = store.path(digest)
     path.chmod(0o644)
@@ -197,7 +159,7 @@ def _is_off(cache: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_is_a_file, _is_too_small, _is_off])
 def test_without_a_cache_a_blob_comes_all_the_same(
-    store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
 ) -> None:
     monkeypatch.setenv("ENGINERY_CACHE_BYTES", str(1 << 20))
     spoil(tmp_path / "cache")
@@ -208,27 +170,10 @@ def test_without_a_cache_a_blob_comes_all_the_same(
     assert cache is None or not (tmp_path / "cache").is_dir() or not cache.holds(digest)
 
 
-def test_an_oversized_document_is_refused(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.create("models/a.json", b"x" * 11)
-    monkeypatch.setattr(reading, "MAX_DOCUMENT_BYTES", 10)
-    with pytest.raises(IntegrityError, match="over 10 bytes"):
-        store.read("models/a.json")
-
-
-def test_a_corrupt_blob_is_kept_aside(store: S3Store) -> None:
-    digest = store.put_bytes(b"hello")
-    overwrite(store, blob_key(digest), b"jello")
-    store.discard(digest)
-    store.discard(digest)
-    assert not store.has(digest)
-    found = client(store.place).get_object(Bucket=BUCKET, Key=store.place.key(f"discarded/{digest}"))
-    assert found["Body"].read() == b"jello"
-
-
 def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "PART_BYTES", 1000)
+    monkeypatch.setattr(source, "PART_BYTES", 1000)
     store = open_store(f"{s3_uri}&sse=aws:kms&kms_key=mine", create=True)
-    assert isinstance(store, S3Store) and store.create("a", b"")
+    assert isinstance(store, ObjectStore) and store.create("a", b"")
     for data in (b"small", b"large" * 500):
         digest = store.put_bytes(data)
         assert store.put_bytes(data) == digest
@@ -238,17 +183,7 @@ def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.Mo
     store.discard(digest)
 
 
-def test_a_child_has_a_client_of_its_own(store: S3Store) -> None:
-    """Two processes on one connection would read each other's answers."""
-    mine = client(store.place)
-
-    def other() -> None:
-        assert client(store.place) is not mine and store.has(store.put_bytes(b"x"))
-
-    assert os.waitpid(in_child(other), 0)[1] == 0 and client(store.place) is mine
-
-
-def test_nothing_is_asked_of_access_lists_and_no_credential_is_stored(store: S3Store, sent: list[str]) -> None:
+def test_nothing_is_asked_of_access_lists_and_no_credential_is_stored(store: ObjectStore, sent: list[str]) -> None:
     publish_engines(store, [engine(store)])
     assert not any("acl" in request for request in sent)
     assert all(b"testing" not in (store.read(key) or b"") for key in store.list())

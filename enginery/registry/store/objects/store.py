@@ -21,19 +21,20 @@ from enginery.registry.store.files import (
     sweep,
 )
 from enginery.registry.store.layout import MARKER, MARKER_CONTENT, blob_key, check_format, check_key, refuse_other
-from enginery.registry.store.s3.listing import abort_abandoned, keys_below, list_abandoned, names_below, sizes_below
-from enginery.registry.store.s3.place import S3Location, parse_place
-from enginery.registry.store.s3.reading import (
+from enginery.registry.store.objects.api import ABSENT, BucketApi, BucketPlace, Declined
+from enginery.registry.store.objects.attempts import ask
+from enginery.registry.store.objects.listing import keys_below, names_below, sizes_below
+from enginery.registry.store.objects.reading import (
     HashingSink,
     Range,
-    etag_of,
     head,
     read_changed,
     read_document,
     stream_blob,
+    tag_of,
 )
-from enginery.registry.store.s3.requests import Declined, ask, client
-from enginery.registry.store.s3.writing import ABSENT, UploadSource, match_etag, put, require_conditional_writes, write
+from enginery.registry.store.objects.source import UploadSource
+from enginery.registry.store.objects.writing import put, require_conditional_writes, write
 
 _DISCARDED = "discarded"
 # Attempts when a registry is opened: few, since a wrong endpoint is likelier than a passing fault.
@@ -41,10 +42,15 @@ _ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
-class S3Store:
-    """The store at `place`. `open_store` makes one and checks it. May be used by many threads and after a fork."""
+class ObjectStore:
+    """The store in `bucket`. `open_store` makes one and checks it. May be used by many threads and after a fork."""
 
-    place: S3Location
+    bucket: BucketApi
+
+    @property
+    def place(self) -> BucketPlace:
+        """Where it is."""
+        return self.bucket.place
 
     @property
     def uri(self) -> str:
@@ -69,14 +75,14 @@ class S3Store:
         self._check_writable()
         with reachable(f"reading {path}"), path.open("rb") as stream:
             found = digest_stream(stream)
-            put(self.place, UploadSource(stream, path.stat().st_size, found))
+            put(self.bucket, UploadSource(stream, path.stat().st_size, found))
         return found
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
         self._check_writable()
         digest = digest_of_bytes(data)
-        put(self.place, UploadSource(io.BytesIO(data), len(data), BlobDigest(digest)))
+        put(self.bucket, UploadSource(io.BytesIO(data), len(data), BlobDigest(digest)))
         return digest
 
     def has(self, digest: str) -> bool:
@@ -85,7 +91,7 @@ class S3Store:
 
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`."""
-        found = head(self.place, blob_key(digest))
+        found = head(self.bucket, blob_key(digest))
         return None if found is None else found.size
 
     def size(self, digest: str) -> int:
@@ -133,32 +139,32 @@ class S3Store:
             try:
                 found.fill(into)
             except Declined as declined:
-                if declined.status == 404:
+                if declined.status == ABSENT:
                     raise self._lost_error(digest) from declined
                 raise IntegrityError(
                     f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`, then build "
                     "again"
                 ) from declined
 
-        with closing(Range(self.place, blob_key(digest), start, size)) as found:
+        with closing(Range(self.bucket, blob_key(digest), start, size)) as found:
             yield fill
 
     def rehash(self, digest: str) -> BlobDigest:
         """See `Store.rehash`."""
         try:
             sink = HashingSink()
-            return BlobDigest(stream_blob(self.place, blob_key(digest), sink), sink.blake3)
+            return BlobDigest(stream_blob(self.bucket, blob_key(digest), sink), sink.blake3)
         except Declined as declined:
             raise self._lost_error(digest) from declined
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
-        found = read_document(self.place, check_key(key))
+        found = read_document(self.bucket, check_key(key))
         return None if found is None else found[0]
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
-        """See `Store.read_if_changed`. The tag is the ETag; an unchanged document costs one request without a body."""
-        return read_changed(self.place, check_key(key), tag)
+        """See `Store.read_if_changed`. An unchanged document costs one request without a body."""
+        return read_changed(self.bucket, check_key(key), tag)
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""
@@ -172,60 +178,54 @@ class S3Store:
         check_key(key)
         self._check_writable()
         if expected is None:
-            return write(self.place, key, data, ABSENT)
-        etag = etag_of(self.place, key, expected)
-        return etag is not None and write(self.place, key, data, match_etag(etag))
+            return write(self.bucket, key, data, None)
+        tag = tag_of(self.bucket, key, expected)
+        return tag is not None and write(self.bucket, key, data, tag)
 
     def remove(self, key: str) -> None:
         """See `Store.remove`. A bucket that keeps versions keeps the bytes until a rule of its own deletes them."""
-        where = {"Bucket": self.place.bucket, "Key": self.place.key(check_key(key))}
+        check_key(key)
         with suppress(Declined):
-            ask(self.place, f"deleting {key}", lambda: client(self.place).delete_object(**where))
+            ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key))
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`."""
-        found = keys_below(self.place, self._prefix(prefix))
+        found = keys_below(self.bucket, self._prefix(prefix))
         return (key for key in found if prefix or not key.startswith(f"{_DISCARDED}/"))
 
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`."""
-        found = names_below(self.place, self._prefix(prefix))
+        found = names_below(self.bucket, self._prefix(prefix))
         return (name for name in found if prefix or name != f"{_DISCARDED}/")
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """See `Store.sizes`."""
-        return sizes_below(self.place, self._prefix(prefix))
+        return sizes_below(self.bucket, self._prefix(prefix))
 
     def discard(self, digest: str) -> None:
         """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
         key = blob_key(digest)
-        found = head(self.place, key)
+        found = head(self.bucket, key)
         if found is None:
             return
-        source = {"Bucket": self.place.bucket, "Key": self.place.key(key)}
-        aside = self.place.key(f"{_DISCARDED}/{digest}")
-        asked = {"CopySourceIfMatch": found.etag, **self.place.encryption()}
-        try:
+        with suppress(Declined):
             ask(
-                self.place,
+                self.bucket,
                 f"moving {key} away",
-                # Managed, because a single copy request takes at most 5 GiB.
-                lambda: client(self.place).copy(source, self.place.bucket, aside, ExtraArgs=asked),
+                lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", found.tag),
             )
-            ask(self.place, f"deleting {key}", lambda: client(self.place).delete_object(**source, IfMatch=found.etag))
-        except Declined:
-            return
+            ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, found.tag))
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""
-        return tuple(str(upload) for upload in list_abandoned(self.place))
+        return self.bucket.strays()
 
     def sweep(self) -> int:
         """See `Store.sweep`."""
-        return abort_abandoned(self.place)
+        return self.bucket.sweep()
 
     def _check_writable(self) -> None:
-        require_conditional_writes(self.place)
+        require_conditional_writes(self.bucket)
 
     def _prefix(self, prefix: str) -> str:
         if prefix:
@@ -240,7 +240,7 @@ class S3Store:
             sink.seek(start)
             sink.truncate()
             try:
-                found = stream_blob(self.place, blob_key(digest), sink)
+                found = stream_blob(self.bucket, blob_key(digest), sink)
             except Declined as declined:
                 raise self._lost_error(digest) from declined
             if found == digest:
@@ -270,24 +270,22 @@ class S3Store:
         return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
 
 
-def open_bucket(uri: str, *, create: bool, check: bool = True) -> S3Store:
-    """Open the registry at an s3:// URI, or make one. Raises InputError and UnavailableError; see `open_store`."""
-    place = parse_place(uri)
+def open_registry(bucket: BucketApi, *, create: bool, check: bool = True) -> ObjectStore:
+    """Open the registry in a bucket, or make one. Raises InputError and UnavailableError; see `open_store`."""
     if not (create or check):
-        return S3Store(place)
-    marker = read_document(place, MARKER, attempts=_ATTEMPTS)
+        return ObjectStore(bucket)
+    where = bucket.place.locator("")
+    marker = read_document(bucket, MARKER, attempts=_ATTEMPTS)
     if marker is not None:
-        check_format(marker[0], place.locator(""))
+        check_format(marker[0], where)
     elif not create:
-        raise UnavailableError(
-            f"there is no registry at {place.locator('')}; `enginery build` makes one, or set --registry"
-        )
+        raise UnavailableError(f"there is no registry at {where}; `enginery build` makes one, or set --registry")
     else:
-        if others := [name.removesuffix("/") for name in names_below(place, "") if name != MARKER]:
-            refuse_other(others, place.locator(""), "give a prefix of its own")
-        write(place, MARKER, MARKER_CONTENT, ABSENT)
-    store = S3Store(place)
+        if others := [name.removesuffix("/") for name in names_below(bucket, "") if name != MARKER]:
+            refuse_other(others, where, "give a prefix of its own")
+        write(bucket, MARKER, MARKER_CONTENT, None)
+    store = ObjectStore(bucket)
     if create:
-        require_conditional_writes(place)
+        require_conditional_writes(bucket)
         store.sweep()
     return store
