@@ -65,13 +65,17 @@ def show_one(name: str, registry: str, as_json: bool) -> None:
 @feed.command("remove")
 @click.argument("name")
 @registry_option
-def remove_one(name: str, registry: str) -> None:
+@json_option
+def remove_one(name: str, registry: str, as_json: bool) -> None:
     """Delete the feed NAME; its channels stay."""
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.feeds import remove_feed
 
     remove_feed(open_store(registry), name)
-    echo(f"feed {name} is deleted")
+    if as_json:
+        emit_json({"feed": name, "deleted": True})
+    else:
+        echo(f"feed {name} is deleted")
 
 
 @click.command()
