@@ -22,7 +22,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from enginery.client.client import Client, Command, Machine, Policy, Post, pull
+    from enginery.client.client import Client, Command, Machine, Policy, Post, ServingNode, pull
     from enginery.compile_caches.warm_start import warm_start
     from enginery.core.sampling import SamplingSettings
     from enginery.ensembles import Ensemble
@@ -59,6 +59,7 @@ __all__ = [
     "RoutedEngine",
     "Router",
     "SamplingSettings",
+    "ServingNode",
     "Streams",
     "build",
     "load_function",
@@ -71,7 +72,7 @@ __all__ = [
 _CLIENT = "enginery.client.client"
 
 _HOMES = {
-    **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "pull"), _CLIENT),
+    **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "ServingNode", "pull"), _CLIENT),
     "Batcher": "enginery.serving.batcher",
     "DriftEvent": "enginery.serving.drift_event",
     "Ensemble": "enginery.ensembles",

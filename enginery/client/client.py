@@ -32,6 +32,7 @@ from enginery.client.watch import ChannelWatcher, Swap
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import AUTO, Machine
 from enginery.core.names import parse_reference
+from enginery.registry.rollouts.waves import ServingNode
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
 from enginery.registry.versions.lookup import Located
@@ -45,6 +46,7 @@ __all__ = [
     "Policy",
     "Post",
     "Pulled",
+    "ServingNode",
     "Swap",
     "pull",
 ]
@@ -57,6 +59,7 @@ class Client:
     registry: a path, file:// or s3:// URI; opened at first use.  cache: a folder (with `cache_bytes` as its bound);
     'auto' is this machine's (ENGINERY_CACHE, ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
     policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
+    node: who asks, for rollouts in waves; by default this host (`ServingNode.from_environment`).
     Raises InputError for a registry that is neither text nor a path.
     """
 
@@ -65,6 +68,7 @@ class Client:
     policy: Policy = field(default_factory=Policy)
     cache_bytes: int = DEFAULT_BYTES
     rehash: bool = False
+    node: ServingNode | None = field(default_factory=ServingNode.from_environment)
 
     def __post_init__(self) -> None:
         if not isinstance(self.registry, str | Path):
@@ -147,7 +151,7 @@ class Client:
     def _locator(self) -> VersionLocator:
         """Where versions are found. A bucket is not asked whether it is a registry before a pointer was looked for."""
         store = self.__dict__.get("store") or open_store(self.registry, check=False)
-        return VersionLocator.for_store(store, self._blob_cache(store))
+        return VersionLocator.for_store(store, self._blob_cache(store), self.node)
 
     def _rank(self, reference: str, machine: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
         locator, parsed = self._locator, parse_reference(reference)

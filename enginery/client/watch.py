@@ -40,7 +40,7 @@ from enginery.core.names import Reference
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import make_folder, reachable, sync_folder, write_whole
 from enginery.registry.versions.lookup import Channel, Located, channel_names
-from enginery.registry.versions.pointers import Pointer
+from enginery.registry.versions.pointers import PointedVersion, Pointer
 from enginery.registry.versions.refresh import is_current
 
 CURRENT = "current"
@@ -109,7 +109,7 @@ class ChannelWatcher:
         self._dest, self._fetcher, self._hook, self._keep = dest.expanduser().absolute(), fetcher, hook, keep
         self._interval_s, self._say = interval_s, say
         self._trust_recheck = TrustRecheck(self._dest / CURRENT, policy.trust)
-        self._followed: Pointer | Channel | None = None
+        self._followed: PointedVersion | Channel | None = None
         self._stale: Pointer | None = None
         self._looks = 0
         self._served: Swap | None = None
@@ -159,7 +159,8 @@ class ChannelWatcher:
     def _follow(self, locator: VersionLocator) -> Swap:
         """Swap if the channel moved."""
         pointer = self._read_pointer(locator)
-        leads: Pointer | Channel = pointer or self._read_channel(locator)
+        served = pointer.served_to(locator.node) if pointer else None
+        leads: PointedVersion | Channel = served or self._read_channel(locator)
         if leads != self._followed or self._served is None:
             located = locator.locate_by(pointer, self._reference)
             self._served, whole = self._serve(locator.store, located)

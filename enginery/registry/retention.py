@@ -17,6 +17,7 @@ from enginery.registry import leases
 from enginery.registry.leases import digests_in, hold_lease, secure_version, stamp
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.records import read_record
+from enginery.registry.rollouts.state import read_rollout
 from enginery.registry.store.base import Store, place_of
 from enginery.registry.store.layout import BLOBS, MODELS, RECORDS, RUNS, TIMING, manifest_key, model_prefix, pin_key
 from enginery.registry.versions import lookup
@@ -86,17 +87,25 @@ def find_kept_versions(store: Store, known: RegistryInventory, rules: Rules) -> 
                 channel = lookup.read_channel(store, model, name.removesuffix(".json"))
                 for version in find_served_versions(channel, rules.moves) if channel else ():
                     reasons.setdefault((model, version), []).append(f"channel {name.removesuffix('.json')}")
-            case [model, "pointers", name] if name.endswith(".json"):
-                # One that a dead writer left behind may lead clients to an older version still.
-                with suppress(IntegrityError):  # its channel keeps what it leads to; `verify --repair` writes it anew
-                    pointer = read_pointer(store, model, name.removesuffix(".json"))
-                    if pointer and pointer.serves:
-                        reasons.setdefault((model, pointer.serves.version), []).append(
-                            f"pointer {name.removesuffix('.json')}"
-                        )
+            case [model, "pointers" | "rollouts" as kind, name] if name.endswith(".json"):
+                for version in _find_brought_versions(store, model, name.removesuffix(".json"), kind):
+                    why = f"{kind.removesuffix('s')} {name.removesuffix('.json')}"
+                    reasons.setdefault((model, version), []).append(why)
     there = set(known.versions)
     _keep_graphs(store, reasons, there)
     return {version: tuple(why) for version, why in sorted(reasons.items()) if version in there}
+
+
+def _find_brought_versions(store: Store, model: str, channel: str, kind: str) -> list[str]:
+    """The versions that a channel's pointer leads nodes to, or that its rollout brings, if it is not finished."""
+    if kind == "rollouts":
+        rollout = read_rollout(store, model, channel)
+        return [rollout.version] if rollout and not rollout.is_finished else []
+    # One that a dead writer left behind may lead clients to an older version still.
+    with suppress(IntegrityError):  # its channel keeps what it leads to; `verify --repair` writes it anew
+        if pointer := read_pointer(store, model, channel):
+            return [served.version for served in pointer.versions]
+    return []
 
 
 def _keep_graphs(store: Store, reasons: dict[Version, list[str]], there: set[Version]) -> None:
