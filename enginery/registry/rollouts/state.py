@@ -90,9 +90,10 @@ class EarlierRollout:
 class Rollout:
     """A rollout of a version to a channel.
 
-    manifest: digest of the version's.  base, base_moves: the version that the channel serves meanwhile, and how many
-    moves it had.  wave: index of the open one.  opened, soaking: when it was opened, and when all of it was reached
-    (None: not yet).  raised: when `reach` grew last.  approved: number of waves that a person has approved.
+    manifest: digest of the version's.  base, base_manifest, base_moves: the version that the channel serves meanwhile,
+    its manifest's digest, and how many moves the channel had.  wave: index of the open one.  opened, soaking: when it
+    was opened, and when all of it was reached (None: not yet).  raised: when `reach` grew last.  approved: number of
+    waves that a person has approved.
     reporters_ppm: parts per million of the nodes that report.
     """
 
@@ -103,6 +104,7 @@ class Rollout:
     manifest: str
     proven_only: bool
     base: str
+    base_manifest: str
     base_moves: int
     plan: RolloutPlan
     state: State
@@ -198,17 +200,32 @@ def parse_rollout(data: bytes | None, model: str, channel: str) -> Rollout | Non
 
 
 def replace_rollout(store: Store, after: Rollout, before: Rollout | None) -> bool:
-    """Write a rollout if its document is still `before`; whether this call did. Writes and removes the mark."""
-    key, mark = rollout_key(after.model, after.channel), running_rollout_key(after.model, after.channel)
+    """Write a rollout if its document is still `before`; whether this call did. Writes or removes its mark."""
+    key = rollout_key(after.model, after.channel)
     if not after.is_finished:
-        store.create(mark, canonical_json({"format": FORMAT, "rollout": after.id}))
+        _mark(store, after)
     try:
         written = store.replace(key, after.to_bytes(), before.to_bytes() if before else None)
     except UndecidedError:
         written = store.read(key) == after.to_bytes()
     if written and after.is_finished:
-        store.remove(mark)
+        remove_mark(store, after.model, after.channel)
+    elif written:
+        _mark(store, after)  # the end of the one before may have removed it meanwhile
     return written
+
+
+def _mark(store: Store, rollout: Rollout) -> None:
+    mark = canonical_json({"format": FORMAT, "rollout": rollout.id})
+    store.create(running_rollout_key(rollout.model, rollout.channel), mark)
+
+
+def remove_mark(store: Store, model: str, channel: str) -> None:
+    """Remove the mark of a finished rollout; that of one that was started at the same time stays."""
+    store.remove(running_rollout_key(model, channel))
+    found = read_rollout(store, model, channel)
+    if found and not found.is_finished:
+        _mark(store, found)
 
 
 def change_rollout(store: Store, before: Rollout, after: Rollout) -> Rollout:

@@ -22,7 +22,7 @@ A key is a relative path with '/' between its parts::
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     rollouts/<model>/<channel>.json                       marks a rollout that is not finished
-    serving/<model>/<channel>/<rollout>/<place>/<node>.json   what a node reports (`registry.rollouts.reports`)
+    serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
     turns/<digest>.json                                   a build lock (`enginery.registry.build_lock`)
     leases/<id>.json                                      a running writer (`enginery.registry.leases`)
     runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs

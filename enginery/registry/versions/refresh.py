@@ -40,17 +40,29 @@ def mark_moving(store: Store, model: str, channel: str) -> str:
 def refresh_channel(guard: Guard, model: str, channel: str, mark: str | None = None, *, force: bool = False) -> None:
     """Write a channel's pointer, with a snapshot of the version that it leads to, unless both are so already.
 
-    mark: what `mark_moving` returned.  force: replace the mark of another writer, which is dead.
+    mark: what `mark_moving` returned.  force: replace the mark of another writer, which is dead. Under the mark of
+    another writer only the rollout is written, so that one that was halted leads nobody any longer.
     """
 
     def make(data: bytes | None) -> bytes | None:
         known = _known(data, model, channel)
-        if known.moving not in (None, mark) and not force:
-            return None
         found = read_channel(guard.store, model, channel)
-        return None if found is None else _point(guard, found).to_bytes()
+        pointer = None if found is None else _point(guard, found)
+        if pointer and known.moving not in (None, mark) and not force:
+            pointer = known.with_rollout(pointer.rollout)
+        return pointer.to_bytes() if pointer else None
 
     change(guard.store, pointer_key(model, channel), make)
+
+
+def refresh_rollout(store: Store, model: str, channel: str) -> bool:
+    """Write a channel's pointer if it does not say of the rollout what its document does; whether it did not."""
+    known, found = _known(store.read(pointer_key(model, channel)), model, channel), read_channel(store, model, channel)
+    if found is None or is_rollout_current(store, known, found):
+        return False
+    with hold_lease(store, f"writing the pointer of {model}:{channel}") as guard:
+        refresh_channel(guard, model, channel)
+    return True
 
 
 def refresh_moved(guard: Guard, channel: Channel, mark: str | None) -> None:
