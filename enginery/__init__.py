@@ -22,7 +22,18 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from enginery.client.client import Client, Command, Machine, Policy, Post, ServingNode, pull
+    from enginery.client.client import (
+        Client,
+        Command,
+        HealthCommand,
+        HealthUrl,
+        Machine,
+        Policy,
+        Post,
+        ReportUrl,
+        ServingNode,
+        pull,
+    )
     from enginery.compile_caches.warm_start import warm_start
     from enginery.core.sampling import SamplingSettings
     from enginery.ensembles import Ensemble
@@ -49,6 +60,8 @@ __all__ = [
     "Ensemble",
     "Generator",
     "Grammar",
+    "HealthCommand",
+    "HealthUrl",
     "Machine",
     "ObservationLog",
     "Padding",
@@ -56,6 +69,7 @@ __all__ = [
     "Post",
     "Prompt",
     "Recorder",
+    "ReportUrl",
     "RoutedEngine",
     "Router",
     "SamplingSettings",
@@ -73,6 +87,7 @@ _CLIENT = "enginery.client.client"
 
 _HOMES = {
     **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "ServingNode", "pull"), _CLIENT),
+    **dict.fromkeys(("HealthCommand", "HealthUrl", "ReportUrl"), _CLIENT),
     "Batcher": "enginery.serving.batcher",
     "DriftEvent": "enginery.serving.drift_event",
     "Ensemble": "enginery.ensembles",

@@ -24,9 +24,11 @@ from threading import Event
 from typing import Literal
 
 from enginery.client.fetch import BlobFetcher, Progress, silent
+from enginery.client.health import Health, HealthCommand, HealthUrl
 from enginery.client.hooks import Command, Hook, Post
 from enginery.client.locate import VersionLocator
 from enginery.client.pull import Pulled, download_best, download_each, download_engine, locate_and_rank
+from enginery.client.reporting import Reporter, ReportUrl
 from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginery.client.watch import ChannelWatcher, Swap
 from enginery.core.errors import InputError
@@ -42,10 +44,13 @@ __all__ = [
     "EngineCandidate",
     "Client",
     "Command",
+    "HealthCommand",
+    "HealthUrl",
     "Machine",
     "Policy",
     "Post",
     "Pulled",
+    "ReportUrl",
     "ServingNode",
     "Swap",
     "pull",
@@ -123,10 +128,13 @@ class Client:
         stop: Event | None = None,
         say: Callable[[str], object] = print,
         progress: Progress = silent,
+        health: Health | None = None,
+        report: ReportUrl | bool = True,
     ) -> Swap | None:
         """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
-        See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.
+        See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.  health: whether the
+        server is well, for rollouts.  report: where to reports to rollouts go; True is the registry, False nowhere.
         """
         watch = ChannelWatcher(
             lambda: self._locator,
@@ -139,6 +147,7 @@ class Client:
             hook=hook,
             keep=keep,
             say=say,
+            reporter=Reporter(None if report is True else report, health, say=say) if report else None,
         )
         return watch.once() if once else watch.run(stop or Event())
 

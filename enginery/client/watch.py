@@ -32,6 +32,7 @@ from enginery.client.fetch import BlobFetcher, Origin
 from enginery.client.hooks import Hook
 from enginery.client.locate import VersionLocator
 from enginery.client.pull import Pulled, download_best, download_engine, folder_name, rank_located
+from enginery.client.reporting import HookFailed, Reporter
 from enginery.client.resolve import Policy, Resolution
 from enginery.client.trust_recheck import TrustRecheck, read_link
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
@@ -40,7 +41,7 @@ from enginery.core.names import Reference
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import make_folder, reachable, sync_folder, write_whole
 from enginery.registry.versions.lookup import Channel, Located, channel_names
-from enginery.registry.versions.pointers import PointedVersion, Pointer
+from enginery.registry.versions.pointers import Pointer
 from enginery.registry.versions.refresh import is_current
 
 CURRENT = "current"
@@ -83,6 +84,7 @@ class ChannelWatcher:
 
     locator: finds versions in the registry; called at each look.  interval_s: seconds between looks, a fifth more or
     less at random.  keep: number of older folders that stay.  say: called with a message when something happens.
+    reporter: reports to rollouts what is served.
 
     Raises InputError for a reference that is no channel.
     """
@@ -100,6 +102,7 @@ class ChannelWatcher:
         hook: Hook | None = None,
         keep: int = 2,
         say: Callable[[str], object] = print,
+        reporter: Reporter | None = None,
     ) -> None:
         if reference.channel is None:
             raise InputError(
@@ -109,10 +112,11 @@ class ChannelWatcher:
         self._dest, self._fetcher, self._hook, self._keep = dest.expanduser().absolute(), fetcher, hook, keep
         self._interval_s, self._say = interval_s, say
         self._trust_recheck = TrustRecheck(self._dest / CURRENT, policy.trust)
-        self._followed: PointedVersion | Channel | None = None
+        self._followed: Pointer | Channel | None = None
         self._stale: Pointer | None = None
         self._looks = 0
         self._served: Swap | None = None
+        self._reporter = reporter
         self._complaint = ""
 
     def once(self) -> Swap:
@@ -144,8 +148,24 @@ class ChannelWatcher:
         return wrong and self._served is None
 
     def _look(self) -> Swap:
-        """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted."""
+        """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted; report
+        what came of it, where a rollout asks for that."""
         locator = self._locator()
+        try:
+            swap = self._try(locator)
+        except EngineryError as error:
+            self._report(locator, error)
+            raise
+        self._report(locator, None)
+        return swap
+
+    def _report(self, locator: VersionLocator, error: EngineryError | None) -> None:
+        if self._reporter:
+            followed = self._followed if error is None else None
+            pointer = followed if isinstance(followed, Pointer) else None
+            self._reporter.look(locator, self._reference, pointer, self._served, error)
+
+    def _try(self, locator: VersionLocator) -> Swap:
         try:
             swap = self._follow(locator)
         except EngineryError as error:  # about where the channel leads; what is served is another question
@@ -159,14 +179,23 @@ class ChannelWatcher:
     def _follow(self, locator: VersionLocator) -> Swap:
         """Swap if the channel moved."""
         pointer = self._read_pointer(locator)
-        served = pointer.served_to(locator.node) if pointer else None
-        leads: PointedVersion | Channel = served or self._read_channel(locator)
+        leads: Pointer | Channel = pointer or self._read_channel(locator)
+        if self._is_for_others(leads, locator):
+            self._followed = leads
         if leads != self._followed or self._served is None:
             located = locator.locate_by(pointer, self._reference)
             self._served, whole = self._serve(locator.store, located)
             # Last, so that whatever fails is tried again, as is an engine that was lost.
             self._followed = leads if whole else None
         return self._served
+
+    def _is_for_others(self, leads: Pointer | Channel, locator: VersionLocator) -> bool:
+        """Whether a pointer changed, and leads this node where it led before: a rollout that reaches others."""
+        known, node = self._followed, locator.node
+        if not isinstance(known, Pointer) or not isinstance(leads, Pointer) or known == leads:
+            return False
+        served = leads.served_to(node)
+        return served is not None and known.served_to(node) == served
 
     def _read_pointer(self, locator: VersionLocator) -> Pointer | None:
         """The channel's pointer; None where the channel itself must be read: there is none, or it is being moved.
@@ -270,7 +299,7 @@ class ChannelWatcher:
             if marker.read_text() == swap.folder.name:
                 return
         if failure := self._hook(swap.facts()):
-            raise EngineryError(f"{failure}; it is called again at the next look")
+            raise HookFailed(f"{failure}; it is called again at the next look")
         write_whole(marker, swap.folder.name.encode())
 
     def _complain(self, text: str) -> None:

@@ -20,7 +20,7 @@ from enginery.registry.rollouts.state import (
     raise_reach,
     read_rollout,
     remove_mark,
-    replace_rollout,
+    write_rollout,
 )
 from enginery.registry.rollouts.waves import WHOLE
 from enginery.registry.store.base import Store
@@ -58,9 +58,12 @@ def advance(store: Store, model: str, channel: str, now: datetime, by: str = CON
     if before.is_finished:
         remove_mark(store, model, channel)  # of one that was killed between the end and this
     found = _decide(store, before, now, by)
-    if found.rollout != before and not replace_rollout(store, found.rollout, before):
-        current = read_rollout(store, model, channel) or before
-        return Advance(current, "beaten", f"another writer was faster: {current.history[-1].what}")
+    if found.rollout != before:
+        written = write_rollout(store, found.rollout, before)
+        if written is None:
+            current = read_rollout(store, model, channel) or before
+            return Advance(current, "beaten", f"another writer was faster: {current.history[-1].what}")
+        found = replace(found, rollout=written)
     refresh_rollout(store, model, channel)
     return _promote(store, found, now, by) if found.rollout.state == "promoting" else found
 
@@ -183,8 +186,7 @@ def _promote(store: Store, found: Advance, now: datetime, by: str) -> Advance:
 
 
 def _write_end(store: Store, before: Rollout, after: Rollout, found: Advance) -> Advance:
-    if not replace_rollout(store, after, before):
-        after = read_rollout(store, before.model, before.channel) or after
+    after = write_rollout(store, after, before) or read_rollout(store, before.model, before.channel) or after
     refresh_rollout(store, before.model, before.channel)
     return Advance(after, after.state, after.history[-1].why, found.gates, found.heard)
 

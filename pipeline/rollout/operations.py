@@ -19,7 +19,7 @@ from enginery.registry.rollouts.state import (
     open_wave,
     parse_time,
     read_rollout,
-    replace_rollout,
+    write_rollout,
 )
 from enginery.registry.rollouts.waves import check_waves
 from enginery.registry.store.base import Store
@@ -58,11 +58,12 @@ def start(
     clear_reports(store, manifest.model, channel)
     with hold_lease(store, f"starting a rollout of {manifest.model}@{manifest.version}") as guard:
         secure_version(guard, manifest)
-        if not replace_rollout(store, rollout, before):
-            winner = read_rollout(store, manifest.model, channel)
-            raise ConflictError(_already(winner) if winner else "the rollout was deleted at the same time; start again")
+        written = write_rollout(store, rollout, before)
+    if written is None:
+        winner = read_rollout(store, manifest.model, channel)
+        raise ConflictError(_already(winner) if winner else "the rollout was deleted at the same time; start again")
     refresh_rollout(store, manifest.model, channel)
-    return rollout
+    return written
 
 
 def _already(found: Rollout) -> str:

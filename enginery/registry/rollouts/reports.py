@@ -61,6 +61,20 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
+class SentReport:
+    """A report on its way to an endpoint: of a node, about a rollout of a channel."""
+
+    model: str
+    channel: str
+    rollout: str
+    report: NodeReport
+
+    def to_bytes(self) -> bytes:
+        """What is posted."""
+        return canonical_json(encode(self))
+
+
+@dataclass(frozen=True)
 class Heard:
     """The reports of a rollout. nodes: how many have reported.  reports: those that were read.  damaged: how many could
     not be."""

@@ -94,7 +94,8 @@ class Rollout:
     its manifest's digest, and how many moves the channel had.  wave: index of the open one.  opened, soaking: when it
     was opened, and when all of it was reached (None: not yet).  raised: when `reach` grew last.  approved: number of
     waves that a person has approved.
-    reporters_ppm: parts per million of the nodes that report.
+    reporters_ppm: parts per million of the nodes that report.  revision: grows with every write, from one rollout of
+    the channel to the next too.
     """
 
     id: str
@@ -114,6 +115,7 @@ class Rollout:
     raised: str
     soaking: str | None
     history: tuple[Decision, ...]
+    revision: int = 0
     approved: int = 0
     reporters_ppm: int = WHOLE
     paused: str | None = field(default=None, metadata=OMIT_NONE)
@@ -199,8 +201,12 @@ def parse_rollout(data: bytes | None, model: str, channel: str) -> Rollout | Non
     return rollout
 
 
-def replace_rollout(store: Store, after: Rollout, before: Rollout | None) -> bool:
-    """Write a rollout if its document is still `before`; whether this call did. Writes or removes its mark."""
+def write_rollout(store: Store, after: Rollout, before: Rollout | None) -> Rollout | None:
+    """Write a rollout if its document is still `before`; what was written, None where another writer was faster.
+
+    Writes or removes its mark.
+    """
+    after = replace(after, revision=(before.revision if before else 0) + 1)
     key = rollout_key(after.model, after.channel)
     if not after.is_finished:
         _mark(store, after)
@@ -212,7 +218,7 @@ def replace_rollout(store: Store, after: Rollout, before: Rollout | None) -> boo
         remove_mark(store, after.model, after.channel)
     elif written:
         _mark(store, after)  # the end of the one before may have removed it meanwhile
-    return written
+    return after if written else None
 
 
 def _mark(store: Store, rollout: Rollout) -> None:
@@ -229,9 +235,9 @@ def remove_mark(store: Store, model: str, channel: str) -> None:
 
 
 def change_rollout(store: Store, before: Rollout, after: Rollout) -> Rollout:
-    """`replace_rollout`; the new state. Raises ConflictError, with what the other writer did, where one was faster."""
-    if replace_rollout(store, after, before):
-        return after
+    """`write_rollout`; the new state. Raises ConflictError, with what the other writer did, where one was faster."""
+    if written := write_rollout(store, after, before):
+        return written
     found = read_rollout(store, before.model, before.channel)
     last = f"{found.history[-1].what} by {found.history[-1].by or '?'}" if found else "deleted"
     raise ConflictError(

@@ -11,13 +11,13 @@ costs more requests, and none that leads to where the channel leads no longer.
 
 While a rollout runs, its pointer also says which version it brings, and to whom (`rollouts.waves`): the same one
 document, so that a wave costs nodes nothing more. Such a pointer has format 2, which clients that know no rollouts
-refuse; without a rollout it has format 1.
+refuse; that of a channel that never had a rollout has format 1.
 """
 
 from dataclasses import dataclass, field, replace
 
 from enginery.core import parsing
-from enginery.core.codec import OMIT_NONE, encode
+from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
 from enginery.core.digest import canonical_json, is_digest
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.names import is_name
@@ -27,7 +27,7 @@ from enginery.registry.store.base import Documents
 from enginery.registry.store.layout import FORMAT as REGISTRY_FORMAT
 from enginery.registry.store.layout import pointer_key
 
-# Of a pointer with a rollout, and of one without.
+# Of the pointer of a channel that has had a rollout, and of another.
 FORMAT, PLAIN_FORMAT = 2, 1
 MAX_BYTES = 64 << 10
 
@@ -65,7 +65,7 @@ class Pointer:
     """Where a channel leads. moves: how many moves the channel has had.  serves: None for a channel that never had one.
 
     moving: a token of the writer that is moving the channel; the channel's own document then says where it leads.
-    rollout: the one that runs, None for none.
+    rollout: the one that runs, None for none.  revision: of the document of the channel's rollouts.
     registry: the format of the registry, so that who reads a pointer needs no marker.
     """
 
@@ -77,6 +77,12 @@ class Pointer:
     registry: int = REGISTRY_FORMAT
     format: int = PLAIN_FORMAT
     rollout: PointedRollout | None = field(default=None, metadata=OMIT_NONE)
+    revision: int = field(default=0, metadata=OMIT_DEFAULT)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two pointers of a channel the newer has the greater one."""
+        return self.moves, self.revision
 
     @property
     def settled(self) -> PointedVersion | None:
@@ -96,9 +102,9 @@ class Pointer:
         """The versions that it leads nodes to."""
         return tuple(item for item in (self.serves, self.rollout.candidate if self.rollout else None) if item)
 
-    def with_rollout(self, rollout: PointedRollout | None) -> "Pointer":
+    def with_rollout(self, rollout: PointedRollout | None, revision: int) -> "Pointer":
         """The pointer with this rollout, in the format that this takes."""
-        return replace(self, rollout=rollout, format=FORMAT if rollout else PLAIN_FORMAT)
+        return replace(self, rollout=rollout, revision=revision, format=FORMAT if revision else PLAIN_FORMAT)
 
     def to_bytes(self) -> bytes:
         """The document as it is stored."""
@@ -147,5 +153,5 @@ def check_pointed(pointer: Pointer) -> None:
         for digest in (served.manifest, *([served.snapshot] if served.snapshot is not None else [])):
             if not is_digest(digest):
                 raise Malformed(f"{digest[:80]!r} is not a digest")
-    if pointer.format != (FORMAT if pointer.rollout else PLAIN_FORMAT):
+    if pointer.format != (FORMAT if pointer.rollout or pointer.revision else PLAIN_FORMAT):
         raise Malformed(f"format is {pointer.format}, which is not that of its fields")

@@ -49,7 +49,7 @@ def refresh_channel(guard: Guard, model: str, channel: str, mark: str | None = N
         found = read_channel(guard.store, model, channel)
         pointer = None if found is None else _point(guard, found)
         if pointer and known.moving not in (None, mark) and not force:
-            pointer = known.with_rollout(pointer.rollout)
+            pointer = known.with_rollout(pointer.rollout, pointer.revision)
         return pointer.to_bytes() if pointer else None
 
     change(guard.store, pointer_key(model, channel), make)
@@ -145,7 +145,11 @@ def active_rollout(store: Store, channel: Channel) -> Rollout | None:
     """The rollout of a channel that nodes follow; None for none, a finished one, and one that the channel's moves have
     overtaken. Raises as `read_rollout`."""
     found = read_rollout(store, channel.model, channel.name)
-    return found if found and not found.is_finished and found.base_moves == len(channel.history) else None
+    return found if found and _is_active(found, channel) else None
+
+
+def _is_active(rollout: Rollout, channel: Channel) -> bool:
+    return not rollout.is_finished and rollout.base_moves == len(channel.history)
 
 
 def is_rollout_current(store: Store, pointer: Pointer, channel: Channel) -> bool:
@@ -180,14 +184,15 @@ def _known(data: bytes | None, model: str, channel: str) -> Pointer:
 
 def _point(guard: Guard, channel: Channel) -> Pointer:
     """The pointer of a channel; its snapshots are stored, and no collection deletes them while the lease is held."""
-    move, rollout = channel.history[-1], active_rollout(guard.store, channel)
+    move, rollout = channel.history[-1], read_rollout(guard.store, channel.model, channel.name)
     served = _pointed(guard, channel.model, PointedVersion(move.version, move.manifest, move.at, move.proven_only))
     pointer = Pointer(channel.model, channel.name, len(channel.history), served)
-    if rollout is None:
-        return pointer
+    if rollout is None or not _is_active(rollout, channel):
+        return pointer.with_rollout(None, rollout.revision if rollout else 0)
     brought = PointedVersion(rollout.version, rollout.manifest, rollout.history[0].at, rollout.proven_only)
     brought = _pointed(guard, channel.model, brought)
-    return pointer.with_rollout(PointedRollout(rollout.id, brought, rollout.reach, rollout.reporters_ppm))
+    told = PointedRollout(rollout.id, brought, rollout.reach, rollout.reporters_ppm)
+    return pointer.with_rollout(told, rollout.revision)
 
 
 def _pointed(guard: Guard, model: str, served: PointedVersion) -> PointedVersion:

@@ -43,7 +43,7 @@ def reached(rollout):
 
 
 def test_the_waves_come_in_their_time_and_the_last_promotes_the_channel():
-    store, one, two = registry()
+    store, _, two = registry()
     rollout = begin(store, two, plan(soak=600))
     assert list(running_rollouts(store)) == [WHERE]
     actions = [look(store, seconds).action for seconds in range(0, 2401, 300)]
@@ -224,7 +224,8 @@ def test_of_two_who_start_one_wins_and_the_other_is_told():
         works = []
         for name in ("ada", "bob"):
             actor = Actor(name)
-            works.append((actor, lambda actor=actor, name=name: begin(store.seen_by(actor), two, plan(), by=name)))
+            seen = store.seen_by(actor)
+            works.append((actor, lambda seen=seen, two=two, name=name: begin(seen, two, plan(), by=name)))
         interleave(works, seeded(seed))
         winner = read_rollout(store, *WHERE).history[0].by
         for actor, _ in works:
