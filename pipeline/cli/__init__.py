@@ -50,6 +50,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Serving": {
         "resolve": ("registry.pull", "Show which engines fit a machine, and why not the others."),
+        "rollout": ("registry.rollout", "Bring a version to a channel in waves."),
         "rollback": ("registry.registry", "Point a channel back to the version before."),
         "history": ("registry.channels", "Show who moved a channel, when and why."),
         "policy": ("registry.channels", "Show or set what a channel requires of a version."),
