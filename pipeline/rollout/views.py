@@ -16,7 +16,7 @@ from pipeline.rollout.gates import GateResult, judge_gates
 
 @dataclass(frozen=True)
 class RolloutStatus:
-    """A rollout and what a look at it sees now. overtaken: whether the channel was moved and no look has said so yet."""
+    """A rollout and what a look at it sees now. overtaken: whether the channel was moved, and no look has said so."""
 
     rollout: Rollout
     gates: tuple[GateResult, ...]

@@ -157,8 +157,9 @@ def test_two_nodes_with_one_name_are_told(store, rollout, tmp_path, clock):
     one, said = watcher(store, tmp_path / "a", clock)
     other, _ = watcher(store, tmp_path / "b", clock)
     one.once()
+    clock.seconds += 1
     other.once()
-    clock.seconds += 121
+    clock.seconds += 120
     one.once()
     assert [line for line in said if "another process reports as node 'n1'" in line]
 
