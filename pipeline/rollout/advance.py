@@ -37,13 +37,15 @@ CONTROLLER = "controller"
 @dataclass(frozen=True)
 class Advance:
     """What a look did. action: 'waiting', 'raised', 'wave', 'promoting', 'done', 'halted', 'aborted', 'paused', or
-    'beaten' where another writer was faster. why: in words.  gates, heard: what the look saw."""
+    'beaten' where another writer was faster. why: in words.  gates, heard: what the look saw.  made: whether this look
+    wrote a decision, which no other one did."""
 
     rollout: Rollout
     action: str
     why: str
     gates: tuple[GateResult, ...] = ()
     heard: Heard = NOTHING_HEARD
+    made: bool = False
 
 
 def advance(store: Store, model: str, channel: str, now: datetime, by: str = CONTROLLER) -> Advance | None:
@@ -63,7 +65,7 @@ def advance(store: Store, model: str, channel: str, now: datetime, by: str = CON
         if written is None:
             current = read_rollout(store, model, channel) or before
             return Advance(current, "beaten", f"another writer was faster: {current.history[-1].what}")
-        found = replace(found, rollout=written)
+        found = replace(found, rollout=written, made=len(written.history) > len(before.history))
     refresh_rollout(store, model, channel)
     return _promote(store, found, now, by) if found.rollout.state == "promoting" else found
 
@@ -186,9 +188,10 @@ def _promote(store: Store, found: Advance, now: datetime, by: str) -> Advance:
 
 
 def _write_end(store: Store, before: Rollout, after: Rollout, found: Advance) -> Advance:
-    after = write_rollout(store, after, before) or read_rollout(store, before.model, before.channel) or after
+    written = write_rollout(store, after, before)
+    after = written or read_rollout(store, before.model, before.channel) or after
     refresh_rollout(store, before.model, before.channel)
-    return Advance(after, after.state, after.history[-1].why, found.gates, found.heard)
+    return Advance(after, after.state, after.history[-1].why, found.gates, found.heard, made=written is not None)
 
 
 def passes_of(store: Store, rollout: Rollout) -> list[CanaryPass]:

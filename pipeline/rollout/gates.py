@@ -21,7 +21,7 @@ from validation.statistics import rates
 
 ALPHA = 0.05
 # Looks of a wave that the error is spent on; more looks within one of these parts share its level.
-MOST_LOOKS = 20
+MOST_LOOKS = 10
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ They lie under a prefix of their own, which no collection reads; the next rollou
 document is named by the digest of its name, so that the first of them are a random sample.
 """
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import Literal
+from typing import Literal, TypeVar
 
 from enginery.core import parsing
 from enginery.core.codec import encode
@@ -28,6 +29,7 @@ MOST_REPORTERS = 2_000
 # A node writes at most so often, and at least so often; the controller counts it as silent after so long.
 LEAST_S, HEARTBEAT_S, SILENT_S = 60.0, 120.0, 300.0
 _AT_ONCE = 16
+T = TypeVar("T")
 
 Failure = Literal["", "pull", "hook", "unhealthy"]
 
@@ -120,8 +122,7 @@ def parse_report(data: bytes) -> NodeReport:
 def read_reports(store: Store, rollout: Rollout, most: int = MOST_REPORTERS) -> Heard:
     """The reports of a rollout; at most so many are read, which are a random sample of the nodes that report."""
     keys = list(store.list(serving_prefix(rollout.model, rollout.channel, rollout.id)))
-    with ThreadPoolExecutor(1 if store.near else _AT_ONCE) as pool:
-        found = list(pool.map(store.read, keys[:most]))
+    found = _each(store, store.read, keys[:most])
     reports, damaged = list[NodeReport](), 0
     for data in found:
         try:
@@ -135,6 +136,12 @@ def read_reports(store: Store, rollout: Rollout, most: int = MOST_REPORTERS) -> 
 def clear_reports(store: Store, model: str, channel: str, most: int = 10 * MOST_REPORTERS) -> int:
     """Delete the reports of a channel's rollouts, at most so many, and return how many."""
     keys = list(islice(store.list(serving_prefix(model, channel)), most))
-    with ThreadPoolExecutor(1 if store.near else _AT_ONCE) as pool:
-        list(pool.map(store.remove, keys))
-    return len(keys)
+    return len(_each(store, store.remove, keys))
+
+
+def _each(store: Store, work: Callable[[str], T], keys: Sequence[str]) -> list[T]:
+    """What `work` gives for each key; side by side where each is a request."""
+    if store.near:
+        return [work(key) for key in keys]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(work, keys))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginery.core.errors import UnavailableError, UnknownNameError
+from enginery.core.errors import UnknownNameError
 from enginery.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginery.core.origin import user
 from enginery.registry.rollouts.state import Rollout, read_rollout, running_rollouts
@@ -14,6 +14,7 @@ from pipeline.cli.options import (
     channel_argument,
     emit_json,
     json_option,
+    number_option,
     reference_argument,
     registry_option,
     say,
@@ -127,7 +128,7 @@ def abort_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
 @rollout.command("watch")
 @click.argument("where", metavar="[NAME:CHANNEL]", required=False)
 @click.option("--once", is_flag=True, help="Look once and exit.")
-@click.option("--interval", type=click.FloatRange(0.05), default=15.0, show_default=True, help="Seconds between looks.")
+@number_option("--interval", click.FloatRange(0.05), 15.0, "Seconds between looks.")
 @registry_option
 @json_option
 def watch_rollout(where: str | None, once: bool, interval: float, registry: str, as_json: bool) -> None:
@@ -135,31 +136,21 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 
     Exit code 1 if it was halted or aborted. NAME:CHANNEL: a model and its channel (default: every rollout, for ever).
     """
-    from threading import Event
+    from pipeline.rollout.follow import RolloutFollower
 
-    from pipeline.rollout.advance import Advance, advance
-
-    store, last = open_store(registry), dict[tuple[str, str], Advance]()
+    store = open_store(registry)
     chosen = [parse_channel(where, STABLE)] if where else None
     if chosen and read_rollout(store, *chosen[0]) is None:
         raise UnknownNameError(f"{where} has no rollout; `enginery rollout start` starts one")
-    while True:
-        try:
-            for named in chosen or list(running_rollouts(store)):
-                found = advance(store, *named, _now())
-                if found and (named not in last or last[named].why != found.why):
-                    say(f"{found.rollout.where}: {found.action}: {found.why}")
-                last |= {named: found} if found else {}
-        except UnavailableError as error:
-            if once:
-                raise
-            say(str(error))
-        if once or (chosen and last and all(item.rollout.is_finished for item in last.values())):
-            break
-        Event().wait(interval)
+    follower = RolloutFollower(store, chosen, say)
+    if once:
+        follower.look()
+    else:
+        follower.run(interval, forever=chosen is None)
+    last = follower.last
     if as_json:
         emit_json([_as_json(item) for item in last.values()])
-    if any(item.rollout.state in ("halted", "aborted") for item in last.values()):
+    if follower.failed or any(item.rollout.state in ("halted", "aborted") for item in last.values()):
         raise SystemExit(1)
 
 
