@@ -5,10 +5,9 @@ A node reports only what a rollout that has reached it brought, and only if it i
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from enginery.client.health import Health, HealthAnswer
@@ -28,9 +27,6 @@ from enginery.registry.rollouts.state import format_time
 from enginery.registry.rollouts.waves import is_reached, reports
 from enginery.registry.store.base import Store
 from enginery.registry.versions.pointers import Pointer
-
-if TYPE_CHECKING:
-    from enginery.client.watch import Swap
 
 # Seconds after a swap within which a server that is not well yet counts as starting.
 GRACE_S = 20.0
@@ -97,32 +93,33 @@ class Reporter:
         locator: VersionLocator,
         reference: Reference,
         pointer: Pointer | None,
-        swap: "Swap | None",
+        facts: Mapping[str, str] | None,
         error: EngineryError | None,
     ) -> None:
         """Report after a look of a watcher, where it is time. pointer: what was followed; None where that is not known,
-        and it is read again.  swap: what is served.  error: what went wrong, None if nothing did."""
-        if swap and swap.version != self._version:
-            self._version, self._swapped_at = swap.version, self._clock()
+        and it is read again.  facts: of what is served, as hooks get them.  error: what went wrong, None if nothing."""
+        version = facts["version"] if facts else ""
+        if version != self._version:
+            self._version, self._swapped_at = version, self._clock()
         try:
             if pointer is None and not isinstance(error, UnavailableError):
                 pointer = locator.read_pointer(reference.model, str(reference.channel))
             if pointer and pointer.rollout and not pointer.moving:
-                self._report(locator, pointer, swap, error)
+                self._report(locator, pointer, facts, error)
         except EngineryError as failure:
             if self._clock() >= self._silent_until:
                 self._say(f"what this node serves cannot be reported, and no gate of a rollout sees it: {failure}")
             self._silent_until, self._written = self._clock() + _RETRY_S, b""
 
     def _report(
-        self, locator: VersionLocator, pointer: Pointer, swap: "Swap | None", error: EngineryError | None
+        self, locator: VersionLocator, pointer: Pointer, facts: Mapping[str, str] | None, error: EngineryError | None
     ) -> None:
         told, node, now = pointer.rollout, locator.node, self._clock()
         if told is None or node is None or now < self._silent_until:
             return
         if not (is_reached(node, told.id, told.reach) and reports(node, told.id, told.reporters_ppm)):
             return
-        answer = self._judge(told.candidate.version, swap, error)
+        answer = self._judge(told.candidate.version, facts, error)
         if answer is None:
             return
         failure, health = answer
@@ -130,7 +127,7 @@ class Reporter:
         report = NodeReport(
             node.name,
             node.region,
-            swap.version if swap else "",
+            self._version,
             time_,
             time_,
             failure,
@@ -145,14 +142,14 @@ class Reporter:
             self._send(locator.store, key, SentReport(pointer.model, pointer.channel, told.id, report), now)
 
     def _judge(
-        self, wanted: str, swap: "Swap | None", error: EngineryError | None
+        self, wanted: str, facts: Mapping[str, str] | None, error: EngineryError | None
     ) -> tuple[Failure, HealthAnswer] | None:
         """How this node is; None where nothing can be said yet. wanted: the version that the rollout brings."""
-        if swap is None or swap.version != wanted:
+        if facts is None or facts["version"] != wanted:
             return ("pull", HealthAnswer(str(error))) if error else None
         if isinstance(error, HookFailed):
             return "hook", HealthAnswer(str(error))
-        answer = self._health(swap.facts()) if self._health else HealthAnswer()
+        answer = self._health(facts) if self._health else HealthAnswer()
         if not answer.failure:
             return "", answer
         starting = self._clock() < self._swapped_at + self._grace_s

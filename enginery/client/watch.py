@@ -163,7 +163,8 @@ class ChannelWatcher:
         if self._reporter:
             followed = self._followed if error is None else None
             pointer = followed if isinstance(followed, Pointer) else None
-            self._reporter.look(locator, self._reference, pointer, self._served, error)
+            facts = self._served.facts() if self._served else None
+            self._reporter.look(locator, self._reference, pointer, facts, error)
 
     def _try(self, locator: VersionLocator) -> Swap:
         try:
