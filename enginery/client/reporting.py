@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from enginery.client.health import Health, HealthAnswer
 from enginery.client.locate import VersionLocator
+from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.core.names import Reference
 from enginery.registry.rollouts.reports import (
@@ -117,7 +118,9 @@ class Reporter:
         told, node, now = pointer.rollout, locator.node, self._clock()
         if told is None or node is None or now < self._silent_until:
             return
-        if not (is_reached(node, told.id, told.reach) and reports(node, told.id, told.reporters_ppm)):
+        if not (
+            is_reached(node, told.id, told.reach) and reports(digest_of_bytes(node.name.encode()), told.reporters_ppm)
+        ):
             return
         answer = self._judge(told.candidate.version, facts, error)
         if answer is None:

@@ -17,9 +17,10 @@ from typing import Literal, TypeVar
 
 from enginery.core import parsing
 from enginery.core.codec import encode
-from enginery.core.digest import canonical_json, digest_of_bytes
+from enginery.core.digest import canonical_json, digest_of_bytes, is_digest
 from enginery.core.errors import ConflictError, IntegrityError, UndecidedError
 from enginery.registry.rollouts.state import Rollout, parse_time
+from enginery.registry.rollouts.waves import reports
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import serving_prefix
 
@@ -120,17 +121,22 @@ def parse_report(data: bytes) -> NodeReport:
 
 
 def read_reports(store: Store, rollout: Rollout, most: int = MOST_REPORTERS) -> Heard:
-    """The reports of a rollout; at most so many are read, which are a random sample of the nodes that report."""
-    keys = list(store.list(serving_prefix(rollout.model, rollout.channel, rollout.id)))
+    """The reports of the nodes that are asked for them; at most so many are read, which are a random sample.
+
+    A node that is asked no longer, as fewer shall report by now, has left its last report there.
+    """
+    prefix = serving_prefix(rollout.model, rollout.channel, rollout.id)
+    named = ((key, key.removeprefix(prefix).removesuffix(".json")) for key in store.list(prefix))
+    keys = [key for key, node in named if is_digest(node) and reports(node, rollout.reporters_ppm)]
     found = _each(store, store.read, keys[:most])
-    reports, damaged = list[NodeReport](), 0
+    taken, damaged = list[NodeReport](), 0
     for data in found:
         try:
             if data is not None:
-                reports.append(parse_report(data))
+                taken.append(parse_report(data))
         except IntegrityError:
             damaged += 1
-    return Heard(len(keys), tuple(reports), damaged)
+    return Heard(len(keys), tuple(taken), damaged)
 
 
 def clear_reports(store: Store, model: str, channel: str, most: int = 10 * MOST_REPORTERS) -> int:

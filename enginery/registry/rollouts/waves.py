@@ -94,9 +94,10 @@ def is_reached(node: ServingNode, rollout: str, reach: Iterable[Slice]) -> bool:
     )
 
 
-def reports(node: ServingNode, rollout: str, reporters_ppm: int) -> bool:
-    """Whether a node is among those that report. Independent of its place, so that every wave has some."""
-    return is_below(place_of_node(node.name, f"{rollout} reports"), reporters_ppm)
+def reports(node: str, reporters_ppm: int) -> bool:
+    """Whether a node is among those that report. node: SHA-256 of its name, which is independent of its places, so that
+    every wave has some; in hexadecimal digits, as in the key of its report."""
+    return is_below(int(node[:16], 16), reporters_ppm)
 
 
 def add_slice(reach: Sequence[Slice], item: Slice) -> tuple[Slice, ...]:

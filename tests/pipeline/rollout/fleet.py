@@ -10,6 +10,7 @@ from typing import Any
 
 from enginery.client.locate import VersionLocator
 from enginery.client.reporting import GRACE_S
+from enginery.core.digest import digest_of_bytes
 from enginery.core.names import parse_reference
 from enginery.registry.manifest import Manifest
 from enginery.registry.rollouts.reports import HEARTBEAT_S, LEAST_S, NodeReport, report_key, write_report
@@ -87,7 +88,7 @@ class Watcher:
         self.reports = (
             told is not None
             and is_reached(self.node, told.id, told.reach)
-            and reports(self.node, told.id, told.reporters_ppm)
+            and reports(digest_of_bytes(self.node.name.encode()), told.reporters_ppm)
         )
 
     def _report(self, fleet: "Fleet", pointer: Pointer, second: float) -> None:

@@ -1,14 +1,16 @@
 """The controller: waves and gates in time, what is halted, who wins, and that a kill anywhere loses nothing."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
+from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import ConflictError, EngineryError, InputError
 from enginery.registry.leases import hold_lease
-from enginery.registry.rollouts.reports import NodeReport, report_key, write_report
+from enginery.registry.rollouts.reports import NodeReport, read_reports, report_key, write_report
 from enginery.registry.rollouts.state import format_time, read_rollout, running_rollouts
-from enginery.registry.rollouts.waves import ServingNode, Slice, is_reached
+from enginery.registry.rollouts.waves import ServingNode, Slice, is_reached, reports
 from enginery.registry.store.layout import rollout_key
 from enginery.registry.verification import repair, verify
 from enginery.registry.versions import channels, policies, refresh
@@ -18,6 +20,7 @@ from enginery.registry.versions.policies import ChannelPolicy
 from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
 from pipeline.rollout.operations import Operator
+from tests.enginery.registries import engine, publish_engines
 from tests.enginery.registry.memory import Actor, Killed, after, interleave, seeded
 from tests.pipeline.rollout.fleet import WHERE, at, begin, plan, registry, served
 
@@ -316,7 +319,39 @@ def test_too_many_reports_make_fewer_nodes_report(monkeypatch):
     tell(store, rollout, 1, reached(rollout)[:150])
     assert look(store, 2).rollout.reporters_ppm == 666_666
     assert read_pointer(store, *WHERE).rollout.reporters_ppm == 666_666
-    assert look(store, 600).rollout.reporters_ppm == 148_148  # half of the nodes by now, and all of them then
+    found = look(store, 600)  # the next wave reaches twice as many
+    assert 70 < found.heard.nodes < 130
+    assert found.rollout.reporters_ppm == int(666_666 * 100 / (2 * found.heard.nodes))
+
+
+def test_nodes_that_are_asked_no_longer_are_neither_counted_nor_silent():
+    store, _, two = registry()
+    rollout = begin(store, two, plan("50%", "100%", health_ppm=950_000))
+    nodes = reached(rollout)
+    tell(store, rollout, 0, nodes)
+    fewer = replace(rollout, reporters_ppm=500_000)
+    asked = [node.name for node in nodes if reports(digest_of_bytes(node.name.encode()), 500_000)]
+    heard = read_reports(store, fewer)
+    assert sorted(report.node for report in heard.reports) == sorted(asked) and heard.nodes == len(asked) < len(nodes)
+
+
+def test_a_promotion_never_takes_back_a_move_of_somebody_else():
+    for steps in range(0, 60, 3):
+        store, _, two = registry()
+        three = publish_engines(store, [engine(store, data=b"three")], "three", channel=None).manifest
+        begin(store, two, plan("100%", soak=60))
+        one, eve = Actor("controller"), Actor("eve")
+
+        seen_by_one, seen_by_eve = store.seen_by(one), store.seen_by(eve)
+
+        def move(seen=seen_by_eve, three=three):
+            with hold_lease(seen, "a writer that knows no rollouts") as guard:
+                channels.point(guard, three, "stable", "eve")
+
+        interleave([(one, lambda seen=seen_by_one: advance(seen, *WHERE, at(60))), (eve, move)], after(one, steps))
+        versions = [item.version for item in read_channel(store, *WHERE).history]
+        assert versions in (["1", "3"], ["1", "2", "3"]), (steps, versions, one.error, eve.error)
+        assert served(store, NODES[0]) == "3"
 
 
 @pytest.mark.parametrize("damage", [b"{}", b"x", b'{"format":1}'])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError
 from enginery.registry.rollouts.waves import (
     WHOLE,
@@ -55,7 +56,7 @@ def test_the_first_of_one_rollout_are_not_the_first_of_the_next():
 
 def test_who_reports_has_nothing_to_do_with_who_is_reached():
     reached = [node for node in NODES if is_reached(node, "a", [Slice(250_000)])]
-    reporting = sum(reports(node, "a", 100_000) for node in reached)
+    reporting = sum(reports(digest_of_bytes(node.name.encode()), 100_000) for node in reached)
     assert abs(reporting - 0.1 * len(reached)) < 4 * math.sqrt(0.09 * len(reached))
 
 
