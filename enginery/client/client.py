@@ -25,6 +25,7 @@ from threading import Event
 from typing import Literal
 
 from enginery.client.fetch import BlobFetcher, Progress, silent
+from enginery.client.health import Health, HealthCommand, HealthUrl
 from enginery.client.hooks import Command, Hook, Post
 from enginery.client.layouts.base import Layout, Placed, hold
 from enginery.client.layouts.plain import Plain
@@ -34,12 +35,14 @@ from enginery.client.layouts.triton_config import DynamicBatching
 from enginery.client.locate import VersionLocator
 from enginery.client.looking import INTERVAL_S, Wake
 from enginery.client.pull import Pulled, download_best, download_each, download_engine, locate_and_rank
+from enginery.client.reporting import Reporter, ReportUrl
 from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginery.client.watch import ChannelWatcher, Swap
 from enginery.client.watch_group import GroupWatcher
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import AUTO, Machine
 from enginery.core.names import Reference, parse_reference
+from enginery.registry.rollouts.waves import ServingNode
 from enginery.registry.store.base import Store
 from enginery.registry.store.buckets import SCHEMES
 from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
@@ -53,11 +56,15 @@ __all__ = [
     "Client",
     "Command",
     "DynamicBatching",
+    "HealthCommand",
+    "HealthUrl",
     "Machine",
     "Plain",
     "Policy",
     "Post",
     "Pulled",
+    "ReportUrl",
+    "ServingNode",
     "Swap",
     "Triton",
     "pull",
@@ -73,6 +80,7 @@ class Client:
     answer, or answers again.  cache: a folder (with `cache_bytes` as its bound); 'auto' is this machine's
     (ENGINERY_CACHE, ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
     policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
+    node: who asks, for rollouts in waves; by default this host (`ServingNode.from_environment`).
     Raises InputError for a registry that is neither text nor a path.
     """
 
@@ -82,6 +90,7 @@ class Client:
     cache_bytes: int = DEFAULT_BYTES
     rehash: bool = False
     say: Callable[[str], object] = warn
+    node: ServingNode | None = field(default_factory=ServingNode.from_environment)
 
     def __post_init__(self) -> None:
         if not isinstance(self.registry, str | Path):
@@ -161,12 +170,15 @@ class Client:
         say: Callable[[str], object] = print,
         progress: Progress = silent,
         wake: Wake | None = None,
+        health: Health | None = None,
+        report: ReportUrl | bool = True,
     ) -> Swap | None:
         """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
         layout: `Triton()` follows it in a model repository of Triton's, and there for several machines, too.
         See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.  wake: what shortens
-        the wait for the next look, such as a `NotificationListener`.
+        the wait for the next look, such as a `NotificationListener`.  health: whether the server is well, for rollouts.
+        report: where to reports to rollouts go; True is the registry, False nowhere.
         """
         watch = ChannelWatcher(
             lambda: self._locator,
@@ -181,6 +193,7 @@ class Client:
             layout=layout,
             say=say,
             wake=wake,
+            reporter=_reporter(health, report, say),
         )
         return watch.once() if once else watch.run(stop or Event())
 
@@ -199,6 +212,8 @@ class Client:
         say: Callable[[str], object] = print,
         progress: Progress = silent,
         wake: Wake | None = None,
+        health: Health | None = None,
+        report: ReportUrl | bool = True,
     ) -> tuple[Swap, ...]:
         """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL; see `watch_group.GroupWatcher`.
 
@@ -217,6 +232,7 @@ class Client:
                 hook=hook,
                 keep=keep,
                 say=say,
+                reporter=_reporter(health, report, say),
             )
 
         parsed = [parse_reference(reference) for reference in references]
@@ -232,7 +248,7 @@ class Client:
     def _locator(self) -> VersionLocator:
         """Where versions are found. A bucket is not asked whether it is a registry before a pointer was looked for."""
         store = self.__dict__.get("store") or open_nearest(self.registry, self.say, check=False)
-        return VersionLocator.for_store(store, self._blob_cache(store))
+        return VersionLocator.for_store(store, self._blob_cache(store), self.node)
 
     def _rank(self, reference: str, machine: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
         locator, parsed = self._locator, parse_reference(reference)
@@ -288,3 +304,7 @@ def _machine(machine: Machine | str) -> Machine:
     if not isinstance(machine, str):
         raise InputError(f"machine {machine!r}: give a Machine, or a target's name such as 'cpu', 'l4' or 'auto'")
     return Machine.from_name(machine)
+
+
+def _reporter(health: Health | None, report: ReportUrl | bool, say: Callable[[str], object]) -> Reporter | None:
+    return Reporter(None if report is True else report, health, say=say) if report else None

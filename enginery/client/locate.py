@@ -3,18 +3,21 @@
 Of a channel the pointer is read (one request, conditional where it was read before), and its snapshot, a blob, which a
 machine's cache keeps. Where there is no pointer, or a writer is moving the channel at this moment, or the snapshot is
 lost or damaged, the channel and the version's documents are read one by one from the registry, with the same answer.
+
+A pointer may bring a version to a part of the nodes (`rollouts.waves`): then the answer depends on the node that asks.
 """
 
 import json
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
 from enginery.core.names import Reference
+from enginery.registry.rollouts.waves import ServingNode
 from enginery.registry.store.base import Store, check_marker
 from enginery.registry.store.cache import BlobCache
 from enginery.registry.store.files import make_folder
@@ -22,6 +25,7 @@ from enginery.registry.store.layout import channel_key, pointer_key
 from enginery.registry.versions import lookup
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS, Channel, Located, Move, parse_channel_document
 from enginery.registry.versions.pointers import Pointer, parse_pointer
+from enginery.registry.versions.refresh import is_current
 from enginery.registry.versions.snapshots import SnapshotDocuments, manifest_of, parse_snapshot
 
 
@@ -67,27 +71,39 @@ class DocumentMemory:
 
 @dataclass
 class VersionLocator:
-    """Locates versions in one registry. cache: for snapshots; None for none.  memory: of pointers."""
+    """Locates versions in one registry. cache: for snapshots; None for none.  memory: of pointers.
+
+    node: the one that asks; None is one that no rollout reaches, which gets what the channel serves.
+    """
 
     store: Store
     cache: BlobCache | None = None
     memory: DocumentMemory = field(default_factory=DocumentMemory)
+    node: ServingNode | None = None
     checked: bool = False
 
     @classmethod
-    def for_store(cls, store: Store, cache: BlobCache | None) -> "VersionLocator":
+    def for_store(cls, store: Store, cache: BlobCache | None, node: ServingNode | None = None) -> "VersionLocator":
         """The locator with a machine's cache; without one for a registry on this machine."""
         if cache is None or store.near:
-            return cls(store)
-        return cls(store, cache, DocumentMemory(cache.folder / "pointers"))
+            return cls(store, node=node)
+        return cls(store, cache, DocumentMemory(cache.folder / "pointers"), node)
 
     def read_pointer(self, model: str, channel: str) -> Pointer | None:
-        """The pointer of a channel; None if it is absent or damaged. Raises InputError for one of a newer format."""
+        """The pointer of a channel; None if it is absent or damaged. Raises InputError for one of a newer format.
+
+        One with a rollout that a writer marked, and whose channel has not moved yet, counts as it is: a node that was
+        reached would else go back for as long as a move takes.
+        """
         data = self.memory.read(self.store, pointer_key(model, channel))
         try:
-            return parse_pointer(data, model, channel)
+            pointer = parse_pointer(data, model, channel)
         except IntegrityError:
             return None
+        if pointer and pointer.rollout and pointer.moving:
+            found = self.read_channel(model, channel)
+            return replace(pointer, moving=None) if found and is_current(pointer, found) else pointer
+        return pointer
 
     def read_channel(self, model: str, channel: str) -> Channel | None:
         """The channel itself, by a conditional request; None if it is absent. Raises IntegrityError for damage."""
@@ -115,7 +131,7 @@ class VersionLocator:
 
     def _through(self, pointer: Pointer, reference: Reference) -> Located | None:
         """The version that a pointer leads to; None where it leads nowhere, and the channel must be asked."""
-        served = pointer.settled
+        served = pointer.served_to(self.node)
         if served is None:
             return None
         move = Move(served.version, served.manifest, served.at, proven_only=served.proven_only)

@@ -22,6 +22,7 @@ from enginery.client.layouts.plain import Plain
 from enginery.client.layouts.ranking import AllGenerations, rank_each
 from enginery.client.locate import VersionLocator
 from enginery.client.looking import INTERVAL_S, Wake, keep_looking
+from enginery.client.reporting import HookFailed, Reporter
 from enginery.client.resolve import Policy
 from enginery.client.trust_recheck import TrustRecheck
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
@@ -67,9 +68,9 @@ class ChannelWatcher:
     """Follows one channel into one folder.
 
     locator: finds versions in the registry; called at each look.  machines: what engines are for; more than one where
-    the layout holds several.  interval_s: seconds between looks, as `looking` has
-    them.  keep: number of older folders that stay.  say: called with a message when something happens.  wake: what
-    shortens the wait.
+    the layout holds several.  interval_s: seconds between looks, as `looking` has them.  keep: number of older folders
+    that stay.  say: called with a message when something happens.  wake: what shortens the wait.  reporter: reports to
+    rollouts what is served.
 
     Raises InputError for a reference that is no channel.
     """
@@ -89,6 +90,7 @@ class ChannelWatcher:
         layout: Layout = Plain(),  # noqa: B008 - a frozen value
         say: Callable[[str], object] = print,
         wake: Wake | None = None,
+        reporter: Reporter | None = None,
     ) -> None:
         if reference.channel is None:
             raise InputError(
@@ -103,6 +105,7 @@ class ChannelWatcher:
         self._stale: Pointer | None = None
         self._looks = 0
         self.served: Swap | None = None
+        self._reporter = reporter
         self._complaint = ""
 
     def once(self) -> Swap:
@@ -138,13 +141,30 @@ class ChannelWatcher:
         return wrong and self.served is None
 
     def look(self, pointer: Pointer | None = None) -> Swap:
-        """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted.
+        """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted; report
+        what came of it, where a rollout asks for that.
 
         pointer: the channel's, by a feed; None: it is read.
         """
         locator = self._locator()
         try:
-            swap = self._follow(locator, pointer)
+            swap = self._try(locator, pointer)
+        except EngineryError as error:
+            self._report(locator, error)
+            raise
+        self._report(locator, None)
+        return swap
+
+    def _report(self, locator: VersionLocator, error: EngineryError | None) -> None:
+        if self._reporter:
+            followed = self._followed if error is None else None
+            pointer = followed if isinstance(followed, Pointer) else None
+            facts = self.served.facts() if self.served else None
+            self._reporter.look(locator, self._reference, pointer, facts, error)
+
+    def _try(self, locator: VersionLocator, given: Pointer | None) -> Swap:
+        try:
+            swap = self._follow(locator, given)
         except EngineryError as error:  # about where the channel leads; what is served is another question
             if not isinstance(error, UnavailableError) and not self._ends(error):
                 self._trust_recheck.check(locator.store)
@@ -157,6 +177,8 @@ class ChannelWatcher:
         """Swap if the channel moved."""
         pointer = given if given is not None and self._is_news(given) else self._read_pointer(locator)
         leads: Pointer | Channel = pointer or self._read_channel(locator)
+        if self._is_for_others(leads, locator):
+            self._followed = leads
         if leads != self._followed or self.served is None:
             located = locator.locate_by(pointer, self._reference)
             self.served, whole = self._serve(locator.store, located)
@@ -167,8 +189,16 @@ class ChannelWatcher:
     def _is_news(self, given: Pointer) -> bool:
         """Whether a feed's pointer is no older than what was followed: a feed may be late, and is then passed by."""
         known = self._followed
-        late = isinstance(known, Pointer) and known.moves > given.moves
+        late = isinstance(known, Pointer) and (known.moves, known.revision) > (given.moves, given.revision)
         return given.settled is not None and given != self._stale and not late
+
+    def _is_for_others(self, leads: Pointer | Channel, locator: VersionLocator) -> bool:
+        """Whether a pointer changed, and leads this node where it led before: a rollout that reaches others."""
+        known, node = self._followed, locator.node
+        if not isinstance(known, Pointer) or not isinstance(leads, Pointer) or known == leads:
+            return False
+        served = leads.served_to(node)
+        return served is not None and known.served_to(node) == served
 
     def _read_pointer(self, locator: VersionLocator) -> Pointer | None:
         """The channel's pointer; None where the channel itself must be read: there is none, or it is being moved.
@@ -238,7 +268,7 @@ class ChannelWatcher:
             if marker.read_text() == swap.identity:
                 return
         if failure := self._hook(swap.facts()):
-            raise EngineryError(f"{failure}; it is called again at the next look")
+            raise HookFailed(f"{failure}; it is called again at the next look")
         write_whole(marker, swap.identity.encode())
 
     def _complain(self, text: str) -> None:

@@ -206,8 +206,9 @@ def _check_pointer(found: _Findings, model: str, channel: str) -> None:
     except EngineryError as error:
         found.add("stale", where, str(error))
         return
-    if pointer and pointer.serves and pointer.serves.snapshot:
-        found.needed.setdefault(pointer.serves.snapshot, []).append(f"{where} {SNAPSHOT}")
+    for served in pointer.versions if pointer else ():
+        if served.snapshot:
+            found.needed.setdefault(served.snapshot, []).append(f"{where} {SNAPSHOT}")
 
 
 def _check_feeds(found: _Findings) -> None:

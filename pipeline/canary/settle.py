@@ -1,11 +1,13 @@
 """What the verdicts of canaries do to a channel without a person: promote, roll back, or leave it where it is.
 
 A version is promoted once it has a PASS, against what the channel serves, on each target that counts for the channel.
+Where the channel's policy has versions come in waves, a rollout of it is started, once.
 """
 
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from enginery.core.errors import ConflictError, InputError, UnknownNameError
@@ -23,11 +25,13 @@ from enginery.registry.evidence.canaries import (
     verdict_on,
 )
 from enginery.registry.manifest import Manifest
+from enginery.registry.rollouts.state import read_rollout
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup, policies
 from enginery.registry.versions.lookup import Channel
 from pipeline.canary.verdicts import canary_passes, roll_back
+from pipeline.rollout.operations import Operator, start
 from validation.canary.report import MOST_BYTES, CanaryReport, read_report
 
 MISSING = "MISSING"
@@ -203,6 +207,11 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
         return f"{where} serves {version} already"
     if any(move.manifest == candidate.digest for move in serving.history):
         return f"{where} was not moved: it served {version} before, and was moved on; a person promotes it again"
+    before = read_rollout(store, serving.model, serving.name)
+    tried = {before.version, *(item.version for item in before.earlier)} if before else set()
+    if before and version in tried:
+        state = before.state if before.version == version else "finished"
+        return f"{where} was not moved: a rollout of {version} is {state}; a person starts another one"
     found = target_verdicts(store, candidate, serving)
     lacking = [item for item in found if item.verdict != "PASS"]
     if lacking or not found:
@@ -216,6 +225,10 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
 def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[str], say: Say) -> str:
     model, version, channel = candidate.model, candidate.version, serving.name
     try:
+        if plan := policies.of_channel(store, model, channel).rollout:
+            who = Operator(user(), datetime.now(UTC), "canary PASS")
+            start(store, candidate, channel, plan, who, proven_only=serving.proven_only)
+            return f"rollout started: {model}:{channel} -> {version}, in {len(plan.waves)} waves"
         counts = require(store, candidate).counts
         with tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
             paths = [Path(folder) / f"{digest}.json" for digest in dict.fromkeys(reports)]

@@ -51,6 +51,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Serving": {
         "resolve": ("registry.pull", "Show which engines fit a machine, and why not the others."),
         "initialize": ("registry.initialize", "Pull what KServe's storage URIs name."),
+        "rollout": ("registry.rollout", "Bring a version to a channel in waves."),
         "rollback": ("registry.registry", "Point a channel back to the version before."),
         "history": ("registry.channels", "Show who moved a channel, when and why."),
         "feed": ("registry.feeds", "Group channels that nodes follow by one request."),

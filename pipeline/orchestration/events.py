@@ -18,8 +18,19 @@ from enginery.core.digest import digest_of
 from enginery.core.errors import UnavailableError
 from enginery.registry.build_lock import hold_build_lock
 from enginery.registry.registered_specs import Registration
+from enginery.registry.rollouts.state import Rollout
 from enginery.registry.store.base import Store
-from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, REGISTERED, remember_sent, was_sent
+from pipeline.orchestration.payloads import (
+    ADVANCED,
+    DONE,
+    HALTED,
+    JUDGED,
+    PAYLOADS,
+    PUBLISHED,
+    REGISTERED,
+    remember_sent,
+    was_sent,
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,18 @@ def send_judged(
     Raises UnavailableError."""
     about = {"version": version, "channel": channel, "target": target}
     return send_event(JUDGED, model, {**about, "verdict": verdict, "report": report, "registry": store.uri})
+
+
+def send_rollout(rollout: Rollout, action: str, why: str, registry: str) -> SentEvent | None:
+    """Send a step of a rollout; None for one that has no event. action: as `Advance.action`.  why: in words.
+
+    Raises UnavailableError.
+    """
+    events = {"wave": ADVANCED, "halted": HALTED, "aborted": HALTED, "done": DONE}
+    if action not in events:
+        return None
+    about = {"version": rollout.version, "channel": rollout.channel, "rollout": rollout.id, "wave": rollout.wave + 1}
+    return send_event(events[action], rollout.model, {**about, "why": why, "registry": registry})
 
 
 def send_published_once(store: Store, model: str, version: str, manifest: str) -> SentEvent | None:

@@ -19,9 +19,13 @@ PUBLISHED = "enginery.engine.published"
 UNPROVEN = "enginery.engine.unproven"
 JUDGED = "enginery.canary.finished"
 DRIFTED = drift_event.EVENT
+ADVANCED = "enginery.rollout.advanced"
+HALTED = "enginery.rollout.halted"
+DONE = "enginery.rollout.done"
 
 _MODEL = {"model": ""}
 _REGISTRY = {"registry": ""}
+_ROLLOUT = {"version": "", "channel": "", "rollout": "its id", "wave": "the open one, from 1", "why": ""}
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,9 @@ PAYLOADS: Mapping[str, Payload] = {
         | {"by": "host"},
         "by servers with a router, once each: `Router(on_drift=enginery.DriftEvent(...))`",
     ),
+    ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
+    HALTED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same, for a rollout that a gate halted, or a move aborted"),
+    DONE: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same, for one whose channel was promoted"),
 }
 
 

@@ -14,6 +14,7 @@ from enginery.core.errors import IntegrityError
 from enginery.core.names import version_order
 from enginery.registry.collection.inventory import RegistryInventory, Version
 from enginery.registry.manifest import parse
+from enginery.registry.rollouts.state import parse_rollout
 from enginery.registry.store.base import Store, place_of
 from enginery.registry.store.layout import MODELS, manifest_key
 from enginery.registry.store.parallel import side_by_side
@@ -117,20 +118,26 @@ class _Marking:
                     self.keep((model, name.removesuffix(".json")), "pinned")
         for key, data in self.read(self.known.others):
             match key.removeprefix(MODELS).split("/"):
-                case [model, "channels", name]:
-                    name = name.removesuffix(".json")
-                    channel = parse_channel_document(self.store, data, model, name)
-                    if channel is not None:
-                        self.channels.setdefault(model, {})[name] = channel.version
-                        for version in find_served_versions(channel, moves):
-                            self.keep((model, version), f"channel {name}")
-                case [model, "pointers", name]:
-                    # One that a dead writer left behind may lead clients to an older version still.
-                    name = name.removesuffix(".json")
-                    with suppress(IntegrityError):  # its channel keeps what it leads to; `verify --repair` mends it
-                        pointer = parse_pointer(data, model, name)
-                        if pointer and pointer.serves:
-                            self.keep((model, pointer.serves.version), f"pointer {name}")
+                case [model, "channels" | "pointers" | "rollouts" as kind, name]:
+                    self._keep_followed(kind, model, name.removesuffix(".json"), data, moves)
+
+    def _keep_followed(self, kind: str, model: str, name: str, data: bytes, moves: int) -> None:
+        """Keep the versions that a channel, its pointer or its rollout leads to."""
+        found: set[str] = set()
+        if kind == "channels":
+            channel = parse_channel_document(self.store, data, model, name)
+            if channel is not None:
+                self.channels.setdefault(model, {})[name] = channel.version
+                found = find_served_versions(channel, moves)
+        elif kind == "rollouts":
+            rollout = parse_rollout(data, model, name)
+            found = {rollout.version} if rollout and not rollout.is_finished else found
+        else:  # one that a dead writer left behind may lead clients to an older version still
+            with suppress(IntegrityError):  # its channel keeps what it leads to; `verify --repair` mends it
+                pointer = parse_pointer(data, model, name)
+                found = {served.version for served in pointer.versions} if pointer else found
+        for version in found:
+            self.keep((model, version), f"{kind.removesuffix('s')} {name}")
 
     def read_kept(self) -> None:
         """Read the documents of the versions that are kept, and of those that kept ensembles pin."""

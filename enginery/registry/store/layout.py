@@ -18,9 +18,12 @@ A key is a relative path with '/' between its parts::
     failed/<model>/report.html, report.json               page of the model's last run that published nothing
     models/<model>/pointers/<channel>.json                where a channel leads, in short (`registry.versions.pointers`)
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
+    models/<model>/rollouts/<channel>.json                a version that comes in waves (`registry.rollouts.state`)
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     feeds/<feed>.json                                     where the channels of a group lead (`registry.versions.feeds`)
+    rollouts/<model>/<channel>.json                       marks a rollout that is not finished
+    serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
     turns/<digest>.json                                   a build lock (`enginery.registry.build_lock`)
     leases/<id>.json                                      a running writer (`enginery.registry.leases`)
     runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs
@@ -65,6 +68,8 @@ HISTORY = "history/"
 TOTALS = "history/totals.json"
 TIMING = "timing/"
 SERIES = "series/"
+ROLLOUTS = "rollouts/"
+SERVING = "serving/"
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -181,6 +186,22 @@ def pointer_key(model: str, channel: str) -> str:
 def feed_key(feed: str) -> str:
     """Key of the root of a feed."""
     return f"{FEEDS}{check_channel(feed)}.json"
+
+
+def rollout_key(model: str, channel: str) -> str:
+    """Key of the state of a channel's rollout."""
+    return f"{MODELS}{check_model(model)}/rollouts/{check_channel(channel)}.json"
+
+
+def running_rollout_key(model: str, channel: str) -> str:
+    """Key of the mark of a rollout that is not finished."""
+    return f"{ROLLOUTS}{check_model(model)}/{check_channel(channel)}.json"
+
+
+def serving_prefix(model: str, channel: str, rollout: str | None = None) -> str:
+    """Prefix of what nodes report about a rollout of a channel, or (None) about all of them."""
+    where = f"{SERVING}{check_model(model)}/{check_channel(channel)}/"
+    return where if rollout is None else f"{check_key(f'{where}{rollout}')}/"
 
 
 def policy_key(model: str | None, channel: str) -> str:

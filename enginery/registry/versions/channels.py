@@ -14,13 +14,14 @@ from enginery.core.text import now
 from enginery.registry.evidence.attestations import Attestation, judge_entries
 from enginery.registry.leases import Guard, secure_version
 from enginery.registry.manifest import Manifest, parse
+from enginery.registry.rollouts.state import Rollout, read_rollout
 from enginery.registry.store.base import Store, change
 from enginery.registry.store.layout import channel_key, manifest_key
 from enginery.registry.versions import policies
 from enginery.registry.versions.index import hold_change
-from enginery.registry.versions.lookup import Channel, Move, find_lost_of, parse_channel_document
+from enginery.registry.versions.lookup import Channel, Move, find_lost_of, parse_channel_document, read_channel
 from enginery.registry.versions.policies import CanaryPass
-from enginery.registry.versions.refresh import mark_moving, refresh_channel, refresh_moved
+from enginery.registry.versions.refresh import active_rollout, mark_moving, refresh_channel, refresh_moved
 
 
 def promote(
@@ -34,15 +35,19 @@ def promote(
     canaries: Sequence[CanaryPass] = (),
     from_other_registry: bool = False,
     counts: Callable[[Attestation], bool] | None = None,
+    ending: Rollout | None = None,
 ) -> Channel:
     """Point a channel at a version; nothing changes if it points there already.
 
     canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: their baseline was served in
     another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
+    ending: the rollout that ends with this move; it is made only if the channel has not moved since that began.
     Raises InputError when the channel's policy does not allow it, ConflictError if the channel keeps changing or serves
     another version than a canary's baseline by now, IntegrityError if the version was deleted or has lost a blob.
     """
-    refusal = policy_refusal(store, manifest, name, proven_only=proven_only, canaries=canaries, counts=counts)
+    refusal = policy_refusal(
+        store, manifest, name, proven_only=proven_only, canaries=canaries, counts=counts, in_waves=ending is not None
+    )
     if refusal:
         raise InputError(refusal)
     with hold_change(store, [manifest.model], f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
@@ -62,6 +67,7 @@ def promote(
             proven_only=proven_only,
             canaries=canaries,
             from_other_registry=from_other_registry,
+            moves=ending.base_moves if ending else None,
         )
 
 
@@ -75,8 +81,11 @@ def point(
     proven_only: bool = False,
     canaries: Sequence[CanaryPass] = (),
     from_other_registry: bool = False,
+    moves: int | None = None,
 ) -> Channel:
     """Point a channel at a version as `promote` does, without its checks: the caller did them and holds the lease.
+
+    moves: how many moves the channel must have had; None: any number.
 
     Raises ConflictError and IntegrityError as `promote` does.
     """
@@ -89,6 +98,8 @@ def point(
     def next_move(channel: Channel | None) -> Move | None:
         if channel is not None and channel.manifest == move.manifest and channel.proven_only == proven_only:
             return None
+        if moves is not None and moves != (len(channel.history) if channel else 0):
+            raise ConflictError(f"channel {manifest.model}:{name} was moved by somebody else meanwhile")
         if (
             channel
             and not from_other_registry
@@ -140,14 +151,35 @@ def policy_refusal(
     proven_only: bool = False,
     canaries: Sequence[CanaryPass] = (),
     counts: Callable[[Attestation], bool] | None = None,
+    in_waves: bool = False,
 ) -> str | None:
-    """The reason why a channel does not accept a version, with the rule and the remedy; None if it does."""
+    """The reason why a channel does not accept a version, with the rule and the remedy; None if it does.
+
+    in_waves: whether a rollout brings it; else a channel whose policy asks for one, or that has one, refuses.
+    """
     entries = judge_entries(store, manifest, counts)
     policy = policies.of_channel(store, manifest.model, name)
+    at_once = None if in_waves else policies.rollout_refusal(policy, manifest, name) or _busy(store, manifest, name)
     return (
-        policies.common_refusal(manifest, entries, name, proven_only=proven_only)
+        at_once
+        or policies.common_refusal(manifest, entries, name, proven_only=proven_only)
         or policies.refusal(policy, manifest, name, entries, canaries, proven_only=proven_only)
         or policies.signature_refusal(store, policy, manifest, name)
+    )
+
+
+def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
+    """Why a channel that has a rollout takes no version beside it; None where it has none."""
+    found = read_rollout(store, manifest.model, name)
+    if found is None or found.is_finished:
+        return None
+    channel = read_channel(store, manifest.model, name)
+    if channel is None or active_rollout(store, channel) is None:
+        return None
+    where = found.where
+    return (
+        f"a rollout of {found.version} to {where} is {found.state} (wave {found.wave + 1} of {len(found.plan.waves)}): "
+        f"wait for its end, or `enginery rollout abort {where} --why TEXT`"
     )
 
 

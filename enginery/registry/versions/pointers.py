@@ -8,21 +8,27 @@ a registry has no pointers.
 Who moves a channel marks the pointer first (`moving`), moves the channel, and writes the pointer anew (`refresh`). A
 client that finds a marked pointer reads the channel itself. So a writer that is killed in between leaves a pointer that
 costs more requests, and none that leads to where the channel leads no longer.
+
+While a rollout runs, its pointer also says which version it brings, and to whom (`rollouts.waves`): the same one
+document, so that a wave costs nodes nothing more. Such a pointer has format 2, which clients that know no rollouts
+refuse; that of a channel that never had a rollout has format 1.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from enginery.core import parsing
-from enginery.core.codec import OMIT_NONE, encode
+from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
 from enginery.core.digest import canonical_json, is_digest
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.names import is_name
 from enginery.core.parsing import Malformed
+from enginery.registry.rollouts.waves import WHOLE, ServingNode, Slice, is_reached
 from enginery.registry.store.base import Documents
 from enginery.registry.store.layout import FORMAT as REGISTRY_FORMAT
 from enginery.registry.store.layout import pointer_key
 
-FORMAT = 1
+# Of the pointer of a channel that has had a rollout, and of another.
+FORMAT, PLAIN_FORMAT = 2, 1
 MAX_BYTES = 64 << 10
 
 
@@ -42,10 +48,24 @@ class PointedVersion:
 
 
 @dataclass(frozen=True)
+class PointedRollout:
+    """A rollout, for nodes. id: its id.  candidate: the version that it brings.  reach: to whom, by now.
+
+    reporters_ppm: parts per million of the nodes that report what they serve.
+    """
+
+    id: str
+    candidate: PointedVersion
+    reach: tuple[Slice, ...]
+    reporters_ppm: int = WHOLE
+
+
+@dataclass(frozen=True)
 class Pointer:
     """Where a channel leads. moves: how many moves the channel has had.  serves: None for a channel that never had one.
 
     moving: a token of the writer that is moving the channel; the channel's own document then says where it leads.
+    rollout: the one that runs, None for none.  revision: of the document of the channel's rollouts.
     registry: the format of the registry, so that who reads a pointer needs no marker.
     """
 
@@ -55,12 +75,36 @@ class Pointer:
     serves: PointedVersion | None
     moving: str | None = field(default=None, metadata=OMIT_NONE)
     registry: int = REGISTRY_FORMAT
-    format: int = FORMAT
+    format: int = PLAIN_FORMAT
+    rollout: PointedRollout | None = field(default=None, metadata=OMIT_NONE)
+    revision: int = field(default=0, metadata=OMIT_DEFAULT)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two pointers of a channel the newer has the greater one."""
+        return self.moves, self.revision
 
     @property
     def settled(self) -> PointedVersion | None:
         """The version that it leads to; None where only the channel itself can say."""
         return None if self.moving else self.serves
+
+    def served_to(self, node: ServingNode | None) -> PointedVersion | None:
+        """The version that it leads a node to; None where only the channel itself can say. node: None is one that no
+        rollout reaches."""
+        found = self.rollout
+        if found and node and not self.moving and is_reached(node, found.id, found.reach):
+            return found.candidate
+        return self.settled
+
+    @property
+    def versions(self) -> tuple[PointedVersion, ...]:
+        """The versions that it leads nodes to."""
+        return tuple(item for item in (self.serves, self.rollout.candidate if self.rollout else None) if item)
+
+    def with_rollout(self, rollout: PointedRollout | None, revision: int) -> "Pointer":
+        """The pointer with this rollout, in the format that this takes."""
+        return replace(self, rollout=rollout, revision=revision, format=FORMAT if revision else PLAIN_FORMAT)
 
     def to_bytes(self) -> bytes:
         """The document as it is stored."""
@@ -103,11 +147,11 @@ def refuse_newer(document: dict[str, object], what: str) -> None:
 
 def check_pointed(pointer: Pointer) -> None:
     """Raise Malformed for names and digests that are none."""
-    served = pointer.serves
-    if served is None:
-        return
-    if not is_name(served.version):
-        raise Malformed(f"serves.version is {served.version[:80]!r}, which is no name")
-    for digest in (served.manifest, *([served.snapshot] if served.snapshot is not None else [])):
-        if not is_digest(digest):
-            raise Malformed(f"{digest[:80]!r} is not a digest")
+    for served in pointer.versions:
+        if not is_name(served.version):
+            raise Malformed(f"the version is {served.version[:80]!r}, which is no name")
+        for digest in (served.manifest, *([served.snapshot] if served.snapshot is not None else [])):
+            if not is_digest(digest):
+                raise Malformed(f"{digest[:80]!r} is not a digest")
+    if pointer.format != (FORMAT if pointer.rollout or pointer.revision else PLAIN_FORMAT):
+        raise Malformed(f"format is {pointer.format}, which is not that of its fields")

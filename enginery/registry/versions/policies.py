@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from enginery.core import parsing
+from enginery.core.codec import decode, encode
 from enginery.core.digest import canonical_json
 from enginery.core.errors import ConflictError, InputError, IntegrityError, UndecidedError
 from enginery.core.hardware.cpu_kinds import kind_named
@@ -18,6 +19,8 @@ from enginery.core.text import join_first, now
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.canaries import covers, list_served, targets_named
 from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.rollouts.state import RolloutPlan
+from enginery.registry.rollouts.waves import check_waves
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import policy_key
 
@@ -47,7 +50,8 @@ class ChannelPolicy:
 
     proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; without
     targets one PASS is enough.  canary_on: GPU generations and kinds of CPU (`canaries.targets_named`) that each need a
-    PASS.  signed_by: public keys (PEM), one of which must have signed the version.  at, by, why: of its last change.
+    PASS.  signed_by: public keys (PEM), one of which must have signed the version.  rollout: the waves in which a
+    version comes to the channel; None: at once.  at, by, why: of its last change.
     """
 
     proven: tuple[str, ...] = ()
@@ -57,10 +61,13 @@ class ChannelPolicy:
     at: str = ""
     by: str = ""
     why: str = ""
+    rollout: RolloutPlan | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The document as it is stored."""
-        return {"format": FORMAT, **asdict(self)}
+        """The document as it is stored. One without waves has no field for them, as before there were any."""
+        found = {"format": FORMAT, **asdict(self)}
+        rollout = {"rollout": encode(self.rollout)} if self.rollout else {}
+        return {name: value for name, value in found.items() if name != "rollout"} | rollout
 
 
 def canary_pass(store: Store, report: str) -> CanaryPass:
@@ -109,6 +116,8 @@ def normalize(policy: ChannelPolicy, where: str) -> ChannelPolicy:
             names = ", ".join(item.name for item in found)
             raise InputError(f"target {name!r} stands for {names}; name the ones needed")
         proven.add(found[0].name)
+    if policy.rollout:
+        check_waves(policy.rollout.waves)
     return replace(policy, proven=tuple(sorted(proven)), canary_on=targets_named(policy.canary_on))
 
 
@@ -128,6 +137,15 @@ def write(
             f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
         )
     return after
+
+
+def rollout_refusal(policy: ChannelPolicy, manifest: Manifest, channel: str) -> str | None:
+    """The reason why a policy rejects a move at once; None where versions need not come in waves."""
+    if policy.rollout is None:
+        return None
+    reference, where = f"{manifest.model}@{manifest.version}", f"{manifest.model}:{channel}"
+    waves = ", ".join(map(str, policy.rollout.waves))
+    return f"the policy of {where} has versions come in waves ({waves}): `enginery rollout start {reference} {where}`"
 
 
 def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool) -> str | None:
@@ -257,11 +275,12 @@ def _parse(data: bytes | None, model: str | None, channel: str) -> ChannelPolicy
             at=parsing.field(document, "at", parsing.text),
             by=parsing.field(document, "by", parsing.text),
             why=parsing.field(document, "why", parsing.text),
+            rollout=decode(document["rollout"], RolloutPlan) if "rollout" in document else None,
         )
         lists = {name: list(getattr(found, name)) for name in ("proven", "canary_on", "signed_by")}
         if {**found.to_json(), **lists} != document:
             raise Malformed(f"has fields or a format that this enginery does not know; it reads {FORMAT}: upgrade it")
-    except Malformed as error:
+    except IntegrityError as error:
         raise IntegrityError(
             f"policy of {model or '*'}:{channel}: {error}; set it again with `enginery policy set`"
         ) from error

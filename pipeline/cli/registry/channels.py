@@ -1,6 +1,7 @@
 """The commands of channels' history and policies: history, policy show, policy set."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,6 +14,7 @@ from enginery.registry.versions import policies
 from enginery.registry.versions.policies import ChannelPolicy
 from enginery.registry.versions.views import history as moves_of
 from pipeline.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
+from pipeline.cli.registry.rollout_options import GivenPlan, describe_plan, waves_options
 from pipeline.cli.tables import echo, print_table
 
 
@@ -87,6 +89,7 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     metavar="KEY.pub",
     help="Public key that must have signed the version; repeat it for several, one of which suffices.",
 )
+@waves_options("--waves")
 @why_option
 @registry_option
 @json_option
@@ -99,6 +102,7 @@ def set_policy(
     why: str,
     registry: str,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Set the policy of a channel, in place of the one before.
 
@@ -109,7 +113,9 @@ def set_policy(
     model, channel = _where(where)
     keys = tuple(public_key(path).public_key.decode() for path in signed_by)
     named, tried = (tuple(text.replace(",", " ").split()) for text in (proven, canary_on))
-    wanted = policies.normalize(ChannelPolicy(named, canary, tried, keys), f"the policy of {where}")
+    wanted = policies.normalize(
+        ChannelPolicy(named, canary, tried, keys, rollout=GivenPlan(**given).read()), f"the policy of {where}"
+    )
     after = policies.write(_open_or_make(registry), model, channel, wanted, by=user(), why=why)
     if as_json:
         emit_json(after.to_json())
@@ -140,4 +146,5 @@ def _words(found: ChannelPolicy) -> str:
         if found.signed_by
         else []
     )
-    return "needs " + " and ".join(rules) if rules else "requires nothing more"
+    text = "needs " + " and ".join(rules) if rules else "requires nothing more"
+    return f"{text}; versions come in waves: {describe_plan(found.rollout)}" if found.rollout else text

@@ -117,6 +117,24 @@ _WATCH = (
         help="With --watch: seconds that a hook may take.",
     ),
 )
+_NODE = (
+    click.option("--node", envvar="ENGINERY_NODE", show_envvar=True, show_default="the host's name", help="This node."),
+    click.option("--region", envvar="ENGINERY_REGION", show_envvar=True, default="", help="Its region, for rollouts."),
+    click.option(
+        "--labels",
+        envvar="ENGINERY_LABELS",
+        show_envvar=True,
+        default="",
+        metavar="LABEL,...",
+        help="Its labels, for rollouts.",
+    ),
+)
+_REPORT = (
+    click.option("--health-command", metavar="COMMAND", help="With --watch: exit code 0 while the server is well."),
+    click.option("--health-url", metavar="URL", help="With --watch: a URL that answers 2xx while the server is well."),
+    click.option("--report-url", metavar="URL", help="With --watch: post reports to rollouts there."),
+    click.option("--no-report", is_flag=True, help="With --watch: report nothing to rollouts."),
+)
 
 
 def _options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
@@ -130,7 +148,7 @@ def _options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[Com
 
 @click.command()
 @reference_argument
-@_options(_MACHINE, _POLICY)
+@_options(_MACHINE, _POLICY, _NODE)
 @registry_option
 @json_option
 def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
@@ -154,7 +172,7 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
     "--rehash", is_flag=True, help="Hash files that are here already, instead of trusting that nothing changed them."
 )
 @click.option("--explain", is_flag=True, help="Only show what would be chosen, as `enginery resolve` does.")
-@_options(_WATCH)
+@_options(_NODE, _WATCH, _REPORT)
 @progress_options
 @registry_option
 @json_option
@@ -224,10 +242,12 @@ def _machine(given: dict[str, Any], target: str) -> "Machine":
 
 
 def _client(registry: str, given: dict[str, Any]) -> "Client":
-    from enginery.client.client import Client, Policy
+    from enginery.client.client import Client, Policy, ServingNode
 
     policy = Policy(**{name: given[name] for name in ("precision", "proven_only", "fallback", "trust", "kind")})
-    return Client(registry, policy=policy, rehash=given.get("rehash", False), say=say)
+    stated = {name: given[name] for name in ("node", "region", "labels") if given[name]}
+    node = ServingNode.from_environment({f"ENGINERY_{name.upper()}": text for name, text in stated.items()})
+    return Client(registry, policy=policy, rehash=given.get("rehash", False), say=say, node=node)
 
 
 def _watch(client: "Client", references: tuple[str, ...], dest: Path, given: dict[str, Any], as_json: bool) -> None:
@@ -252,6 +272,7 @@ def _watch(client: "Client", references: tuple[str, ...], dest: Path, given: dic
         "hook": Command(line, timeout_s) if line else Post(url, timeout_s) if url else None,
         **{name: given[name] for name in ("once", "keep")},
         "say": say,
+        **_reporting(given),
     }
     try:
         with NotificationListener(given["listen"]) if given["listen"] else nullcontext() as wake:
@@ -273,8 +294,32 @@ def _watch(client: "Client", references: tuple[str, ...], dest: Path, given: dic
         emit_json(found[0] if one else found)
 
 
+def _reporting(given: dict[str, Any]) -> dict[str, Any]:
+    """How a watcher reports to rollouts."""
+    from enginery.client.client import HealthCommand, HealthUrl, ReportUrl
+
+    line, health, url = given["health_command"], given["health_url"], given["report_url"]
+    if (line and health) or (url and given["no_report"]):
+        raise click.UsageError("give --health-command or --health-url, and --report-url or --no-report, not both")
+    report = ReportUrl(url) if url else not given["no_report"]
+    return {"health": HealthCommand(line) if line else HealthUrl(health) if health else None, "report": report}
+
+
 def _only_with_watch(context: click.Context) -> None:
-    for name in ("once", "feed", "listen", "hook", "hook_url", "interval", "keep", "hook_timeout"):
+    for name in (
+        "once",
+        "feed",
+        "listen",
+        "hook",
+        "hook_url",
+        "interval",
+        "keep",
+        "hook_timeout",
+        "health_command",
+        "health_url",
+        "report_url",
+        "no_report",
+    ):
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --watch")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -21,8 +22,9 @@ from enginery.registry.verification import Repairs, Verification
 from enginery.registry.verification import repair as repair_store
 from enginery.registry.verification import verify as verify_store
 from enginery.registry.versions import channels
-from enginery.registry.versions.lookup import Channel, locate
+from enginery.registry.versions.lookup import Channel, locate, read_channel
 from enginery.registry.versions.policies import CanaryPass
+from enginery.registry.versions.refresh import active_rollout
 from enginery.registry.versions.views import VersionStatus, show_version
 from pipeline.cli.options import (
     emit_json,
@@ -177,10 +179,21 @@ def promote(
 def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
     """Point a channel back to the version that it served before.
 
+    While a rollout brings it another version, that is aborted, and the channel stays where it is.
+
     NAME:CHANNEL: a model and its channel; NAME alone is its channel stable.
     """
     model, channel = parse_channel(where, STABLE)
-    after = channels.rollback(open_store(registry), model, channel, by=user(), why=why)
+    store = open_store(registry)
+    serving = read_channel(store, model, channel)
+    if serving and active_rollout(store, serving):
+        from pipeline.rollout.operations import Operator, abort
+
+        ended = abort(store, model, channel, Operator(user(), datetime.now(UTC), f"rollback: {why}".rstrip(": ")))
+        say(f"the rollout of {ended.version} is aborted; roll back again to go back behind {serving.version}")
+        _print_channel(serving, as_json)
+        return
+    after = channels.rollback(store, model, channel, by=user(), why=why)
     _print_channel(after, as_json)
 
 

@@ -177,6 +177,12 @@ class DeploymentPlan:
                 cron="0 4 * * *",
             ),
             WantedDeployment(
+                "advance_rollouts",
+                "Makes the steps of rollouts that are due, every 15 s for as long as one runs.",
+                {"registry": self.registry},
+                cron="*/10 * * * *",
+            ),
+            WantedDeployment(
                 "reconcile_fleet",
                 "Compares the cluster's nodes with the registry, and says or tells what they lack.",
                 {"registry": self.registry, "catalog": self.fleet_catalog, "apply": self.fleet == "apply"},

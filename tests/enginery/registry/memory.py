@@ -94,6 +94,11 @@ class MemoryStore:
     def read(self, key: str) -> bytes | None:
         return self._do("read", lambda: self.objects.get(check_key(key)))
 
+    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
+        data = self.read(key)
+        found = "" if data is None else digest_of_bytes(data)
+        return (None if found == tag else data), found
+
     def create(self, key: str, data: bytes) -> bool:
         return self._do("create", lambda: self.objects.setdefault(check_key(key), data) is data)
 

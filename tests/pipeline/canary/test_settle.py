@@ -16,9 +16,12 @@ from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup, policies
 from enginery.registry.versions.policies import ChannelPolicy
 from pipeline.canary.settle import attach, settle, settle_newest, target_verdicts
+from pipeline.rollout import operations
+from pipeline.rollout.advance import advance
 from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.canary.test_verdicts import refused, run
+from tests.pipeline.rollout.fleet import at, plan
 from validation.canary.report import read_report
 
 Settle = Callable[..., str]
@@ -114,6 +117,20 @@ def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pai
         ("cpu", "PASS", "1"), ("cpu", "PASS", "1"), ("sm_89", "PASS", "1"),
     ]  # fmt: skip
     assert verify(store).sound
+
+
+def test_under_a_policy_with_waves_a_pass_starts_a_rollout_once(store: Store, pair, settled: Settle) -> None:
+    one, two = pair
+    policies.write(store, "digits", "stable", ChannelPolicy(canary=True, rollout=plan("5%", "100%", soak=0)))
+    settled("cpu", two, one)
+    assert settled("sm_89", two, one) == "rollout started: digits:stable -> 2, in 2 waves"
+    assert serving(store) == "1"
+    operations.abort(store, "digits", "stable", operations.Operator("ada", at(0), "no"))
+    assert "a rollout of 2 is aborted; a person starts another one" in hourly(store)
+    operations.start(store, two, "stable", plan("100%", soak=0), operations.Operator("ada", at(0)))
+    found = advance(store, "digits", "stable", at(1))
+    assert found is not None and found.action == "done" and serving(store) == "2"
+    assert len(lookup.read_channel(store, "digits", "stable").history[-1].canary) == 2
 
 
 def test_a_fail_on_one_bars_what_passed_on_the_others(store: Store, pair, settled: Settle) -> None:

@@ -112,6 +112,7 @@
 {{- if .Values.catalog.enabled }}{{ $flows = append $flows "compile-catalog" }}{{ end -}}
 {{- if .Values.canary.enabled }}{{ $flows = concat $flows (list "canary" "settle-canary") }}{{ end -}}
 {{- if and .Values.canary.enabled .Values.canary.chooseBuckets }}{{ $flows = append $flows "choose-buckets" }}{{ end -}}
+{{- if .Values.rollouts.enabled }}{{ $flows = append $flows "advance-rollouts" }}{{ end -}}
 {{- $commands := list (include "enginery.deployCommand" (dict "root" . "name" .Values.prefect.workPool "only" $flows "variables" $variables) | fromJsonArray) -}}
 {{- /* Groups of one GPU (on demand and spot) share one flow: each would run the same canary, and prove the same engines. */ -}}
 {{- $asked := list -}}

@@ -1,0 +1,196 @@
+"""Rollouts on simulated fleets: whom a bad engine reaches, how long a good one takes, what reports cost.
+
+    python -m benchmarks.bench_rollout [--nodes 10000] [--large 50000] [--seeds 5] [--only PART ...]
+
+Nodes look every 30 s, a fifth more or less, swap and report by the real code over a store in memory, in simulated time;
+the controller looks every 15 s (`tests/pipeline/rollout/fleet.py`). The waves are 1 %, 5 %, 25 %, 100 % with 10 min
+each and the gate health=95%. Prints Markdown, as docs/scale.md has it, and exits 1 where a bar is not met.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from enginery.core.errors import EngineryError
+from enginery.registry.rollouts.reports import Heard, NodeReport
+from enginery.registry.rollouts.state import format_time, open_wave, read_rollout
+from pipeline.rollout.gates import judge_gates
+from tests.enginery.registry.memory import Actor, interleave, seeded
+from tests.pipeline.rollout.fleet import WHERE, Fleet, at, begin, plan, registry
+
+WAVES = ("1%", "5%", "25%", "100%")
+SOAK_S = 600
+
+
+def run_fleet(nodes: int, seed: int, *, waves: tuple[str, ...] = WAVES, **given: object) -> tuple[Fleet, str]:
+    """A fleet at the end of its rollout, and the rollout's state. given: bad, step, regions, cut, health_ppm."""
+    bad, step, cut = bool(given.get("bad")), given.get("step"), given.get("cut")
+    store, _, two = registry()
+    health = given.get("health_ppm", 950_000)
+    begin(store, two, plan(*waves, soak=SOAK_S, step=step, health_ppm=health))  # type: ignore[arg-type]
+    regions = int(str(given.get("regions", 1)))
+    fleet = Fleet.of(store, nodes, regions=regions, is_bad=lambda _: bad, seed=seed)
+    for watcher in fleet.watchers:
+        watcher.cut_off = watcher.node.region == cut
+    return fleet, fleet.run(4 * 3600)
+
+
+def measure_bad(nodes: int, seeds: int) -> bool:
+    """An engine that fails on every node, with whole waves and in steps of 0.25 % a look."""
+    print("| waves open | nodes reached | share | halted after its first swap | all back |")
+    print("|---|---:|---:|---:|---:|")
+    good = True
+    for name, step in (("at once", None), ("in steps of 0.25 %", 2_500)):
+        reached, halted = [], []
+        for seed in range(seeds):
+            fleet, state = run_fleet(nodes, seed, bad=True, step=step)
+            swaps = [watcher.swaps for watcher in fleet.watchers if watcher.swaps]
+            first, end = min(min(item) for item in swaps), fleet.actions[-1][0]
+            reached.append(len(swaps))
+            halted.append(end - first)
+            everybody = fleet.serving("1") == nodes
+            in_first = read_rollout(fleet.store, *WHERE).wave == 0  # type: ignore[union-attr]
+            good = good and state == "halted" and everybody and in_first and end - first <= 2 * 36 + 2 * 15
+        most = max(reached)
+        good = good and (step is None or most <= nodes / 100)
+        spread, back = f"{min(reached)} to {most}", "yes" if everybody else "NO"
+        print(f"| {name} | {spread} | {most / nodes:.2%} at most | {max(halted):.0f} s at most | {back} |")
+    return good
+
+
+def measure_good(nodes: int, seeds: int) -> bool:
+    """An engine that is well everywhere."""
+    last, ends, back = [], [], 0
+    for seed in range(min(seeds, 2)):
+        fleet, state = run_fleet(nodes, seed)
+        if state != "done" or fleet.serving("2") != nodes:
+            return False
+        last.append(max(watcher.swaps[0] for watcher in fleet.watchers))
+        ends.append(next(second for second, action, _ in fleet.actions if action == "done"))
+        back += sum(len(watcher.swaps) > 1 for watcher in fleet.watchers)
+    print(f"the waves say {3 * SOAK_S} s until the last opens, {4 * SOAK_S} s to the end; the last of {nodes} nodes")
+    print(f"swapped after {max(last):.0f} s, the channel was promoted after {max(ends):.0f} s; swapped twice: {back}")
+    return max(last) <= 3 * SOAK_S + 3 * 15 + 36 and max(ends) <= 4 * SOAK_S + 5 * 15 and back == 0
+
+
+def measure_regions(nodes: int, _: int) -> bool:
+    """One of 20 regions without the registry for the whole rollout."""
+    fleet, state = run_fleet(nodes, 0, regions=20, cut="region-7", health_ppm=900_000)
+    cut = [watcher for watcher in fleet.watchers if watcher.cut_off]
+    kept = all(watcher.version == "1" and not watcher.swaps for watcher in cut)
+    for watcher in cut:
+        watcher.cut_off = False
+    others = fleet.serving("2") == nodes - len(cut)
+    fleet.run(fleet.second + 40, ends=False)
+    print(f"{len(cut)} nodes cut off: the rollout is {state} on the others; they keep version 1: {kept}; ", end="")
+    print(f"36 s after they are back all {nodes} serve 2: {fleet.serving('2') == nodes}")
+    return state == "done" and kept and others and fleet.serving("2") == nodes
+
+
+def measure_races(_: int, seeds: int) -> bool:
+    """Two operators who start different rollouts of one channel at once, in many interleavings."""
+    wins = {"ada": 0, "bob": 0}
+    for seed in range(20 * seeds):
+        store, _one, two = registry()
+        works: list[tuple[Actor, Callable[[], object]]] = []
+        for name in wins:
+            seen = store.seen_by(actor := Actor(name))
+            works.append((actor, lambda seen=seen, two=two, name=name: begin(seen, two, plan(), by=name)))  # type: ignore[misc]
+        interleave(works, seeded(seed))
+        winner = read_rollout(store, *WHERE).history[0].by  # type: ignore[union-attr]
+        told = [isinstance(actor.error, EngineryError) and winner in str(actor.error) for actor, _ in works]
+        if sorted(told) != [False, True]:
+            return False
+        wins[winner] += 1
+    print(f"{20 * seeds} interleavings: ada won {wins['ada']}, bob {wins['bob']}; the other was told each time")
+    return True
+
+
+def measure_halts(_: int, seeds: int) -> bool:
+    """How often the gate health=95% halts a wave whose nodes fail with a given probability, looked at every 15 s."""
+    print("| nodes of the wave | share that fails | halted while it lasts | halted by its end |")
+    print("|---:|---:|---:|---:|")
+    store, _, two = registry()
+    rollout = open_wave(begin(store, two, plan("50%", "100%", soak=SOAK_S, health_ppm=950_000)), 0, at(0))
+    rng, rounds, worst = random.Random(0), 40 * seeds, 0.0
+    for nodes in (20, 100, 500):
+        for share in (0.01, 0.025, 0.05, 0.1, 0.3):
+            early = late = 0
+            for _round in range(rounds):
+                when = [(rng.uniform(0, 36), rng.random() < share, rng.uniform(20, SOAK_S)) for _node in range(nodes)]
+                first = next((s for s in range(0, SOAK_S + 1, 15) if _fails(rollout, when, s)), None)
+                early += first is not None and first < SOAK_S
+                late += first is not None
+            worst = max(worst, early / rounds) if share <= 0.05 else worst
+            print(f"| {nodes} | {share:.1%} | {early / rounds:.1%} | {late / rounds:.1%} |")
+    return worst <= 0.1
+
+
+def _fails(rollout: object, when: list[tuple[float, bool, float]], second: int) -> bool:
+    """Whether the gate fails at a second. when: of each node its swap, whether it fails, and from when on."""
+    time_ = format_time(at(second))
+    told = [
+        NodeReport(str(number), "", "2", time_, time_, "unhealthy" if bad and second >= since else "")
+        for number, (swap, bad, since) in enumerate(when)
+        if swap <= second
+    ]
+    (gate,) = judge_gates(rollout, Heard(len(told), tuple(told)), (), at(second))  # type: ignore[arg-type]
+    return gate.verdict == "fail"
+
+
+def measure_large(nodes: int, _: int) -> bool:
+    """What reports cost a large fleet, in the usual waves and in one."""
+    columns = (
+        "nodes",
+        "waves",
+        "that report, at most",
+        "reports a second, busiest 10 s",
+        "mean",
+        "read a look, at most",
+    )
+    print(f"| {' | '.join(columns)} |\n|---:|---|---:|---:|---:|---:|")
+    good = True
+    for waves in (WAVES, ("100%",)):
+        fleet, state = run_fleet(nodes, 0, waves=waves)
+        writes, looks = fleet.report_writes, fleet.read_by_looks
+        busiest, mean = max(writes.values()) / 10, sum(writes.values()) / fleet.second
+        most = [max(look[index] for look in looks) for index in (0, 1)]
+        print(f"| {nodes} | {', '.join(waves)} | {most[0]} | {busiest:.0f} | {mean:.1f} | {most[1]} |")
+        good = good and state == "done" and most[1] <= 2_000 and busiest < 3_500
+    return good
+
+
+PARTS = {
+    "bad": measure_bad,
+    "good": measure_good,
+    "regions": measure_regions,
+    "races": measure_races,
+    "halts": measure_halts,
+    "large": measure_large,
+}
+
+
+def main() -> int:
+    """Run the parts; exit code 1 where one does not meet its bar."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_rollout", description="Rollouts, simulated.")
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--large", type=int, default=50_000)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
+    given = parser.parse_args()
+    failed = []
+    for name in given.only:
+        began = time.process_time()
+        print(f"\n### {(PARTS[name].__doc__ or name).splitlines()[0]}\n")
+        met = PARTS[name](given.large if name == "large" else given.nodes, given.seeds)
+        print(f"\nbar met: {'yes' if met else 'NO'} ({time.process_time() - began:.0f} s of CPU)", flush=True)
+        failed += [] if met else [name]
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        sys.exit(main())

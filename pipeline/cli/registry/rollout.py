@@ -1,0 +1,224 @@
+"""The commands of rollouts: start, status, watch, receive, pause, resume, abort."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginery.core.errors import UnknownNameError
+from enginery.core.names import STABLE, channel_of, parse_channel, parse_reference
+from enginery.core.origin import user
+from enginery.registry.rollouts.state import Rollout, read_rollout, running_rollouts
+from enginery.registry.store.base import Store, open_store
+from pipeline.cli.options import (
+    channel_argument,
+    emit_json,
+    json_option,
+    number_option,
+    reference_argument,
+    registry_option,
+    say,
+    why_option,
+)
+from pipeline.cli.registry.rollout_options import GivenPlan, describe_plan, waves_options
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from pipeline.rollout.operations import Operator
+    from pipeline.rollout.views import RolloutStatus
+
+
+@click.group()
+def rollout() -> None:
+    """Bring a version to a channel in waves, with gates, and halt it by itself."""
+
+
+@rollout.command("start")
+@reference_argument
+@click.argument("where", metavar="[NAME:CHANNEL]", required=False)
+@waves_options("--wave")
+@click.option("--proven-only", is_flag=True, help="Serve only its proven engines.")
+@why_option
+@registry_option
+@json_option
+def start_rollout(
+    reference: str, where: str | None, proven_only: bool, why: str, registry: str, as_json: bool, **given: Any
+) -> None:
+    """Start a rollout of the version REF to a channel; its first wave is open then.
+
+    Without --wave the waves are those of the channel's policy. The channel goes on serving what it serves; when the
+    last wave is over, it is promoted. `enginery rollout watch`, or the flow, makes the steps.
+
+    NAME:CHANNEL: a channel of the same model (default: its channel stable).
+    """
+    from enginery.registry.trust import require
+    from enginery.registry.versions.lookup import locate
+    from pipeline.rollout import operations
+
+    named = parse_reference(reference)
+    channel = channel_of(named.model, where) if where else STABLE
+    store = open_store(registry)
+    manifest = locate(store, named).manifest
+    require(store, manifest)
+    plan = operations.plan_of(store, named.model, channel, GivenPlan(**given).read())
+    found = operations.start(store, manifest, channel, plan, _operator(why), proven_only=proven_only)
+    _print(found, as_json)
+    if not as_json:
+        echo(describe_plan(plan))
+
+
+@rollout.command("status")
+@click.argument("where", metavar="[NAME:CHANNEL]", required=False)
+@registry_option
+@json_option
+def show_status(where: str | None, registry: str, as_json: bool) -> None:
+    """Show a channel's rollout: its waves, what nodes report, gates, decisions.
+
+    NAME:CHANNEL: a model and its channel (default: all rollouts that are not finished).
+    """
+    from pipeline.rollout.views import read_status
+
+    store = open_store(registry)
+    found = [read_status(store, item, _now()) for item in _named(store, where)]
+    if as_json:
+        emit_json([status.to_json() for status in found])
+        return
+    for status in found:
+        _print_status(status)
+    if not found:
+        echo("no rollout is running")
+
+
+@rollout.command("pause")
+@channel_argument
+@why_option
+@registry_option
+@json_option
+def pause_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
+    """Stop a rollout where it is; gates that fail still halt it."""
+    from pipeline.rollout.operations import pause
+
+    _print(pause(open_store(registry), *parse_channel(where, STABLE), _operator(why)), as_json)
+
+
+@rollout.command("resume")
+@channel_argument
+@why_option
+@registry_option
+@json_option
+def resume_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
+    """Let a paused rollout go on, or approve its open wave."""
+    from pipeline.rollout.operations import resume
+
+    _print(resume(open_store(registry), *parse_channel(where, STABLE), _operator(why)), as_json)
+
+
+@rollout.command("abort")
+@channel_argument
+@why_option
+@registry_option
+@json_option
+def abort_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
+    """End a rollout; every node returns to what the channel serves."""
+    from pipeline.rollout.operations import abort
+
+    _print(abort(open_store(registry), *parse_channel(where, STABLE), _operator(why)), as_json)
+
+
+@rollout.command("watch")
+@click.argument("where", metavar="[NAME:CHANNEL]", required=False)
+@click.option("--once", is_flag=True, help="Look once and exit.")
+@number_option("--interval", click.FloatRange(0.05), 15.0, "Seconds between looks.")
+@registry_option
+@json_option
+def watch_rollout(where: str | None, once: bool, interval: float, registry: str, as_json: bool) -> None:
+    """Make the steps that are due, until the rollout is finished. Several may run at once, and may be killed.
+
+    Exit code 1 if it was halted or aborted. NAME:CHANNEL: a model and its channel (default: every rollout, for ever).
+    """
+    from pipeline.rollout.follow import RolloutFollower
+
+    store = open_store(registry)
+    chosen = [parse_channel(where, STABLE)] if where else None
+    if chosen and read_rollout(store, *chosen[0]) is None:
+        raise UnknownNameError(f"{where} has no rollout; `enginery rollout start` starts one")
+    follower = RolloutFollower(store, chosen, say)
+    if once:
+        follower.look()
+    else:
+        follower.run(interval, forever=chosen is None)
+    last = follower.last
+    if as_json:
+        emit_json([_as_json(item) for item in last.values()])
+    if follower.failed or any(item.rollout.state in ("halted", "aborted") for item in last.values()):
+        raise SystemExit(1)
+
+
+@rollout.command("receive")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="Port; 0 is any free one.")
+@registry_option
+def receive_reports(host: str, port: int, registry: str) -> None:
+    """Take reports of nodes that may not write the registry (`pull --watch --report-url`), and store them."""
+    from pipeline.rollout.receiving import serve_reports
+
+    serve_reports(open_store(registry), host, port, say)
+
+
+def _named(store: Store, where: str | None) -> list[Rollout]:
+    if where is None:
+        found = (read_rollout(store, *named) for named in running_rollouts(store))
+        return [item for item in found if item]
+    rollout = read_rollout(store, *parse_channel(where, STABLE))
+    if rollout is None:
+        raise UnknownNameError(f"{where} has no rollout; `enginery rollout start` starts one")
+    return [rollout]
+
+
+def _as_json(found: Any) -> dict[str, object]:
+    return {
+        "model": found.rollout.model,
+        "channel": found.rollout.channel,
+        "version": found.rollout.version,
+        "state": found.rollout.state,
+        "wave": found.rollout.wave + 1,
+        "action": found.action,
+        "why": found.why,
+    }
+
+
+def _print(found: Rollout, as_json: bool) -> None:
+    if as_json:
+        from enginery.core.codec import encode
+
+        emit_json(encode(found))
+        return
+    last = found.history[-1]
+    echo(f"{found.where}: rollout {found.id} of {found.version} is {found.state} ({last.what}; {found.base} is served)")
+
+
+def _print_status(status: "RolloutStatus") -> None:
+    found, heard = status.rollout, status.heard
+    state = "overtaken: the channel was moved" if status.overtaken else found.state
+    echo(f"{found.where}: rollout {found.id} of {found.version}, in place of {found.base}: {state}")
+    print_table(("wave", "who", "least_time", "state"), status.list_waves())
+    if not found.is_finished:
+        failing = sum(bool(report.failure) for report in heard.reports)
+        echo(f"reports: {heard.nodes} nodes; of {len(heard.reports)} that were read {failing} fail")
+    if status.gates:
+        print_table(("gate", "", "why"), [[gate.name, gate.verdict, gate.why] for gate in status.gates])
+    rows = [[item.at, item.what, item.by, item.why] for item in found.history]
+    print_table(("at", "what", "by", "why"), rows)
+    if found.earlier:
+        earlier = [[item.began, item.version, item.state, item.by, item.why] for item in found.earlier]
+        print_table(("began", "version", "ended as", "by", "why"), earlier, title="earlier rollouts")
+
+
+def _operator(why: str) -> "Operator":
+    from pipeline.rollout.operations import Operator
+
+    return Operator(user(), _now(), why)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,37 @@
+"""The flow that makes the steps of rollouts that are due."""
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from enginery.core.errors import UnavailableError
+from enginery.core.text import pluralize
+from enginery.registry.store.base import open_store
+from enginery.registry.store.layout import DEFAULT_REGISTRY
+from pipeline.orchestration.events import send_rollout
+from pipeline.rollout.advance import Advance
+from pipeline.rollout.follow import INTERVAL_S, RolloutFollower
+
+
+@flow(name="advance-rollouts", flow_run_name="advance rollouts", persist_result=False)
+def advance_rollouts(
+    registry: str = DEFAULT_REGISTRY, interval_s: float = INTERVAL_S, lasts_s: float = 600.0
+) -> State[object]:
+    """Look at every rollout that is not finished, each `interval_s` for at most `lasts_s`; send an event for each step.
+
+    It ends at once where none runs, so that a schedule may start one every `lasts_s`. Several at once are harmless.
+    """
+    logger = get_run_logger()
+
+    def send(step: Advance) -> None:
+        try:
+            send_rollout(step.rollout, step.action, step.why, registry)
+        except UnavailableError as error:  # the step is made, and stands in the rollout's history
+            logger.warning("%s", error)
+
+    follower = RolloutFollower(open_store(registry), None, logger.info, send)
+    follower.run(interval_s, lasts_s)
+    told = [f"{item.rollout.where}: {item.action}: {item.why}" for item in follower.last.values()]
+    if follower.failed:
+        return Failed(message=f"{pluralize(len(follower.failed), 'rollout')} could not be looked at", data=told)
+    return Completed(message=f"looked at {pluralize(len(follower.last), 'rollout')}", data=told)

@@ -1,0 +1,200 @@
+"""What a person does to a rollout: start, pause, resume, abort. Each is one write by compare-and-swap, or an error that
+says what the other writer did."""
+
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+
+from enginery.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from enginery.registry.leases import hold_lease, secure_version
+from enginery.registry.manifest import Manifest
+from enginery.registry.rollouts.reports import clear_reports
+from enginery.registry.rollouts.state import (
+    MOST_EARLIER,
+    Decision,
+    Rollout,
+    RolloutPlan,
+    change_rollout,
+    format_time,
+    open_wave,
+    parse_time,
+    read_rollout,
+    write_rollout,
+)
+from enginery.registry.rollouts.waves import check_waves
+from enginery.registry.store.base import Store
+from enginery.registry.trust import require
+from enginery.registry.versions import channels, lookup, policies
+from enginery.registry.versions.lookup import Channel
+from enginery.registry.versions.refresh import active_rollout, refresh_rollout
+from pipeline.rollout.advance import passes_of
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Who decides, when and why."""
+
+    by: str
+    at: datetime
+    why: str = ""
+
+
+def start(
+    store: Store, manifest: Manifest, channel: str, plan: RolloutPlan, who: Operator, *, proven_only: bool = False
+) -> Rollout:
+    """Start a rollout of a version to a channel, with its first wave open.
+
+    Raises InputError where the channel's policy does not allow the version, serves it already or serves nothing to
+    return to, ConflictError where another rollout runs or was started at the same time, IntegrityError for a version
+    that has lost a blob.
+    """
+    check_waves(plan.waves)
+    serving = _serving(store, manifest, channel)
+    before = read_rollout(store, manifest.model, channel)
+    if active := active_rollout(store, serving):
+        raise ConflictError(_already(active))
+    rollout = _first_wave(manifest, serving, plan, who, proven_only, before)
+    _check(store, manifest, rollout)
+    clear_reports(store, manifest.model, channel)
+    with hold_lease(store, f"starting a rollout of {manifest.model}@{manifest.version}") as guard:
+        secure_version(guard, manifest)
+        written = write_rollout(store, rollout, before)
+    if written is None:
+        winner = read_rollout(store, manifest.model, channel)
+        raise ConflictError(_already(winner) if winner else "the rollout was deleted at the same time; start again")
+    refresh_rollout(store, manifest.model, channel)
+    return written
+
+
+def _already(found: Rollout) -> str:
+    by = found.history[0].by or "?"
+    return (
+        f"a rollout of {found.version} to {found.where} is {found.state}: {by} started it at {found.history[0].at}; "
+        f"`enginery rollout status {found.where}` shows it, `enginery rollout abort {found.where}` ends it"
+    )
+
+
+def _serving(store: Store, manifest: Manifest, channel: str) -> Channel:
+    serving = lookup.read_channel(store, manifest.model, channel)
+    where, reference = f"{manifest.model}:{channel}", f"{manifest.model}@{manifest.version}"
+    if serving is None:
+        raise InputError(
+            f"{where} serves nothing that nodes could return to; its first version comes at once: "
+            f"`enginery promote {reference} {where}`"
+        )
+    if serving.manifest == manifest.digest:
+        raise InputError(f"{where} serves {manifest.version} already; there is nothing to roll out")
+    return serving
+
+
+def _first_wave(
+    manifest: Manifest,
+    serving: Channel,
+    plan: RolloutPlan,
+    who: Operator,
+    proven_only: bool,
+    before: Rollout | None,
+) -> Rollout:
+    time = format_time(who.at)
+    earlier = (*before.earlier, before.summarize())[-MOST_EARLIER:] if before else ()
+    rollout = Rollout(
+        id=secrets.token_hex(6),
+        model=manifest.model,
+        channel=serving.name,
+        version=manifest.version,
+        manifest=manifest.digest,
+        proven_only=proven_only,
+        base=serving.version,
+        base_manifest=serving.manifest,
+        base_moves=len(serving.history),
+        plan=plan,
+        state="running",
+        wave=0,
+        reach=(),
+        opened=time,
+        raised=time,
+        soaking=None,
+        history=(Decision(time, f"started, wave {plan.waves[0]}", 1, who.by, who.why[:1000]),),
+        earlier=earlier,
+    )
+    return open_wave(rollout, 0, who.at)
+
+
+def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
+    """Raise what a promotion would be refused for."""
+    refusal = channels.policy_refusal(
+        store,
+        manifest,
+        rollout.channel,
+        proven_only=rollout.proven_only,
+        canaries=passes_of(store, rollout),
+        counts=require(store, manifest).counts,
+        in_waves=True,
+    )
+    if refusal:
+        raise InputError(refusal)
+    if lost := lookup.find_lost_of(store, manifest):
+        reference = f"{manifest.model}@{manifest.version}"
+        raise IntegrityError(f"{reference} has lost {len(lost)} blobs; `enginery verify {reference}` names them")
+
+
+def plan_of(store: Store, model: str, channel: str, given: RolloutPlan | None) -> RolloutPlan:
+    """The plan of a channel's policy, or the given one. Raises InputError where both are there, or neither."""
+    ruled = policies.of_channel(store, model, channel).rollout
+    where = f"{model}:{channel}"
+    if ruled and given and given != ruled:
+        raise InputError(
+            f"the policy of {where} says how versions come to it; give no waves, or change it: `enginery policy set`"
+        )
+    if found := ruled or given:
+        return found
+    raise InputError(f"no waves: give --wave 1% --wave 100%, or set them with `enginery policy set {where} --waves`")
+
+
+def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
+    """Stop a rollout where it is: no further wave opens; gates that fail still halt it."""
+    found = _unfinished(store, model, channel)
+    if found.state != "running":
+        raise InputError(f"the rollout of {found.where} is {found.state}, not running; there is nothing to pause")
+    after = found.decide(who.at, "paused", who.by, who.why, state="paused", paused=format_time(who.at))
+    return change_rollout(store, found, after)
+
+
+def resume(store: Store, model: str, channel: str, who: Operator) -> Rollout:
+    """Let a paused rollout go on, its wave's time without the pause; or approve the open wave where a person must."""
+    found = _unfinished(store, model, channel)
+    if found.state == "paused":
+        gone = who.at - parse_time(found.paused or format_time(who.at))
+        soaking = format_time(parse_time(found.soaking) + gone) if found.soaking else None
+        after = found.decide(who.at, "resumed", who.by, who.why, state="running", paused=None, soaking=soaking)
+        return change_rollout(store, found, after)
+    if found.state == "running" and found.plan.gates.approve and found.approved <= found.wave:
+        after = found.decide(who.at, "approved", who.by, who.why, approved=found.wave + 1)
+        return change_rollout(store, found, after)
+    raise InputError(f"the rollout of {found.where} is {found.state} and waits for nobody; there is nothing to resume")
+
+
+def abort(store: Store, model: str, channel: str, who: Operator) -> Rollout:
+    """End a rollout: every node returns to what the channel serves."""
+    found = _unfinished(store, model, channel)
+    if found.state == "promoting":
+        raise InputError(
+            f"every wave of {found.where} is over and {found.version} is being promoted; "
+            f"`enginery rollback {found.where}` returns to {found.base}"
+        )
+    after = change_rollout(store, found, found.decide(who.at, "aborted", who.by, who.why, state="aborted"))
+    refresh_rollout(store, model, channel)
+    return after
+
+
+def _unfinished(store: Store, model: str, channel: str) -> Rollout:
+    found = read_rollout(store, model, channel)
+    serving = lookup.read_channel(store, model, channel)
+    if found is None or serving is None:
+        raise UnknownNameError(f"{model}:{channel} has no rollout; `enginery rollout start REF {model}:{channel}`")
+    if found.is_finished:
+        last = found.history[-1]
+        raise InputError(f"the last rollout of {found.where} is {found.state} since {last.at}: {last.why}")
+    if active_rollout(store, serving) is None:
+        raise InputError(f"{found.where} was moved to {serving.version} meanwhile, which has ended its rollout")
+    return found

@@ -1,0 +1,74 @@
+"""A rollout for people and programs: its waves, what nodes report, what it waits for, what was decided."""
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+
+from enginery.core.codec import encode
+from enginery.registry.evidence.canaries import canaries
+from enginery.registry.rollouts.reports import Heard, read_reports
+from enginery.registry.rollouts.state import Rollout, parse_time
+from enginery.registry.store.base import Store
+from enginery.registry.versions import lookup
+from enginery.registry.versions.refresh import active_rollout
+from pipeline.rollout.gates import GateResult, judge_gates
+
+
+@dataclass(frozen=True)
+class RolloutStatus:
+    """A rollout and what a look at it sees now. overtaken: whether the channel was moved, and no look has said so."""
+
+    rollout: Rollout
+    gates: tuple[GateResult, ...]
+    heard: Heard
+    overtaken: bool
+    now: datetime
+
+    def to_json(self) -> dict[str, object]:
+        """For programs."""
+        found = self.heard.reports
+        failing = [encode(report) for report in found if report.failure]
+        regions = Counter(report.region for report in found)
+        reports = {
+            "nodes": self.heard.nodes,
+            "read": len(found),
+            "well": len(found) - len(failing),
+            "failing": failing[:50],
+            "regions": dict(sorted(regions.items())),
+            "silent": sum(report.is_silent(self.now) for report in found),
+        }
+        gates = [encode(gate) for gate in self.gates]
+        return {**encode(self.rollout), "overtaken": self.overtaken, "gates": gates, "reports": reports}
+
+    def list_waves(self) -> list[list[str]]:
+        """A row for each wave: number, who, least time in seconds, state."""
+        rollout = self.rollout
+        rows = []
+        for index, (wave, soak_s) in enumerate(zip(rollout.plan.waves, rollout.plan.soaks_s, strict=True)):
+            if index < rollout.wave or rollout.state == "done":
+                state = "passed"
+            elif index > rollout.wave:
+                state = "" if not rollout.is_finished else "never"
+            else:
+                state = self._open_wave()
+            rows.append([str(index + 1), str(wave), f"{soak_s} s", state])
+        return rows
+
+    def _open_wave(self) -> str:
+        rollout = self.rollout
+        if rollout.state != "running":
+            return rollout.state
+        if rollout.soaking is None:
+            return f"opening: {', '.join(map(str, rollout.reach))}"
+        return f"open for {(self.now - parse_time(rollout.soaking)).total_seconds():.0f} s"
+
+
+def read_status(store: Store, rollout: Rollout, now: datetime) -> RolloutStatus:
+    """The status of a rollout. Raises IntegrityError for damaged documents."""
+    if rollout.is_finished:
+        return RolloutStatus(rollout, (), Heard(), False, now)
+    serving = lookup.read_channel(store, rollout.model, rollout.channel)
+    overtaken = serving is None or active_rollout(store, serving) is None
+    heard, manifest = read_reports(store, rollout), lookup.load(store, rollout.model, rollout.version)
+    gates = judge_gates(rollout, heard, canaries(store, manifest), now)
+    return RolloutStatus(rollout, gates, heard, overtaken, now)

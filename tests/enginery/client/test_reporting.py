@@ -1,0 +1,223 @@
+"""Rollouts as a node sees them: what it serves, how it reports, and that reports never stop a watcher."""
+
+import http.server
+import json
+import sys
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from enginery.client.client import Client, Command, HealthCommand, HealthUrl, ReportUrl, ServingNode
+from enginery.client.fetch import BlobFetcher
+from enginery.client.locate import VersionLocator
+from enginery.client.reporting import Reporter
+from enginery.client.resolve import Policy
+from enginery.client.watch import ChannelWatcher
+from enginery.core.errors import EngineryError, InputError, UnavailableError
+from enginery.core.hardware.machine import Machine
+from enginery.core.names import parse_reference
+from enginery.registry.rollouts.reports import SILENT_S, clear_reports, read_reports
+from enginery.registry.rollouts.state import Gates, RolloutPlan
+from enginery.registry.rollouts.waves import parse_wave
+from pipeline.rollout import operations
+from tests.enginery.registries import engine, publish_engines
+
+NODE = ServingNode("n1", "eu", ("canary",))
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = NOW.timestamp()
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def rollout(store: Any) -> Any:
+    """digits:stable serves 1, and 2 comes to nodes with the label canary."""
+    publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
+    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    plan = RolloutPlan((parse_wave("label=canary"), parse_wave("100%")), (600, 600), Gates())
+    return operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
+
+
+def watcher(store: Any, dest: Any, clock: Clock, node: ServingNode = NODE, hook: Any = None, **given: Any) -> Any:
+    said: list[str] = []
+    reporter = Reporter(clock=clock, say=said.append, **given)
+    watch = ChannelWatcher(
+        lambda: locator, parse_reference("digits:stable"), Machine.from_name("cpu"), dest, policy=Policy(),
+        fetcher=lambda: BlobFetcher.for_store(store), hook=hook, say=said.append, reporter=reporter,
+    )  # fmt: skip
+    locator = VersionLocator(store, node=node)
+    return watch, said
+
+
+def reports(store: Any, rollout: Any) -> Any:
+    return read_reports(store, rollout).reports
+
+
+def test_who_is_reached_gets_the_candidate_and_reports_it(store, rollout, tmp_path, clock):
+    mine, _ = watcher(store, tmp_path / "a", clock)
+    other, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
+    assert mine.once().version == "2" and other.once().version == "1"
+    (found,) = reports(store, rollout)
+    assert (found.node, found.region, found.version, found.failure) == ("n1", "eu", "2", "")
+    assert found.at == "2026-11-01T00:00:00.000+00:00" and not found.is_silent(NOW)
+    operations.abort(store, "digits", "stable", operations.Operator("ada", NOW))
+    assert mine.once().version == "1" and clear_reports(store, "digits", "stable") == 1
+
+
+def test_a_step_that_reaches_others_costs_a_node_one_request(rollout, store, tmp_path, clock):
+    mine, _ = watcher(store, tmp_path / "a", clock, ServingNode("n2", "us"), hook=None)
+    assert mine.once().version == "1"
+    operations.pause(store, "digits", "stable", operations.Operator("ada", NOW))
+    seen: list[str] = []
+    read = type(store).read_blob
+    try:
+        type(store).read_blob = lambda self, digest: seen.append(digest) or read(self, digest)
+        assert mine.once().version == "1" and not seen
+    finally:
+        type(store).read_blob = read
+
+
+def test_it_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, tmp_path, clock):
+    health = {"failure": "", "requests": 10, "errors": 0}
+    mine, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: answer(**health))
+    times = []
+    for seconds in range(0, 400, 30):
+        clock.seconds = NOW.timestamp() + seconds
+        health["errors"] = 1 if seconds >= 300 else 0
+        mine.once()
+        (found,) = reports(store, rollout)
+        times.append(found.at[14:19])
+    assert times == sorted(times) and set(times) == {"00:00", "02:00", "04:00", "05:00"}
+    assert found.errors == 1 and found.requests == 10 and found.since[14:19] == "00:00"
+
+
+def answer(**given):
+    from enginery.client.health import HealthAnswer
+
+    return HealthAnswer(**given)
+
+
+def test_a_pull_or_a_hook_that_fails_is_reported(store, rollout, tmp_path, clock):
+    mine, _ = watcher(store, tmp_path / "a", clock, hook=Command("false"))
+    with pytest.raises(EngineryError, match="hook"):
+        mine.once()
+    (found,) = reports(store, rollout)
+    assert (found.version, found.failure) == ("2", "hook") and "ended with 1" in found.detail
+    store.remove(f"blobs/sha256/{two(store)[:2]}/{two(store)}")
+    mine, _ = watcher(store, tmp_path / "b", clock)
+    with pytest.raises(EngineryError):
+        mine.once()
+    (found,) = reports(store, rollout)
+    assert (found.version, found.failure) == ("", "pull") and len(found.detail) <= 200
+
+
+def two(store):
+    from enginery.core.digest import digest_of_bytes
+
+    return digest_of_bytes(b"two")
+
+
+def test_a_server_that_is_not_well_counts_as_starting_at_first(store, rollout, tmp_path, clock):
+    mine, _ = watcher(store, tmp_path / "a", clock, health=HealthCommand("false"))
+    mine.once()
+    assert reports(store, rollout) == ()
+    clock.seconds += 30
+    mine.once()
+    (found,) = reports(store, rollout)
+    assert (found.failure, found.detail) == ("unhealthy", "health command ended with 1")
+
+
+def test_reports_that_cannot_be_written_are_said_once_and_stop_nothing(store, rollout, tmp_path, clock, monkeypatch):
+    def refuse(*_):
+        raise UnavailableError("access denied")
+
+    monkeypatch.setattr("enginery.client.reporting.write_report", refuse)
+    mine, said = watcher(store, tmp_path / "a", clock)
+    for _ in range(5):
+        assert mine.once().version == "2"
+        clock.seconds += 61
+    assert [line for line in said if "access denied" in line] == [
+        "what this node serves cannot be reported, and no gate of a rollout sees it: access denied"
+    ]
+
+
+def test_two_nodes_with_one_name_are_told(store, rollout, tmp_path, clock):
+    one, said = watcher(store, tmp_path / "a", clock)
+    other, _ = watcher(store, tmp_path / "b", clock)
+    one.once()
+    clock.seconds += 1
+    other.once()
+    clock.seconds += 120
+    one.once()
+    assert [line for line in said if "another process reports as node 'n1'" in line]
+
+
+def test_reports_go_to_a_url_where_the_registry_may_not_be_written(store, rollout, tmp_path, clock):
+    got = []
+
+    class Endpoint(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def do_GET(self):
+            self.send_response(503 if self.path == "/ill" else 200)
+            self.end_headers()
+            self.wfile.write(b'{"requests": 7, "errors": 2}')
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        mine, _ = watcher(store, tmp_path / "a", clock, url=ReportUrl(url), health=HealthUrl(url))
+        mine.once()
+        assert HealthUrl(f"{url}/ill")({}).failure == "health URL answers 503"
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (got[0]["rollout"], got[0]["report"]["node"], got[0]["report"]["requests"]) == (rollout.id, "n1", 7)
+    assert reports(store, rollout) == ()
+    assert "does not answer" in HealthUrl(url, 1)({}).failure
+    with pytest.raises(UnavailableError, match="does not answer"):
+        ReportUrl(url, 1).send(got and _sent())
+
+
+def _sent():
+    from enginery.registry.rollouts.reports import NodeReport, SentReport
+
+    return SentReport("digits", "stable", "r", NodeReport("n", "", "1", "t", "t"))
+
+
+def test_a_health_command_may_say_counts(tmp_path):
+    line = f'{sys.executable} -c "print(\'{{\\"requests\\": 5, \\"errors\\": 1}}\')"'
+    assert (HealthCommand(line)({}).requests, HealthCommand(line)({}).errors) == (5, 1)
+    assert HealthCommand("sleep 9", 0.1)({}).failure.endswith("was killed")
+    assert "cannot be started" in HealthCommand(str(tmp_path / "none"))({}).failure
+    assert HealthCommand("echo []")({}).requests is None
+    for make in (lambda: HealthCommand(""), lambda: HealthUrl("ftp://x"), lambda: ReportUrl("x")):
+        with pytest.raises(InputError):
+            make()
+
+
+def test_a_client_is_a_node(store, rollout, tmp_path, monkeypatch):
+    assert Client(store.uri, node=NODE).resolve("digits:stable", "cpu").what == "digits@2"
+    assert Client(store.uri, node=None).resolve("digits:stable", "cpu").what == "digits@1"
+    monkeypatch.setenv("ENGINERY_LABELS", "canary")
+    assert Client(store.uri).pull("digits:stable", tmp_path, machine="cpu").located.manifest.version == "2"
+    assert SILENT_S > 120

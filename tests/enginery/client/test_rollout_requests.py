@@ -1,0 +1,74 @@
+"""What a rollout costs a node in requests: each number is a promise of docs/scale.md."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from enginery.client.client import Client, ServingNode
+from enginery.client.reporting import Reporter
+from enginery.client.watch import ChannelWatcher
+from enginery.core.hardware.machine import Machine
+from enginery.core.names import parse_reference
+from enginery.registry.rollouts.state import Gates, RolloutPlan
+from enginery.registry.rollouts.waves import parse_wave
+from enginery.registry.store.layout import blob_key, pointer_key
+from enginery.registry.versions.pointers import read_pointer
+from pipeline.rollout import operations
+from pipeline.rollout.advance import advance
+from tests.enginery.registries import engine, publish_engines
+from tests.enginery.registry.counting import CountingStore
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+POINTER = pointer_key("digits", "stable")
+
+
+def watcher(store: CountingStore, folder: Path, *labels: str) -> ChannelWatcher:
+    client = Client("memory://registry", cache=folder / "cache", node=ServingNode("n1", "", labels))
+    client.__dict__["store"] = store
+    return ChannelWatcher(
+        lambda: client._locator, parse_reference("digits:stable"), Machine.from_name("cpu"), folder / "engines",
+        policy=client.policy, fetcher=lambda: client._fetcher(lambda *_: None), say=len,
+        reporter=Reporter(say=len, clock=lambda: NOW.timestamp()),
+    )  # fmt: skip
+
+
+def test_a_rollout_costs_who_is_not_reached_a_changed_pointer_and_who_is_two_requests_more_and_a_report(
+    tmp_path: Path,
+) -> None:
+    store = CountingStore()
+    publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
+    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    mine, other = watcher(store, tmp_path / "a", "canary"), watcher(store, tmp_path / "b")
+    for watch in (mine, other):
+        watch.once()
+    plan = RolloutPlan((parse_wave("label=canary"), parse_wave("100%")), (60, 60), Gates())
+    operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
+    with store.counted() as found:
+        other.once()
+    assert found.keys == [f"GET {POINTER}"] and found.received < 2048
+    with store.counted() as found:
+        mine.once()
+    pointer = read_pointer(store, "digits", "stable")
+    assert pointer is not None and pointer.rollout is not None
+    snapshot = blob_key(str(pointer.rollout.candidate.snapshot))
+    kinds = [key.split(" ")[0] for key in found.keys]
+    assert found.keys[:2] == [f"GET {POINTER}", f"GET {snapshot}"] and kinds == ["GET", "GET", "GET", "PUT"]
+    with store.counted() as found:
+        mine.once()
+        other.once()
+    assert found.keys == [f"UNCHANGED {POINTER}"] * 2
+    advance(store, "digits", "stable", NOW + timedelta(seconds=60))
+    with store.counted() as found:
+        mine.once()  # it has what the next wave brings to the others
+    assert found.keys == [f"GET {POINTER}"]
+
+
+def test_what_a_controllers_look_costs(tmp_path: Path) -> None:
+    store = CountingStore()
+    publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
+    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    plan = RolloutPlan((parse_wave("label=canary"), parse_wave("100%")), (60, 60), Gates())
+    operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
+    watcher(store, tmp_path / "a", "canary").once()
+    with store.counted() as found:
+        advance(store, "digits", "stable", NOW)
+    assert found.count <= 9 and found.kinds["PUT"] == 0, found.keys  # one of them the node's report

@@ -1,0 +1,158 @@
+"""`enginery rollout`, `policy set --waves`, and what promote and rollback do beside a rollout."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime
+
+import pytest
+
+from enginery.core.errors import ConflictError, InputError, UnknownNameError
+from enginery.registry.rollouts.reports import NodeReport, SentReport, read_reports
+from enginery.registry.rollouts.state import read_rollout
+from enginery.registry.store.base import Store
+from enginery.registry.versions import lookup
+from enginery.registry.versions.pointers import read_pointer
+from pipeline.rollout.receiving import ReportReceiver, make_server
+from tests.pipeline.cli.registry.commands import run, said, told
+
+WHERE = "digits:stable"
+
+
+@pytest.fixture
+def serving(three: Store) -> Store:
+    said("promote", "digits@1")
+    return three
+
+
+def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
+    text = said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--soak", "0s", "--why", "faster")
+    assert "digits:stable: rollout" in text and "is running (started, wave 50%; 1 is served)" in text
+    assert "50%, 100% with 0s each; gates: none" in text
+    assert "open for" in said("rollout", "status", WHERE) and len(told("rollout", "status")) == 1
+    assert "is paused" in said("rollout", "pause", WHERE, "--why", "lunch")
+    assert "is running (resumed" in said("rollout", "resume", "digits")
+    result = run("rollout", "watch", WHERE, "--interval", "0.05", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)[0]["state"] == "done" and "digits:stable: wave: its time is over" in result.stderr
+    channel = lookup.read_channel(serving, "digits", "stable")
+    assert channel and channel.version == "2" and channel.history[-1].by == "ada"
+    (found,) = told("rollout", "status", WHERE)
+    assert [item["what"] for item in found["history"]] == [
+        "started, wave 50%", "paused", "resumed", "wave 100%", "promoting", "done",
+    ]  # fmt: skip
+    assert (found["history"][1]["why"], found["history"][1]["by"]) == ("lunch", "ada")
+    assert said("rollout", "status") == "no rollout is running\n"
+
+
+def test_an_abort_and_the_next_one_remembers_it(serving: Store) -> None:
+    said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
+    again = run("rollout", "start", "digits@3", WHERE, "--wave", "100%")
+    assert isinstance(again.exception, ConflictError) and "ada started it" in str(again.exception)
+    assert "is aborted" in said("rollout", "abort", WHERE, "--why", "no")
+    assert run("rollout", "watch", WHERE, "--once").exit_code == 1
+    assert "is aborted since" in str(run("rollout", "abort", WHERE).exception)
+    said("rollout", "start", "digits@3", WHERE, "--wave", "region=eu,100%", "--soak", "1m", "--soak", "2h")
+    text = said("rollout", "status", WHERE)
+    assert "earlier rollouts" in text and "region=eu" in text and "7200 s" in text
+
+
+def test_a_rollback_beside_a_rollout_aborts_that_alone(serving: Store) -> None:
+    said("promote", "digits@2")
+    said("rollout", "start", "digits@3", WHERE, "--wave", "100%")
+    result = run("rollback", WHERE, "--why", "smoke")
+    assert result.exit_code == 0 and "digits:stable -> 2" in result.stdout
+    assert "the rollout of 3 is aborted; roll back again to go back behind 2" in result.stderr
+    rollout = read_rollout(serving, "digits", "stable")
+    assert rollout and rollout.state == "aborted" and rollout.history[-1].why == "rollback: smoke"
+    pointer = read_pointer(serving, "digits", "stable")
+    assert pointer and pointer.rollout is None
+    assert "digits:stable -> 1" in said("rollback", WHERE)
+
+
+def test_a_policy_with_waves(serving: Store) -> None:
+    text = said(
+        "policy", "set", WHERE, "--waves", "1%,5%,25%,100%", "--soak", "10m", "--gate", "health=95%", "--approve"
+    )
+    assert "come in waves: 1%, 5%, 25%, 100% with 10m each; gates: health 95%, a person" in text
+    assert "1%, 5%, 25%, 100%" in said("policy", "show", WHERE)
+    refused = run("promote", "digits@2")
+    assert refused.exit_code != 0 and "`enginery rollout start digits@2 digits:stable`" in str(refused.exception)
+    assert "gates: health 95%, a person" in said("rollout", "start", "digits@2")
+    assert told("policy", "set", WHERE)["proven"] == [] and "no waves" in str(
+        run("rollout", "start", "digits@3").exception
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--wave", "5%"], "must be 100%"),
+        (["--wave", "x"], "wave 'x'"),
+        (["--soak", "1m"], "go with waves"),
+        (["--wave", "100%", "--soak", "1m", "--soak", "2m"], "2 times of --soak for 1 waves"),
+        (["--wave", "100%", "--gate", "health"], "gate 'health' is none of"),
+        (["--wave", "100%", "--gate", "health=0%"], "give a share"),
+        (["--wave", "100%", "--gate", "reports=3"], "give health=SHARE too"),
+        (["--wave", "100%", "--max-unavailable", "10"], "with --nodes"),
+    ],
+)
+def test_what_is_no_plan(serving: Store, options: list[str], why: str) -> None:
+    refused = run("rollout", "start", "digits@2", WHERE, *options)
+    assert isinstance(refused.exception, InputError) and why in str(refused.exception)
+    assert read_rollout(serving, "digits", "stable") is None
+
+
+def test_how_many_swap_at_once(serving: Store) -> None:
+    options = ("--wave", "100%", "--max-unavailable", "100", "--nodes", "10000")
+    (wave,) = told("rollout", "start", "digits@2", WHERE, *options)["reach"]
+    assert wave["share_ppm"] == 10_000
+    assert "opening: 1%" in said("rollout", "status", WHERE)
+
+
+def test_there_is_none(serving: Store) -> None:
+    for command in ("status", "watch", "pause", "abort"):
+        refused = run("rollout", command, WHERE)
+        assert isinstance(refused.exception, UnknownNameError) and "has no rollout" in str(refused.exception)
+
+
+def test_reports_over_http(serving: Store) -> None:
+    said("rollout", "start", "digits@2", WHERE, "--wave", "100%", "--gate", "health=90%")
+    rollout = read_rollout(serving, "digits", "stable")
+    assert rollout is not None
+    clock = [datetime(2026, 1, 1, tzinfo=UTC).timestamp()]
+    receiver = ReportReceiver(serving, lambda: clock[0])
+    server = make_server(receiver, "127.0.0.1", 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def post(node: str, **changes: str) -> int:
+        report = NodeReport(node, "eu", "2", "2020-01-01T00:00:00+00:00", "2020-01-01T00:00:00+00:00")
+        given = {"model": "digits", "channel": "stable", "rollout": rollout.id, **changes}
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{server.server_port}", SentReport(**given, report=report).to_bytes()
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=10) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    try:
+        assert [post("n1"), post("n1"), post("n2")] == [204, 429, 204]
+        clock[0] += 61
+        assert post("n1") == 204
+        assert [post("a b"), post("n3", rollout="other"), post("n4", model="../x"), post("n5" * 5000)] == [
+            400,
+            409,
+            400,
+            413,
+        ]
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert sorted(item.at[:19] for item in read_reports(serving, rollout).reports) == [
+        "2026-01-01T00:00:00", "2026-01-01T00:01:01",
+    ]  # fmt: skip
+    assert "2 nodes; of 2 that were read 0 fail" in said("rollout", "status", WHERE)

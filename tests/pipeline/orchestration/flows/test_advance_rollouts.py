@@ -1,0 +1,82 @@
+"""The flow of rollouts and its events: the flow's own function; Prefect's part is left out."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from enginery.core.errors import UnavailableError
+from enginery.registry.rollouts.state import read_rollout
+from enginery.registry.store.base import open_store
+from enginery.registry.store.layout import rollout_key
+from enginery.registry.versions import lookup, policies
+from enginery.registry.versions.policies import ChannelPolicy
+from pipeline.orchestration import events
+from pipeline.orchestration.flows import advance_rollouts as module
+from pipeline.rollout import operations
+from tests.enginery.registries import engine, overwrite, publish_engines
+from tests.pipeline.rollout.fleet import plan
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Path:
+    """digits:stable serves 1, and 2 comes to it in two waves without a time."""
+    store = open_store(tmp_path / "registry", create=True)
+    publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
+    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    operations.start(store, two, "stable", plan("10%", "100%", soak=0), operations.Operator("ada", datetime.now(UTC)))
+    return tmp_path / "registry"
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, dict[str, object]]]:
+    found: list[tuple[str, str, dict[str, object]]] = []
+
+    def send(event: str, model: str, payload: dict[str, object]) -> None:
+        events.PAYLOADS[event].check(event, {"model", *payload})
+        found.append((event, model, payload))
+
+    monkeypatch.setattr(events, "send_event", send)
+    return found
+
+
+def advance(registry: Path, **given: float):
+    with disable_run_logger():
+        return module.advance_rollouts.fn(str(registry), interval_s=0.01, **given)
+
+
+def test_it_follows_a_rollout_to_its_end_and_sends_its_steps(started, sent):
+    state = advance(started)
+    assert state.is_completed() and state.message == "looked at 1 rollout"
+    assert [event for event, _, _ in sent] == ["enginery.rollout.advanced", "enginery.rollout.done"]
+    assert sent[0][2]["wave"] == 2 and sent[0][2]["registry"] == str(started) and json.dumps(sent)
+    assert advance(started).message == "looked at 0 rollouts" and len(sent) == 2
+
+
+def test_a_rollout_that_ends_otherwise_is_sent(started, sent):
+    store = open_store(started)
+    two = lookup.load(store, "digits", "2")
+    policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
+    advance(started)
+    (event, model, payload) = sent[-1]
+    assert (event, model) == ("enginery.rollout.halted", "digits") and "needs a canary's PASS" in str(payload["why"])
+    assert two.version == payload["version"] == "2"
+
+
+def test_a_server_that_is_away_stops_nothing(started, monkeypatch):
+    def away(*_):
+        raise UnavailableError("no server")
+
+    monkeypatch.setattr(events, "send_event", away)
+    assert advance(started).is_completed()
+    found = read_rollout(open_store(started), "digits", "stable")
+    assert found is not None and found.state == "done"
+
+
+def test_it_ends_after_its_time_and_a_damaged_model_fails_it(started, sent):
+    store = open_store(started)
+    overwrite(store, rollout_key("digits", "stable"), b"{}")
+    state = advance(started, lasts_s=0.05)
+    assert state.is_failed() and state.message == "1 rollout could not be looked at" and sent == []

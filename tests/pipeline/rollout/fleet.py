@@ -1,0 +1,175 @@
+"""A small registry with a rollout, and nodes that look, swap and report with the real code, in simulated time."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from heapq import heapify, heapreplace
+from typing import Any
+
+from enginery.client.locate import VersionLocator
+from enginery.client.reporting import GRACE_S
+from enginery.core.digest import digest_of_bytes
+from enginery.core.names import parse_reference
+from enginery.registry.manifest import Manifest
+from enginery.registry.rollouts.reports import HEARTBEAT_S, LEAST_S, NodeReport, report_key, write_report
+from enginery.registry.rollouts.state import Gates, Rollout, RolloutPlan, format_time
+from enginery.registry.rollouts.waves import ServingNode, is_reached, parse_wave, reports
+from enginery.registry.store.layout import MARKER, MARKER_CONTENT, pointer_key
+from enginery.registry.versions.pointers import Pointer, read_pointer
+from pipeline.rollout.advance import advance
+from pipeline.rollout.operations import Operator, start
+from tests.enginery.registries import engine, publish_engines
+from tests.enginery.registry.memory import MemoryStore
+
+BEGIN = datetime(2026, 11, 1, 12, tzinfo=UTC)
+WHERE = ("digits", "stable")
+
+
+def at(seconds: float) -> datetime:
+    return BEGIN + timedelta(seconds=seconds)
+
+
+def plan(*waves: str, soak: int = 600, step: int | None = None, **gates: Any) -> RolloutPlan:
+    found = tuple(parse_wave(text) for text in waves or ("1%", "5%", "25%", "100%"))
+    return RolloutPlan(found, (soak,) * len(found), Gates(**gates), step_ppm=step)
+
+
+def registry() -> tuple[Any, Manifest, Manifest]:
+    """A store in memory with digits:stable at version 1, and version 2."""
+    store: Any = MemoryStore({MARKER: MARKER_CONTENT})
+    one = publish_engines(store, [engine(store, data=b"one")], "one", channel="stable").manifest
+    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    return store, one, two
+
+
+def begin(store: Any, manifest: Manifest, wanted: RolloutPlan, seconds: float = 0, by: str = "ada") -> Rollout:
+    return start(store, manifest, "stable", wanted, Operator(by, at(seconds), "a better one"))
+
+
+def served(store: Any, node: ServingNode) -> str:
+    return VersionLocator(store, node=node).locate(parse_reference("digits:stable")).manifest.version
+
+
+@dataclass
+class Watcher:
+    """A node that looks every 30 s, a fifth more or less. It swaps and reports by the real pointer and report code, and
+    parses a pointer only when its bytes changed, as with a conditional request."""
+
+    node: ServingNode
+    version: str = "1"
+    swaps: list[float] = field(default_factory=list)
+    cut_off: bool = False
+    unwell_since: float | None = None
+    written: bytes | None = None
+    reported: float = -1e9
+    told: tuple[str, str] = ("", "")
+    seen: Pointer | None = None
+    reports: bool = False
+
+    def look(self, fleet: "Fleet", second: float) -> None:
+        if self.cut_off:
+            return
+        pointer = fleet.read_pointer()
+        if pointer is not self.seen:
+            self.seen = pointer
+            self._follow(pointer, second)
+        if self.reports:
+            self._report(fleet, pointer, second)
+
+    def _follow(self, pointer: Pointer, second: float) -> None:
+        served = pointer.served_to(self.node)
+        assert served is not None
+        if served.version != self.version:
+            self.version, self.unwell_since = served.version, None
+            self.swaps.append(second)
+        told = pointer.rollout
+        self.reports = (
+            told is not None
+            and is_reached(self.node, told.id, told.reach)
+            and reports(digest_of_bytes(self.node.name.encode()), told.reporters_ppm)
+        )
+
+    def _report(self, fleet: "Fleet", pointer: Pointer, second: float) -> None:
+        told = pointer.rollout
+        assert told is not None
+        failure = "unhealthy" if fleet.is_bad(self.node) and self.version == told.candidate.version else ""
+        if failure:
+            self.unwell_since = second if self.unwell_since is None else self.unwell_since
+            if second - self.unwell_since < GRACE_S:
+                return
+        state = (told.id, failure)
+        if state[0] != self.told[0]:
+            self.written, self.reported = None, -1e9
+        if second - self.reported < (LEAST_S if state != self.told else HEARTBEAT_S):
+            return
+        time = format_time(at(second))
+        report = NodeReport(self.node.name, self.node.region, self.version, time, time, failure)  # type: ignore[arg-type]
+        key = report_key(*WHERE, told.id, self.node.name)
+        self.written = write_report(fleet.store, key, report, self.written)
+        self.told, self.reported = state, second
+        fleet.report_writes[int(second) // 10] += 1
+
+
+@dataclass
+class Fleet:
+    """Nodes, and a controller that looks every 15 s, in simulated time. is_bad: nodes on which the candidate fails."""
+
+    store: Any
+    watchers: list[Watcher]
+    is_bad: Callable[[ServingNode], bool] = lambda node: False
+    seed: int = 0
+    controller_s: float = 15.0
+    second: float = 0.0
+    actions: list[tuple[float, str, str]] = field(default_factory=list)
+    most: dict[str, int] = field(default_factory=dict)
+    report_writes: Counter[int] = field(default_factory=Counter)
+    read_by_looks: list[tuple[int, int]] = field(default_factory=list)
+    _parsed: tuple[bytes, Pointer] | None = None
+
+    @classmethod
+    def of(cls, store: Any, count: int, regions: int = 1, **given: Any) -> "Fleet":
+        nodes = (ServingNode(f"node-{number}", f"region-{number % regions}") for number in range(count))
+        return cls(store, [Watcher(node) for node in nodes], **given)
+
+    def read_pointer(self) -> Pointer:
+        data = self.store.objects[pointer_key(*WHERE)]
+        if self._parsed is None or self._parsed[0] is not data:
+            found = read_pointer(self.store, *WHERE)
+            assert found is not None and not found.moving
+            self._parsed = data, found
+        return self._parsed[1]
+
+    def serving(self, version: str) -> int:
+        return sum(watcher.version == version for watcher in self.watchers)
+
+    def run(self, until: float, ends: bool = True) -> str:
+        """Go on until a second, or until the rollout is finished and every node has looked; the rollout's state."""
+        rng = random.Random(self.seed)
+        heap = [(self.second + rng.uniform(0, 30), number) for number in range(len(self.watchers))]
+        heapify(heap)
+        look_at, state = self.second, "running"
+        while self.second < until:
+            due, number = heap[0]
+            if look_at <= due:
+                self.second, look_at = look_at, look_at + self.controller_s
+                state = self._control(state)
+                if ends and state not in ("running", "paused", "promoting"):
+                    until, ends = min(until, self.second + 40), False
+                continue
+            self.second = due
+            self.watchers[number].look(self, due)
+            heapreplace(heap, (due + 30 * rng.uniform(0.8, 1.2), number))
+        return state
+
+    def _control(self, state: str) -> str:
+        found = advance(self.store, *WHERE, at(self.second))
+        if found is None:
+            return state
+        if not self.actions or self.actions[-1][1:] != (found.action, found.why):
+            self.actions.append((self.second, found.action, found.why))
+        self.read_by_looks.append((found.heard.nodes, len(found.heard.reports)))
+        version = found.rollout.version
+        self.most[version] = max(self.most.get(version, 0), self.serving(version))
+        return found.rollout.state

@@ -1,0 +1,78 @@
+"""Rollouts on a simulated fleet with the real code: small sizes of what `benchmarks/bench_rollout.py` measures."""
+
+import math
+
+import pytest
+
+from enginery.registry.rollouts.state import read_rollout
+from enginery.registry.versions.lookup import read_channel
+from tests.pipeline.rollout.fleet import WHERE, Fleet, begin, plan, registry
+
+NODES = 1_000
+
+
+def test_a_bad_engine_reaches_the_first_wave_alone_and_everybody_returns():
+    store, _, two = registry()
+    begin(store, two, plan("2%", "100%", health_ppm=950_000))
+    fleet = Fleet.of(store, NODES, is_bad=lambda node: True)
+    assert fleet.run(3600) == "halted"
+    first = next(min(watcher.swaps) for watcher in sorted(fleet.watchers, key=lambda item: item.swaps or [1e9]))
+    halted = fleet.actions[-1][0]
+    # A node says that its server is unwell at its second look; the controller sees it at its next.
+    assert halted - first <= 2 * 36 + 2 * 15
+    assert 0 < fleet.most["2"] <= 20 + 4 * math.sqrt(20) and fleet.serving("1") == NODES
+    assert read_channel(store, *WHERE).version == "1"
+
+
+def test_in_steps_a_bad_engine_reaches_a_part_of_the_first_wave():
+    store, _, two = registry()
+    begin(store, two, plan("10%", "100%", step=10_000, health_ppm=950_000))
+    fleet = Fleet.of(store, NODES, is_bad=lambda node: True)
+    assert fleet.run(3600) == "halted" and fleet.most["2"] < 0.08 * NODES
+
+
+def test_a_good_engine_is_everywhere_in_the_time_that_the_waves_say():
+    store, _, two = registry()
+    begin(store, two, plan("2%", "10%", "100%", soak=120, health_ppm=950_000))
+    fleet = Fleet.of(store, NODES)
+    assert fleet.run(3600) == "done" and fleet.serving("2") == NODES
+    assert all(len(watcher.swaps) == 1 for watcher in fleet.watchers)  # nobody went back and forth
+    assert max(watcher.swaps[0] for watcher in fleet.watchers) <= 2 * 120 + 3 * 15 + 36
+    assert fleet.second <= 3 * 120 + 4 * 15 + 40
+
+
+def test_swaps_within_a_look_stay_near_the_share_that_was_asked_for():
+    store, _, two = registry()
+    begin(store, two, plan("100%", soak=0, step=50_000))
+    fleet = Fleet.of(store, NODES)
+    assert fleet.run(3600) == "done"
+    swaps = sorted(watcher.swaps[0] for watcher in fleet.watchers)
+    most = max(sum(start <= second < start + 30 for second in swaps) for start in range(0, int(swaps[-1]), 5))
+    assert most <= 50 + 4 * math.sqrt(50)
+
+
+def test_a_region_that_is_cut_off_serves_what_it_has_and_catches_up():
+    store, _, two = registry()
+    begin(store, two, plan("10%", "100%", soak=120, health_ppm=850_000))
+    fleet = Fleet.of(store, NODES, regions=10)
+    cut = [watcher for watcher in fleet.watchers if watcher.node.region == "region-3"]
+    for watcher in cut:
+        watcher.cut_off = True
+    assert fleet.run(3600) == "done"
+    assert fleet.serving("1") == len(cut) == NODES // 10 and not any(watcher.swaps for watcher in cut)
+    for watcher in cut:
+        watcher.cut_off = False
+    fleet.run(fleet.second + 40, ends=False)
+    assert fleet.serving("2") == NODES
+
+
+@pytest.mark.parametrize("gone_s", [200, 2000])
+def test_without_a_controller_nothing_moves_and_the_next_one_goes_on(gone_s):
+    store, _, two = registry()
+    begin(store, two, plan("10%", "100%", soak=120))
+    fleet = Fleet.of(store, NODES, controller_s=1e9)
+    fleet.run(gone_s, ends=False)
+    assert fleet.most.get("2", 0) == 0 and 50 < fleet.serving("2") < 150
+    fleet.controller_s = 15.0
+    assert fleet.run(gone_s + 400) == "done" and fleet.serving("2") == NODES
+    assert read_rollout(store, *WHERE).state == "done"
