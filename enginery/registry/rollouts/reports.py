@@ -28,7 +28,7 @@ FORMAT = 1
 MAX_BYTES = 4 << 10
 MOST_REPORTERS = 2_000
 # A node writes at most so often, and at least so often; the controller counts it as silent after so long.
-LEAST_S, HEARTBEAT_S, SILENT_S = 60.0, 120.0, 300.0
+LEAST_S, HEARTBEAT_S, SILENT_S = 60.0, 120.0, 600.0
 _AT_ONCE = 16
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
 from pipeline.rollout.operations import Operator
 from tests.enginery.registries import engine, publish_engines
-from tests.enginery.registry.memory import Actor, Killed, after, interleave, seeded
+from tests.enginery.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
 from tests.pipeline.rollout.fleet import WHERE, at, begin, plan, registry, served
 
 NODES = [ServingNode(f"node-{number}") for number in range(400)]
@@ -333,6 +333,25 @@ def test_nodes_that_are_asked_no_longer_are_neither_counted_nor_silent():
     asked = [node.name for node in nodes if reports(digest_of_bytes(node.name.encode()), 500_000)]
     heard = read_reports(store, fewer)
     assert sorted(report.node for report in heard.reports) == sorted(asked) and heard.nodes == len(asked) < len(nodes)
+
+
+def test_the_end_of_one_takes_no_mark_of_the_next():
+    first, _, two = registry()
+    begin(first, two, plan("100%"))
+    begun = 0
+    for steps in range(4, 9):
+        for others in range(14, 40):
+            store = MemoryStore(dict(first.objects))
+            ada, bob = Actor("ada"), Actor("bob")
+            ends, starts = store.seen_by(ada), store.seen_by(bob)
+            works = [
+                (ada, lambda seen=ends: operations.abort(seen, *WHERE, Operator("ada", at(1)))),
+                (bob, lambda seen=starts: begin(seen, two, plan("100%"), 2, by="bob")),
+            ]
+            interleave(works, in_turns(ada, steps, bob, others))
+            begun += bob.error is None
+            assert bob.error is not None or list(running_rollouts(store)) == [WHERE], (steps, others)
+    assert begun > 20
 
 
 def test_a_promotion_never_takes_back_a_move_of_somebody_else():
