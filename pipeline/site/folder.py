@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginery.core.errors import InputError
 from enginery.core.digest import digest_of_bytes
+from enginery.core.errors import InputError
 from enginery.registry.store.files import reachable, write_whole
 
 STATE = ".enginery-site"

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import cast
 
 from enginery.core.digest import digest_of_bytes
-from enginery.core.errors import IntegrityError
 from enginery.registry.store.base import Store
 from pipeline.site.drawing import script, style_sheet
 from pipeline.site.folder import Page, SiteFolder, Written
-from pipeline.site.keys import ModelKeys, digest_lines, read_models
-from pipeline.site.machines import KnownMachines, known_machines
-from pipeline.site.model_pages import ModelSite, model_pages
-from pipeline.site.overview_pages import ModelNote, note_of, overview_pages
+from pipeline.site.keys import digest_lines, read_models
+from pipeline.site.machines import known_machines
+from pipeline.site.model_pages import model_pages
+from pipeline.site.model_site import ModelSite
+from pipeline.site.notes import ModelNote, note_of
+from pipeline.site.overview_pages import overview_pages
 
 # Models between two notes of what was done, so that a run that is killed goes on from there.
 _NOTED_EVERY = 200
@@ -46,7 +47,7 @@ def write_site(
     salt = _salt(sources)
     keys = {item.model: item for item in read_models(store, salt)}
     notes = cast("dict[str, ModelNote]", folder.read_overview())
-    changed = [item for name, item in keys.items() if notes.get(name, {}).get("key") != item.digest]
+    changed = [item for name, item in keys.items() if name not in notes or notes[name]["key"] != item.digest]
     folder.update(_ASSETS, [Page("site.css", "", style_sheet), Page("site.js", "", script)])
     gone: dict[str, list[str]] = {}
     for number, item in enumerate(changed, 1):
@@ -87,6 +88,10 @@ def _salt(sources: SiteSources) -> str:
 @cache
 def _code() -> str:
     """Digest of the files that draw pages."""
-    parts = (resources.files("pipeline.site"), resources.files("pipeline.site") / "templates", resources.files("validation.reporting"))
+    parts = (
+        resources.files("pipeline.site"),
+        resources.files("pipeline.site") / "templates",
+        resources.files("validation.reporting"),
+    )
     found = (item for part in parts for item in sorted(part.iterdir(), key=lambda item: item.name))
     return digest_lines(digest_of_bytes(item.read_bytes()) for item in found if item.is_file())

@@ -1,4 +1,4 @@
-"""Which engine each kind of machine gets of a version, and why none: of an inventory's groups, or of every GPU known."""
+"""Which engine each kind of machine gets of a version, and why none: an inventory's groups, or every GPU known."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, Demand, Served, load_catalog, read_served
-from pipeline.fleet.coverage import STATES, Coverage, list_coverage
+from pipeline.fleet.coverage import Coverage, list_coverage
 from pipeline.fleet.groups import Hardware, NodeGroup
 from pipeline.fleet.inventory import read_inventory
 
@@ -33,7 +33,8 @@ class KnownMachines:
 @dataclass(frozen=True)
 class MachineRow:
     """Machines that get the same engine of a version in the same way. names: of their groups.  nodes: how many; 0 where
-    there is no inventory.  why: the reason of the state, else how well the engine fits and what could not be checked."""
+    there is no inventory.  why: the reason of the state, else how well the engine fits and what could not be
+    checked."""
 
     names: tuple[str, ...]
     nodes: int
@@ -87,12 +88,6 @@ def machine_rows(served: Served, known: KnownMachines) -> tuple[MachineRow, ...]
         alike.setdefault((item.precision or "", item.state, unit, why), []).append(item)
     rows = (_row(items, why) for (*_, why), items in alike.items())
     return tuple(rows)
-
-
-def worst_first(rows: Iterable[MachineRow]) -> list[MachineRow]:
-    """The rows, those without an engine first."""
-    order: Sequence[str] = STATES
-    return sorted(rows, key=lambda row: order.index(row.state))
 
 
 def _row(items: list[Coverage], why: str) -> MachineRow:

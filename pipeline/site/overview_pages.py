@@ -3,125 +3,24 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypedDict
+from functools import partial
 
-from enginery.core.errors import EngineryError
 from enginery.core.text import now
-from enginery.registry.evidence.canaries import canaries
 from enginery.registry.runs import read_runs, run_ids
 from enginery.registry.store.base import Store
-from enginery.registry.versions import lookup
-from enginery.registry.versions.views import list_versions
 from pipeline.fleet.coverage import STATES
 from pipeline.orchestration.runs.views import view_run
-from pipeline.site.drawing import draw, engine_anchor
+from pipeline.site.drawing import draw
 from pipeline.site.folder import Page
 from pipeline.site.machines import KnownMachines
-from pipeline.site.model_pages import ModelSite
+from pipeline.site.notes import ModelNote
 
 # Models on a page of the index, rows of the other pages.
 PER_PAGE = 100
 MOST_CANARIES, MOST_OF_MODEL, MOST_GAPS, MOST_RUNS = 300, 20, 500, 200
 
 
-class CanaryNote(TypedDict):
-    """A verdict. report: digest; '' where it is lost."""
-
-    version: str
-    target: str
-    unit: str
-    verdict: str
-    reason: str
-    against: str
-    at: str
-    report: str
-
-
-class GapNote(TypedDict):
-    """Machines and the engine that they get of a model. anchor: of the engine on its version's page, or ''."""
-
-    machines: list[str]
-    nodes: int
-    state: str
-    engine: str
-    anchor: str
-    why: str
-
-
-class ModelNote(TypedDict):
-    """What the pages over all models show of one, as it is kept between runs. key: digest of its keys.
-
-    version: that it serves by its usual channel, else its newest.  statuses: number of that version's engines by
-    status.  at: when it was published.  problem: why it cannot be read.
-    """
-
-    key: str
-    version: str
-    newest: str
-    versions: int
-    at: str
-    channels: dict[str, str]
-    statuses: dict[str, int]
-    targets: list[str]
-    problem: str
-    canaries: list[CanaryNote]
-    machines: list[GapNote]
-
-
-def note_of(site: ModelSite) -> ModelNote:
-    """What is noted of a model."""
-    listed = {item.version: item for item in list_versions(site.store, site.model)}
-    usual = listed.get(site.usual)
-    found: list[CanaryNote] = []
-    targets: list[str] = []
-    try:
-        for version in site.versions:
-            if version == site.usual or site.keys.canaries:
-                manifest = lookup.load(site.store, site.model, version)
-                targets = targets if version != site.usual else list(dict.fromkeys(e.target for e in manifest.engines))
-                found += [
-                    CanaryNote(
-                        version=version,
-                        target=item.target,
-                        unit=item.unit,
-                        verdict=item.verdict,
-                        reason=item.reason,
-                        against=item.against,
-                        at=item.created_at,
-                        report=item.report if item.report in site.canary_reports else "",
-                    )
-                    for item in (canaries(site.store, manifest) if site.keys.canaries else ())
-                ]
-    except EngineryError:
-        pass  # the version's own page says so
-    return ModelNote(
-        key=site.keys.digest,
-        version=site.usual,
-        newest=site.versions[-1],
-        versions=len(site.versions),
-        at=(usual.created_at if usual else None) or "",
-        channels={channel.name: channel.version or "?" for channel in site.channels},
-        statuses=dict(usual.engines) if usual else {},
-        targets=targets,
-        problem=(usual.damage if usual else None) or "",
-        canaries=sorted(found, key=lambda item: item["at"], reverse=True)[:MOST_OF_MODEL],
-        machines=[
-            GapNote(
-                machines=list(row.names),
-                nodes=row.nodes,
-                state=row.state,
-                engine=row.engine.unit if row.engine else "",
-                anchor=engine_anchor(row.engine) if row.engine else "",
-                why=row.why,
-            )
-            for row in site.machines
-        ],
-    )
-
-
-def overview_pages(
-    store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, title: str
-) -> Iterator[Page]:
+def overview_pages(store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, title: str) -> Iterator[Page]:
     """The pages over all models, in the order of their names."""
     names = sorted(notes)
     yield Page("models.js", "", lambda: search_data(notes))
@@ -132,7 +31,7 @@ def overview_pages(
     for number in range(pages, 0, -1):
         shown = names[(number - 1) * PER_PAGE : number * PER_PAGE]
         path = index_path(number)
-        yield Page(path, "", lambda path=path, shown=shown, number=number: _index(path, shown, notes, number, title))
+        yield Page(path, "", partial(_index, path, shown, notes, number, title))
 
 
 def index_path(number: int) -> str:

@@ -1,15 +1,17 @@
 """Reads what a model's pages show: its channels with their histories, and its versions with all that was measured."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from enginery.core.digest import digest_of_bytes, is_digest
 from enginery.core.errors import EngineryError, IntegrityError, UnavailableError, UnknownNameError
+from enginery.core.reports.latency import LatencyReport
 from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.evidence.canaries import canaries
+from enginery.registry.evidence.canaries import CanaryVerdict, canaries
 from enginery.registry.evidence.latencies import latencies
 from enginery.registry.evidence.loads import load_reports
 from enginery.registry.manifest import Manifest
@@ -67,8 +69,8 @@ def read_channels(store: Store, model: str, names: tuple[str, ...]) -> tuple[Rea
     found = []
     for name in names:
         problems: list[str] = []
-        channel = _try(lambda name=name: lookup.read_channel(store, model, name), None, problems)
-        policy = _try(lambda name=name: policies.of_channel(store, model, name), ChannelPolicy(), problems)
+        channel = _try(partial(lookup.read_channel, store, model, name), None, problems)
+        policy = _try(partial(policies.of_channel, store, model, name), ChannelPolicy(), problems)
         if channel or problems:
             found.append(ReadChannel(name, channel, policy, "; ".join(problems)))
     return tuple(found)
@@ -94,11 +96,12 @@ def _bare_document(store: Store, manifest: Manifest, problems: list[str]) -> Ver
     known = {item.name: getattr(manifest, item.name) for item in dataclasses.fields(Manifest)}
     document = VersionDocument(**known)
     document = replace(document, engines=_try(lambda: judge_entries(store, manifest), manifest.engines, problems))
-    timed: Mapping[str, list[object]] = _try(lambda: latencies(store, manifest), {}, problems)  # type: ignore[assignment]
+    timed: dict[str, list[LatencyReport]] = _try(lambda: latencies(store, manifest), {}, problems)
+    seen: tuple[CanaryVerdict, ...] = _try(lambda: tuple(canaries(store, manifest)), (), problems)
     return replace(
         document,
-        latencies={engine: tuple(found) for engine, found in timed.items()},  # type: ignore[misc]
-        canaries=_try(lambda: tuple(canaries(store, manifest)), (), problems),
+        latencies={engine: tuple(found) for engine, found in timed.items()},
+        canaries=seen,
         loads=_try(lambda: tuple(load_reports(store, manifest)), (), problems),
     )
 
