@@ -56,16 +56,16 @@ def facts_of(document: VersionDocument) -> Facts:
     """The values of a version that are compared, by section."""
     return {
         "Spec": {path: Fact(text) for path, text in _flatten(document.spec, "")},
-        "Model and data": {
-            name: Fact(digest[:16]) for name, digest in {**document.provenance, **document.sources}.items()
-        },
         "Toolchain and host": {
             name: Fact(str(value)) for name, value in {**document.toolchain, **document.host}.items()
         },
-        "Engines": dict(_engines(document)),
         "Quality": dict(_quality(document)),
         "Latency": dict(_latency(document)),
         "Quantization scales": dict(_scales(document)),
+        "Engines": dict(_engines(document)),
+        "Model and data": {
+            name: Fact(digest[:16]) for name, digest in {**document.provenance, **document.sources}.items()
+        },
     }
 
 

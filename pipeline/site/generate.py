@@ -9,6 +9,7 @@ from typing import cast
 
 from enginery.core.digest import digest_of_bytes
 from enginery.registry.store.base import Store
+from enginery.registry.trust.policy import load_policy
 from pipeline.site.drawing import script, style_sheet
 from pipeline.site.folder import Page, SiteFolder, Written
 from pipeline.site.keys import digest_lines, read_models
@@ -80,9 +81,9 @@ def _group(model: str) -> str:
 
 def _salt(sources: SiteSources) -> str:
     """Digest of all that pages depend on besides the registry: our own files, and what the site is told."""
-    files = (sources.inventory, sources.catalog, sources.trust)
-    told = [digest_of_bytes(path.read_bytes()) if path else "" for path in files]
-    return digest_lines([_code(), sources.title, *told])
+    files = [path for path in (sources.inventory, sources.catalog) if path]
+    trust = repr(load_policy(sources.trust)) if sources.trust else ""
+    return digest_lines([_code(), sources.title, trust, *(digest_of_bytes(path.read_bytes()) for path in files)])
 
 
 @cache

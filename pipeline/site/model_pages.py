@@ -14,6 +14,7 @@ from pipeline.site.folder import Page
 from pipeline.site.keys import digest_lines
 from pipeline.site.machines import MachineRow, machine_rows, served_version
 from pipeline.site.model_site import ModelSite
+from validation.canary.page import HEADLINES
 from validation.canary.report import read_report
 
 # Moves of a channel that the model's page shows; `enginery history` has all.
@@ -73,7 +74,7 @@ def _model(site: ModelSite, path: str) -> bytes:
 
 
 def _version(site: ModelSite, path: str, version: str) -> bytes:
-    read, page = site.read(version), site.overview(version)
+    read = site.read(version)
     rows: Sequence[MachineRow] = ()
     if read.document:
         rows = machine_rows(served_version(site.model, version, read.document.engines), site.known)
@@ -83,7 +84,7 @@ def _version(site: ModelSite, path: str, version: str) -> bytes:
         site=site,
         version=version,
         read=read,
-        page=page,
+        page=read.page,
         channels=site.channels_at(version),
         pairs=_pairs_of(site, version),
         order={known: index for index, known in enumerate(site.versions)},
@@ -103,4 +104,6 @@ def _canary(site: ModelSite, path: str, digest: str) -> bytes:
     report = None
     with suppress(IntegrityError):
         report = read_report(site.store.read_blob(digest))
-    return draw("canary", path, site=site, digest=digest, report=report)
+    return draw(
+        "canary", path, site=site, digest=digest, report=report, headline=HEADLINES[report.verdict] if report else ""
+    )

@@ -10,7 +10,6 @@ from pipeline.site.comparison import Facts, facts_of
 from pipeline.site.keys import ModelKeys
 from pipeline.site.machines import KnownMachines, MachineRow, machine_rows, served_by
 from pipeline.site.reading import ReadChannel, ReadVersion, read_channels, read_version
-from validation.reporting.overview import VersionPage, overview
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,6 @@ class ModelSite:
         if version not in self._read:
             self._read[version] = read_version(self.store, self.model, version, self.trust)
         return self._read[version]
-
-    def overview(self, version: str) -> VersionPage | None:
-        """What pages show of a version; None where its manifest cannot be read."""
-        document = self.read(version).document
-        return overview(document, pictures=False) if document else None
 
     def facts(self, version: str) -> Facts | None:
         """What is compared of a version; None where its manifest cannot be read."""

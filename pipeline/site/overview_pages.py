@@ -26,7 +26,7 @@ def overview_pages(store: Store, notes: Mapping[str, ModelNote], known: KnownMac
     yield Page("models.js", "", lambda: search_data(notes))
     yield Page("canaries.html", "", lambda: _canaries(notes))
     yield Page("fleet.html", "", lambda: _fleet(notes, known))
-    yield Page("runs.html", "", lambda: _runs(store))
+    yield Page("runs.html", "", lambda: _runs(store, notes))
     pages = max(1, -(-len(names) // PER_PAGE))
     for number in range(pages, 0, -1):
         shown = names[(number - 1) * PER_PAGE : number * PER_PAGE]
@@ -99,10 +99,10 @@ def _fleet(notes: Mapping[str, ModelNote], known: KnownMachines) -> bytes:
     )
 
 
-def _runs(store: Store) -> bytes:
+def _runs(store: Store, notes: Mapping[str, ModelNote]) -> bytes:
     ids = run_ids(store)
     found = [view_run(run) for run in read_runs(store, ids[:MOST_RUNS])]
     # Only what runs has a time that goes on, so the page of a registry where nothing runs stays as it is.
     live = [run for run in found if run.state == "running"]
     more = max(0, len(ids) - MOST_RUNS)
-    return draw("runs", "runs.html", live=live, runs=found, more=more, at=now() if live else "")
+    return draw("runs", "runs.html", live=live, runs=found, models=notes, more=more, at=now() if live else "")

@@ -21,6 +21,7 @@ from enginery.registry.versions import lookup, policies
 from enginery.registry.versions.lookup import Channel
 from enginery.registry.versions.policies import ChannelPolicy
 from pipeline.compile.publication.pages import published_document
+from validation.reporting.overview import VersionPage, overview
 from validation.reporting.version_document import VersionDocument
 
 T = TypeVar("T")
@@ -38,12 +39,14 @@ class Signatures:
 
 @dataclass(frozen=True)
 class ReadVersion:
-    """A version as it is now. document: None where its manifest cannot be read.  manifest: digest of its manifest.
+    """A version as it is now. document: None where its manifest cannot be read; `page` is what its page shows, and
+    `manifest` the manifest's digest, then.
     problems: what could not be read, each in words."""
 
     model: str
     version: str
     document: VersionDocument | None
+    page: VersionPage | None = None
     problems: tuple[str, ...] = ()
     manifest: str = ""
     signatures: Signatures = field(default_factory=Signatures)
@@ -84,11 +87,19 @@ def read_version(store: Store, model: str, version: str, trust: Path | None = No
     problems: list[str] = []
     manifest = _try(lambda: lookup.load(store, model, version), None, problems)
     if manifest is None:
-        return ReadVersion(model, version, None, tuple(problems))
-    whole = _try(lambda: published_document(store, manifest), None, problems)
-    document = whole or _bare_document(store, manifest, problems)
+        return ReadVersion(model, version, None, problems=tuple(problems))
+    whole = _try(lambda: _view(published_document(store, manifest)), None, problems)
+    document, page = whole or _view(_bare_document(store, manifest, problems))
     signatures = _try(lambda: _signatures(store, manifest, trust), Signatures(), problems)
-    return ReadVersion(model, version, document, tuple(dict.fromkeys(problems)), manifest.digest, signatures)
+    return ReadVersion(model, version, document, page, tuple(dict.fromkeys(problems)), manifest.digest, signatures)
+
+
+def _view(document: VersionDocument) -> tuple[VersionDocument, VersionPage]:
+    """The document, and what its page shows. Raises IntegrityError for a document that lacks what that needs."""
+    try:
+        return document, overview(document, pictures=False)
+    except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise IntegrityError(f"report.json of {document.reference} is not whole ({error!r})") from error
 
 
 def _bare_document(store: Store, manifest: Manifest, problems: list[str]) -> VersionDocument:

@@ -89,27 +89,27 @@ class SiteHandler(BaseHTTPRequestHandler):
         if self.server.only_loopback and host not in _LOOPBACK:
             self._fail(HTTPStatus.MISDIRECTED_REQUEST)
             return
-        parts = path_parts(self.path, self.server.prefix)
-        if parts is None:
-            self._fail(HTTPStatus.NOT_FOUND)
-            return
-        path = self.server.root.joinpath(*parts)
-        if path.is_dir():
-            if not urlsplit(self.path).path.endswith("/"):
-                self._redirect("/".join([self.server.prefix, *parts, ""]))
-                return
-            path /= "index.html"
         try:
-            data, tag, packed = _read(path, path.stat().st_mtime_ns)
-        except (OSError, ValueError):
-            missing = not (self.server.root / "index.html").exists()
-            self._fail(HTTPStatus.SERVICE_UNAVAILABLE if missing else HTTPStatus.NOT_FOUND)
-            return
-        self._send(path, data, tag, packed)
+            self._answer()
+        except (OSError, ValueError):  # no such file, or no name of one
+            is_missing = not (self.server.root / "index.html").exists()
+            self._fail(HTTPStatus.SERVICE_UNAVAILABLE if is_missing else HTTPStatus.NOT_FOUND)
+
+    def _answer(self) -> None:
+        """Send a file. Raises OSError where there is none, ValueError for a path that cannot be one."""
+        parts = path_parts(self.path, self.server.prefix)
+        path = self.server.root.joinpath(*parts)
+        if not path.is_dir():
+            self._send(path)
+        elif urlsplit(self.path).path.endswith("/"):
+            self._send(path / "index.html")
+        else:
+            self._redirect("/".join([self.server.prefix, *parts, ""]))
 
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
-    def _send(self, path: Path, data: bytes, tag: str, packed: bytes) -> None:
+    def _send(self, path: Path) -> None:
+        data, tag, packed = _read(path, path.stat().st_mtime_ns)
         known = self.headers.get("If-None-Match") == tag
         self.send_response(HTTPStatus.NOT_MODIFIED if known else HTTPStatus.OK)
         self.send_header("ETag", tag)
@@ -152,14 +152,15 @@ class SiteHandler(BaseHTTPRequestHandler):
         """Nothing is logged: who looks at what is nobody's business."""
 
 
-def path_parts(url: str, prefix: str) -> list[str] | None:
-    """The parts of a request's path below the site's folder; None for one that leads elsewhere, or to hidden files."""
+def path_parts(url: str, prefix: str) -> list[str]:
+    """The parts of a request's path below the site's folder. Raises ValueError for one that leads elsewhere, or to
+    hidden files."""
     path = unquote(urlsplit(url).path, errors="strict") if "%" in url else urlsplit(url).path
     if prefix and path != prefix and not path.startswith(f"{prefix}/"):
-        return None
+        raise ValueError(url)
     parts = [part for part in path[len(prefix) :].split("/") if part]
     if any(part.startswith(".") or "\\" in part or not part.isprintable() for part in parts):
-        return None
+        raise ValueError(url)
     return parts
 
 
