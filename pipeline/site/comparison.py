@@ -79,9 +79,10 @@ def _compare_section(title: str, before: Mapping[str, Fact], after: Mapping[str,
     changed = [
         ComparedRow(name, _text(before.get(name)), _text(after.get(name)), _change(before.get(name), after.get(name)))
         for name in names
-        if before.get(name) != after.get(name)
+        if _text(before.get(name)) != _text(after.get(name))
     ]
     more = max(0, len(changed) - MOST_ROWS)
+    # Numbers that read the same differ by noise.
     return ComparedSection(title, tuple(changed[:MOST_ROWS]), len(names) - len(changed), more)
 
 

@@ -118,8 +118,9 @@ def _bare_document(store: Store, manifest: Manifest, problems: list[str]) -> Ver
 
 
 def _signatures(store: Store, manifest: Manifest, trust: Path | None) -> Signatures:
-    document = digest_of_bytes(manifest.to_bytes())
-    names = store.children(f"{evidence_prefix('signatures', manifest.model, manifest.version)}{document}/")
+    prefix = evidence_prefix("signatures", manifest.model, manifest.version)
+    signed = next(iter(store.children(prefix)), None) is not None
+    names = store.children(f"{prefix}{digest_of_bytes(manifest.to_bytes())}/") if signed else ()
     keys = (name.removesuffix(".sig.json") for name in names if name.endswith(".sig.json"))
     found = Signatures(tuple(key[:16] for key in keys if is_digest(key)))
     if trust is None:

@@ -48,6 +48,7 @@ def test_every_page_fits_its_width_and_asks_for_its_own_files_alone(tab: Tab, si
         tab.resize(width, dark=width == 360)
         tab.open(f"{site.as_uri()}/{page}")
         assert tab.evaluate(WIDE) == [], width
+        assert tab.evaluate("[...document.querySelectorAll('.badge')].every(item => item.offsetWidth > 20)")
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert all(url.startswith((site.as_uri(), "data:,")) for url in tab.requests()), tab.requests()
         assert tab.complaints() == []
