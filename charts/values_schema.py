@@ -167,6 +167,7 @@ RULES: dict[str, Schema] = {
     "runAsUser": {"type": ["integer", "null"], "minimum": 1},
     "runtimeClassName": OPTIONAL_NAME,
     "scrapeTimeout": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+    "site.path": {"type": "string", "pattern": "^(/[A-Za-z0-9_-]+)+$"},
     "size": BYTES,
     "sse": {"enum": ["", "AES256", "aws:kms", "aws:kms:dsse"]},
     "storageClass": OPTIONAL_NAME,

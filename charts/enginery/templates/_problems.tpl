@@ -133,6 +133,11 @@ networkPolicy.prefect.from is empty, so what routes to the Prefect server could 
 {{- if and $server.httpRoute.enabled (not $server.httpRoute.parentRefs) }}
 prefect.server.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
 {{- end }}
+{{- if and .Values.site.exposed (not .Values.site.enabled) }}
+site.exposed is true and site.enabled is false: there is nothing to reach; set site.enabled=true
+{{- else if and .Values.site.exposed (not (or $server.ingress.enabled $server.httpRoute.enabled)) }}
+site.exposed is true, and the Prefect server has neither an Ingress nor an HTTPRoute that its path could be added to; set prefect.server.ingress.enabled=true, or site.exposed=false
+{{- end }}
 {{- end -}}
 
 {{/* Of an image. Argument: {root, which: "control"}. */}}
@@ -177,7 +182,7 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
 {{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
       "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "prefect.gpuRuns" .Values.prefect.gpuRuns "ray.autoscaler" .Values.ray.autoscaler
-      "ray.head" .Values.ray.head "metrics" .Values.metrics "tests" .Values.tests -}}
+      "ray.head" .Values.ray.head "metrics" .Values.metrics "site" .Values.site "tests" .Values.tests -}}
 {{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
 {{- end -}}
 {{- range $path, $resources := $all }}
