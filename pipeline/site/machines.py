@@ -33,13 +33,14 @@ class KnownMachines:
 @dataclass(frozen=True)
 class MachineRow:
     """Machines that get the same engine of a version in the same way. names: of their groups.  nodes: how many; 0 where
-    there is no inventory.  why: the reason of the state, else how well the engine fits and what could not be
-    checked."""
+    there is no inventory.  serves: whether they can pull the engine, which a channel may refuse as unproven.  why: the
+    reason of the state, else how well the engine fits and what could not be checked."""
 
     names: tuple[str, ...]
     nodes: int
     state: str
     engine: EngineEntry | None
+    serves: bool
     why: str
     precision: str = ""
 
@@ -93,9 +94,8 @@ def machine_rows(served: Served, known: KnownMachines) -> tuple[MachineRow, ...]
 def _row(items: list[Coverage], why: str) -> MachineRow:
     names = tuple(dict.fromkeys(_name(item.group) for item in items))
     first = items[0]
-    return MachineRow(
-        names, sum(item.group.nodes for item in items), first.state, first.engine, why, first.precision or ""
-    )
+    nodes = sum(item.group.nodes for item in items)
+    return MachineRow(names, nodes, first.state, first.engine, first.serves, why, first.precision or "")
 
 
 def _name(group: NodeGroup) -> str:

@@ -30,13 +30,13 @@ def model_pages(site: ModelSite) -> Iterator[Page]:
     for version in site.versions:
         if report := _report_page(site, version, digests[version]):
             yield report
-    for (before, after), what in site.pairs.items():
+    for before, after in site.pairs:
         path = f"{site.folder}/compare/{before}/{after}.html"
-        key = digest_lines([site.salt, digests[before], digests[after], what])
+        key = digest_lines([site.salt, digests[before], digests[after]])
         yield Page(path, key, partial(_comparison, site, path, before, after))
     for version in site.versions:
         path = f"{site.folder}/versions/{version}/index.html"
-        key = digest_lines([site.salt, digests[version], *site.channels_at(version), repr(_pairs_of(site, version))])
+        key = digest_lines([site.salt, digests[version], *site.channels_at(version), repr(site.compared_with(version))])
         yield Page(path, key, partial(_version, site, path, version))
     path = f"{site.folder}/index.html"
     yield Page(path, site.keys.digest, lambda: _model(site, path))
@@ -52,12 +52,6 @@ def _report_page(site: ModelSite, version: str, digest: str) -> Page | None:
     return Page(path, digest_lines([site.salt, digest]), lambda: copy_report(site.store.read(key) or b""))
 
 
-def _pairs_of(site: ModelSite, version: str) -> tuple[tuple[str, str], ...]:
-    """The other versions that a version is compared with, newest first, each with what it is."""
-    found = [(a if b == version else b, what) for (a, b), what in site.pairs.items() if version in (a, b)]
-    return tuple(sorted(found, key=lambda item: site.versions.index(item[0]), reverse=True))
-
-
 def _model(site: ModelSite, path: str) -> bytes:
     moves = site.moves()
     return draw(
@@ -65,7 +59,7 @@ def _model(site: ModelSite, path: str) -> bytes:
         path,
         site=site,
         versions=list_versions(site.store, site.model)[::-1],
-        pairs={version: _pairs_of(site, version) for version in site.versions},
+        pairs={version: site.compared_with(version) for version in site.versions},
         order={version: index for index, version in enumerate(site.versions)},
         moves=moves[:MOST_MOVES],
         more=max(0, len(moves) - MOST_MOVES),
@@ -86,7 +80,7 @@ def _version(site: ModelSite, path: str, version: str) -> bytes:
         read=read,
         page=read.page,
         channels=site.channels_at(version),
-        pairs=_pairs_of(site, version),
+        pairs=site.compared_with(version),
         order={known: index for index, known in enumerate(site.versions)},
         machines=rows,
         report=_report_page(site, version, "") is not None,

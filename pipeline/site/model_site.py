@@ -81,19 +81,27 @@ class ModelSite:
         return tuple(channel.name for channel in self.channels if channel.version == version)
 
     @cached_property
-    def pairs(self) -> dict[tuple[str, str], str]:
-        """Pairs of an older and a newer version that have a page, each with what the older or newer one is: 'the one
-        before', 'stable'."""
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of an older and a newer version that have a page: each with the one before, and with each channel's."""
         order = {version: index for index, version in enumerate(self.versions)}
-        found: dict[tuple[str, str], list[str]] = {}
-        for before, after in zip(self.versions, self.versions[1:], strict=False):
-            found.setdefault((before, after), []).append("the one before")
-        for channel in self.channels:
+        found = dict.fromkeys(zip(self.versions, self.versions[1:], strict=False))
+        for served in (channel.version for channel in self.channels if channel.version in order):
             for version in self.versions:
-                if channel.version in order and version != channel.version:
-                    pair = sorted((str(channel.version), version), key=order.__getitem__)
-                    found.setdefault((pair[0], pair[1]), []).append(channel.name)
-        return {pair: ", ".join(dict.fromkeys(names)) for pair, names in found.items()}
+                if version != served:
+                    older, newer = sorted((str(served), version), key=order.__getitem__)
+                    found[older, newer] = None
+        return tuple(found)
+
+    def compared_with(self, version: str) -> tuple[tuple[str, str], ...]:
+        """The other versions that a version is compared with, newest first, each with what it is: 'the one before',
+        'the next', its channels."""
+        order = {name: index for index, name in enumerate(self.versions)}
+        others = sorted({*sum((pair for pair in self.pairs if version in pair), ())} - {version}, key=order.__getitem__)
+        place = {-1: ("the one before",), 1: ("the next",)}
+        return tuple(
+            (other, ", ".join((*place.get(order[other] - order[version], ()), *self.channels_at(other))))
+            for other in reversed(others)
+        )
 
     @cached_property
     def machines(self) -> tuple[MachineRow, ...]:

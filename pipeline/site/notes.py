@@ -27,12 +27,14 @@ class CanaryNote(TypedDict):
 
 
 class GapNote(TypedDict):
-    """Machines and the engine that they get of a model. anchor: of the engine on its version's page, or ''."""
+    """Machines and the engine that they get of a model, or would but for `why`. anchor: of the engine on its version's
+    page, or ''."""
 
     machines: list[str]
     nodes: int
     state: str
     engine: str
+    serves: bool
     anchor: str
     why: str
 
@@ -80,6 +82,7 @@ def note_of(site: ModelSite) -> ModelNote:
                 nodes=row.nodes,
                 state=row.state,
                 engine=row.engine.unit if row.engine else "",
+                serves=row.serves,
                 anchor=engine_anchor(row.engine) if row.engine else "",
                 why=row.why,
             )

@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+# After these the text goes on.
+INLINE = {"a", "b", "i", "span", "code", "time"}
 VOID = {"meta", "link", "br", "img", "input", "hr", "rect"}
 
 
@@ -57,6 +59,7 @@ class Seen(HTMLParser):
             self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
+        self.text += [" "] if tag not in INLINE else []
         if not self.open or self.open.pop() != tag:
             self.wrong.append(f"</{tag}> in the wrong place")
 

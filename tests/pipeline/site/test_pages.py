@@ -1,5 +1,6 @@
 """What the pages say, over a version that was built and over small ones."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_a_built_version_answers_what_people_ask(built: Project, out: Path) -> N
     version = words(out, "models", "tiny", "versions", "1", "index.html")
     for title in ("Engines", "What machines get", "Quality", "Drift by stage", "Provenance", "Spec"):
         assert title in version
-    assert "l4 (sm_89)" in version and "? unproven sm_89 " in version and " dB" in version
+    assert re.search(r"rtx4090 \(sm_89\) \? unproven sm_89 \w+ tensorrt-rtx", version) and " dB" in version
     assert lookup.load(store, "tiny", "1").digest in version
     assert "candidate 1" in words(out, "index.html") and "done" in words(out, "runs.html")
     report = (out / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
@@ -64,6 +65,9 @@ def test_two_versions_side_by_side(registry: Store, out: Path) -> None:
     # Each against the one before, and against those of stable (1) and candidate (3).
     assert found == {"1/2.html", "2/3.html", "1/3.html"}
     assert "cpu fp32 onnxruntime: bytes" in words(folder, "1", "2.html")
+    three = words(out, "models/digits/versions/3/index.html")
+    assert "Compare with 2 the one before" in three and "Compare with 1 stable" in three
+    assert "Compare with 3 candidate" in words(out, "models/digits/versions/1/index.html")
     assert not broken_links(out)
 
 
@@ -111,3 +115,13 @@ def test_an_empty_registry_says_how_to_begin(registry: Store, out: Path) -> None
     write(registry, out)
     assert "No version was published here yet" in words(out, "index.html")
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
+
+
+def test_a_machine_gets_no_unproven_engine_from_a_channel_that_serves_proven_ones(registry: Store, out: Path) -> None:
+    publish_small(registry)
+    move(registry, "digits", "1")
+    write(registry, out)
+    assert "rtx4090 (sm_89) ? unproven none; there is sm_89 fp16 tensorrt-rtx" in words(out, "models/digits/index.html")
+    # By its name alone it is given.
+    version = words(out, "models/digits/versions/1/index.html")
+    assert "rtx4090 (sm_89) ? unproven sm_89 fp16 tensorrt-rtx" in version
