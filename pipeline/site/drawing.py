@@ -40,6 +40,7 @@ def _templates() -> "Environment":
         autoescape=True,
         undefined=StrictUndefined,
         finalize=known.finalize,
+        auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
     )
