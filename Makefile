@@ -7,6 +7,7 @@
 # node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
 # proof  plants every fault over networks, seeds and precisions, counts false alarms and the canary's errors; the tables of the docs
 # zoo    graphs out of 19 packages, downloaded, built, proven, beside other quantizers; docs/zoo.md
+# site-check  the registry's site in Chromium, with axe-core from npm
 # house  the figures that the redesign is measured by, into docs/house.md
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # cluster-test  the chart on a real Kubernetes control plane on loopback, of the programs in the folder KUBE_ASSETS
@@ -25,7 +26,7 @@ TWO_PIPS = $(LOGGED) sh -c "$(PIP) --no-deps torch ray & $(PIP) boto3 matplotlib
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts docs
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
-.PHONY: demo demo-cluster test check format bench proof docs site chart hunt house zoo conformance node-tests gpu-check cluster-test azurite clean \
+.PHONY: demo demo-cluster test check format bench proof docs site chart hunt house zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
   check-style check-types check-imports check-links
 .DEFAULT_GOAL := test
 
@@ -124,6 +125,10 @@ cluster-test: $(VENV)/.installed
 azurite: $(VENV)/.installed
 	npm install --no-audit --no-fund --prefix build/azurite azurite@3
 	$(BIN)/python -m pytest -n 2 tests/enginery -k az
+
+site-check: $(VENV)/.installed
+	npm install --silent --no-fund --no-audit --prefix build/site-check axe-core@4.14.1
+	$(BIN)/python -m pytest -n 0 tests/pipeline/site/test_browser.py
 
 gpu-check:
 	$(PYTHON) -m validation.gpu --out gpu-results.json

@@ -17,6 +17,7 @@ MANIFESTS = {
     "prefect": ("prefect/",),
     "ray": ("ray/",),
     "metrics": ("metrics/",),
+    "site": ("site/",),
     "cache": ("cache/",),
     "disruption": ("pdb",),
 }

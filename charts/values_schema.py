@@ -194,6 +194,7 @@ RULES: dict[str, Schema] = {
     "runtimeClassName": OPTIONAL_NAME,
     "scrapeTimeout": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
     "scheme": {"enum": ["s3", "gs", "az"]},
+    "site.path": {"type": "string", "pattern": "^(/[A-Za-z0-9_-]+)+$"},
     "size": BYTES,
     "sse": {"enum": ["", "AES256", "aws:kms", "aws:kms:dsse"]},
     "storageClass": OPTIONAL_NAME,

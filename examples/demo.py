@@ -71,6 +71,7 @@ def main() -> None:
     print(f"pulled {pulled['path']}")
     accuracy = classify(Path(pulled["path"]))
     print(f"held-out digits classified by the pulled engine: {accuracy:.1%} right")
+    print(f"\nlook at it: enginery serve --registry {REGISTRY}")
     print(f"\ndemo finished in {time.monotonic() - begun:.0f} s; run it again, and everything is cached")
 
 

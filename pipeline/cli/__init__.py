@@ -73,6 +73,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "mirror": ("registry.copies", "Copy versions to another registry."),
         "cache": ("registry.cache", "Serve a registry to many nodes, each blob fetched once."),
         "export-oci": ("registry.copies", "Write engines as OCI images."),
+        "site": ("registry.site", "Write the registry as a website of static files."),
+        "serve": ("registry.site", "Show the registry as a website on a port."),
     },
     "Automation": {
         "register": ("models.specs", "Store a spec in the registry, and let Prefect build it."),

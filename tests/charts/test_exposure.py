@@ -11,6 +11,7 @@ from tests.charts.kube import Object, label
 from tests.charts.test_objects import VERSIONS, built_in, crds
 
 GATEWAY = [{"name": "public", "namespace": "gateways"}]
+SITE = {"enabled": True, "exposed": True, "path": "/models"}
 ROUTER = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]
 
 
@@ -40,6 +41,34 @@ def test_an_ingress_leads_the_host_of_the_uis_url_to_the_server() -> None:
     for version in VERSIONS:
         assert not list(built_in(version, "networking.k8s.io/v1", "Ingress").iter_errors(ingress)), version
     assert ROUTER[0] in found["NetworkPolicy enginery-prefect-server"]["spec"]["ingress"][0]["from"]
+
+
+def test_the_site_lies_at_its_path_of_the_same_host() -> None:
+    found = values({"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}})
+    made = {label(item): item for item in renders.objects(renders.rendered({**found, "site": SITE}))}
+    service, pod = made["Service enginery-site"], made["Deployment enginery-site"]["spec"]["template"]
+    (rule,) = made["Ingress enginery-prefect-server"]["spec"]["rules"]
+    paths = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
+    assert paths == {"/": "enginery-prefect-server", "/models": service["metadata"]["name"]}
+    route = made["HTTPRoute enginery-prefect-server"]["spec"]["rules"][1]
+    assert route["matches"][0]["path"]["value"] == "/models"
+    assert route["backendRefs"] == [{"name": "enginery-site", "port": service["spec"]["ports"][0]["port"]}]
+    (container,) = pod["spec"]["containers"]
+    assert container["command"][4:6] == ["--prefix", "/models"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/models/"
+    assert ROUTER[0] in made["NetworkPolicy enginery-site"]["spec"]["ingress"][0]["from"]
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        ({"enabled": False, "exposed": True}, "site.exposed is true and site.enabled is false"),
+        ({"enabled": True, "exposed": True}, "neither an Ingress nor an HTTPRoute"),
+    ],
+)
+def test_a_site_that_could_not_be_reached_is_refused(site: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm.HelmRenderError, match=message):
+        renders.rendered({**renders.sample("aws"), "site": site})
 
 
 def test_a_route_leads_the_same_host_there() -> None:

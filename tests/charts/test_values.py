@@ -261,6 +261,7 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("cpuGroup", {"extraEnv": [{"name": "HOME", "value": "/x"}]}, "cpuGroup.extraEnv: the chart sets HOME"),
         ("serviceAccounts.builds.podLabels", {"ray.io/x": "y"}, "builds.podLabels: the operators set ray.io/x"),
         ("extraVolumes", [{"name": "tmp", "emptyDir": {}}], "extraVolumes: the chart has a volume tmp"),
+        ("extraVolumes", [{"name": "site", "emptyDir": {}}], "extraVolumes: the chart has a volume site"),
         ("extraVolumes", [{"name": "a", "emptyDir": {}}] * 2, "extraVolumes: a is there twice"),
         ("extraVolumeMounts", [{"name": "a", "mountPath": "/a"}], '/a is of volume "a", which extraVolumes does not'),
         (

@@ -39,7 +39,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
      Ray's worker groups, on each upgrade. Those of the account `builds` have its labels, too. Argument: (list $ component). */}}
 {{- define "enginery.podLabels" -}}
 {{- $values := (index . 0).Values -}}
-{{- $builds := has (index . 1) (list "flow-run" "ray-worker" "metrics" "deploy" "test" "cache" "node-cache") -}}
+{{- $builds := has (index . 1) (list "flow-run" "ray-worker" "metrics" "site" "deploy" "test" "cache" "node-cache") -}}
 {{ include "enginery.selector" . }}
 {{- with merge (dict) (ternary $values.serviceAccounts.builds.podLabels dict $builds) $values.commonLabels }}
 {{ toYaml . }}

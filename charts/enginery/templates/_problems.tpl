@@ -62,7 +62,7 @@
 {{- $mounts := .own.extraVolumeMounts | default (ternary list .all.extraVolumeMounts (ne .path "")) -}}
 {{- $names := list -}}
 {{- range $volumes }}
-{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "catalog" "commands" "selftest" "cache-token" "node") }}
+{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "catalog" "commands" "selftest" "cache-token" "node" "site") }}
 {{ $path }}extraVolumes: the chart has a volume {{ .name }}; give another name
 {{- end }}
 {{- if has .name $names }}
@@ -76,7 +76,7 @@
 {{- if not (has .name $names) }}
 {{ $path }}extraVolumeMounts: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
 {{- end }}
-{{- if regexMatch "^/(tmp|cache|registry|node|etc/enginery(/.*)?)/?$" .mountPath }}
+{{- if regexMatch "^/(tmp|cache|registry|node|site|etc/enginery(/.*)?)/?$" .mountPath }}
 {{ $path }}extraVolumeMounts: the chart mounts something at {{ .mountPath }}; give another place
 {{- end }}
 {{- if has .mountPath $places }}
@@ -133,6 +133,11 @@ networkPolicy.prefect.from is empty, so what routes to the Prefect server could 
 {{- if and $server.httpRoute.enabled (not $server.httpRoute.parentRefs) }}
 prefect.server.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
 {{- end }}
+{{- if and .Values.site.exposed (not .Values.site.enabled) }}
+site.exposed is true and site.enabled is false: there is nothing to reach; set site.enabled=true
+{{- else if and .Values.site.exposed (not (or $server.ingress.enabled $server.httpRoute.enabled)) }}
+site.exposed is true, and the Prefect server has neither an Ingress nor an HTTPRoute that its path could be added to; set prefect.server.ingress.enabled=true, or site.exposed=false
+{{- end }}
 {{- end -}}
 
 {{/* Of an image. Argument: {root, which: "control"}. */}}
@@ -177,7 +182,7 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
 {{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
       "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "prefect.gpuRuns" .Values.prefect.gpuRuns "ray.autoscaler" .Values.ray.autoscaler
-      "ray.head" .Values.ray.head "metrics" .Values.metrics "tests" .Values.tests "cache" .Values.cache "nodeCache" .Values.nodeCache -}}
+      "ray.head" .Values.ray.head "metrics" .Values.metrics "site" .Values.site "tests" .Values.tests "cache" .Values.cache "nodeCache" .Values.nodeCache -}}
 {{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
 {{- end -}}
 {{- range $path, $resources := $all }}

@@ -1,0 +1,72 @@
+"""What the site of a registry of many models costs: the first time, with nothing changed, after one channel moved; and
+the size of its pages. Run as `python -m benchmarks.bench_site [MODELS]`."""
+
+import gzip
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from enginery.core.digest import canonical_json
+from enginery.registry.store.base import FileStore, open_store
+from enginery.registry.store.layout import channel_key, manifest_key
+from enginery.registry.versions import lookup
+from enginery.registry.versions.lookup import Channel, Move
+from pipeline.site.folder import SiteFolder, Written
+from pipeline.site.generate import SiteSources, write_site
+from tests.pipeline.site.sites import move, publish_small
+
+
+def fill(store: FileStore, count: int) -> None:
+    """Publish two versions of each of `count` models: those of one, under other names."""
+    for content in "ab":
+        publish_small(store, "model-00000", content)
+    known = [lookup.load(store, "model-00000", version) for version in "12"]
+    for number in range(1, count):
+        model = f"model-{number:05}"
+        for manifest in known:
+            named = replace(manifest, model=model)
+            store.create(manifest_key(model, manifest.version), named.to_bytes())
+        to = Move("2", named.digest, "2026-01-01T00:00:00+00:00", "ada", "built")
+        store.create(channel_key(model, "candidate"), canonical_json(Channel(model, "candidate", (to,)).to_json()))
+
+
+def timed(what: str, work: Callable[[], Written]) -> None:
+    """Run `work`, and print its wall and CPU time and what it wrote."""
+    wall, cpu = time.monotonic(), time.process_time()
+    done = work()
+    took = f"{time.monotonic() - wall:.1f} s, {time.process_time() - cpu:.1f} s of CPU"
+    peak = psutil.Process().memory_info().rss / 2**20
+    print(
+        f"{what}: {took}; drawn {done.drawn}, written {done.written}; {peak:.0f} MiB; load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+
+
+def main(count: int) -> None:
+    """Measure, and print."""
+    with tempfile.TemporaryDirectory() as place:
+        store = open_store(Path(place) / "registry", create=True)
+        assert isinstance(store, FileStore)
+        fill(store, count)
+        out, sources = Path(place) / "site", SiteSources()
+
+        def write() -> Written:
+            return write_site(store, SiteFolder(out), sources)
+
+        timed(f"{count} models, 2 versions each, the first time", write)
+        timed("nothing changed", write)
+        move(store, "model-00007", "1")
+        timed("one channel moved", write)
+        for path in ("index.html", "models.js", "fleet.html", "models/model-00007/versions/2/index.html"):
+            data = (out / path).read_bytes()
+            print(f"{path}: {len(data)} bytes, {len(gzip.compress(data, 6))} compressed")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)

@@ -1,0 +1,112 @@
+"""`enginery site` and `enginery serve`: the registry as a website, in a folder or on a port."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.cli.options import combine, emit_json, json_option, number_option, path_option, registry_option, say
+from pipeline.cli.tables import echo
+
+site_options = combine(
+    path_option("--inventory", "Groups of nodes, as of `enginery fleet`.", shown="every GPU product known"),
+    click.option(
+        "--catalog",
+        type=click.Path(path_type=Path),
+        envvar="ENGINERY_CATALOG",
+        show_envvar=True,
+        show_default="every model on every machine",
+        help="Which models must be served where (YAML).",
+    ),
+    click.option(
+        "--trust",
+        type=click.Path(path_type=Path),
+        envvar="ENGINERY_TRUST_POLICY",
+        show_envvar=True,
+        help="Trust policy to check signatures by.",
+    ),
+    click.option("--title", default="Registry", show_default=True, help="Title of the first page."),
+    registry_option,
+)
+
+
+@click.command()
+@click.argument("dest", type=click.Path(path_type=Path))
+@site_options
+@json_option
+def site(dest: Path, registry: str, as_json: bool, **sources: Any) -> None:
+    """Write the registry as a website into the folder DEST: static files, for a bucket, a server or a browser.
+
+    Only what changed since the last time is read and written.
+    """
+    from enginery.registry.store.base import open_store
+    from pipeline.site.folder import SiteFolder
+    from pipeline.site.generate import SiteSources, write_site
+
+    done = write_site(open_store(registry), SiteFolder(dest), SiteSources(**sources), say)
+    if as_json:
+        emit_json(vars(done))
+    else:
+        say(f"{done.written} files written, {done.deleted} deleted")
+        echo(str(dest / "index.html"))
+
+
+class Address(click.ParamType[tuple[str, int]]):
+    """'127.0.0.1:8080', ':0'."""
+
+    name = "address"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Host and port. Raises click's usage error for another text."""
+        host, _, port = str(value).rpartition(":")
+        if not (port.isascii() and port.isdecimal() and int(port) < 65536):
+            self.fail(f"{value!r} is no address; give HOST:PORT, as in 127.0.0.1:8080", param, ctx)
+        return host or "127.0.0.1", int(port)
+
+
+@click.command()
+@click.option(
+    "--listen",
+    type=Address(),
+    metavar="HOST:PORT",
+    default="127.0.0.1:8080",
+    show_default=True,
+    help="Where to serve; port 0 is any free one, host 0.0.0.0 is for a pod.",
+)
+@number_option("--every", click.FloatRange(1), 30.0, "Seconds between two looks at the registry.")
+@click.option("--prefix", default="", metavar="/PATH", help="Path of an ingress that the site lies below.")
+@path_option("--dest", "Folder for the site's files.", shown="a temporary one")
+@site_options
+def serve(listen: tuple[str, int], every: float, prefix: str, dest: Path | None, registry: str, **sources: Any) -> None:
+    """Show the registry as a website: the files of `enginery site`, brought up to date as the registry changes.
+
+    Read-only: GET and HEAD are answered, and nothing else. There is no login: listen on loopback, or behind an ingress.
+    """
+    import threading
+    from tempfile import TemporaryDirectory
+
+    from enginery.registry.store.base import open_store
+    from pipeline.site.folder import SiteFolder
+    from pipeline.site.generate import SiteSources, write_site
+    from pipeline.site.server import Refresher, SiteServer
+
+    if prefix and not re.fullmatch(r"(/[A-Za-z0-9_-]+)+/?", prefix):
+        raise click.UsageError(f"--prefix {prefix!r} is no path; give one such as /registry")
+    store = open_store(registry)
+    with TemporaryDirectory(prefix="enginery-site-") as temporary:
+        folder, stop = SiteFolder(dest or Path(temporary)), threading.Event()
+        chosen = SiteSources(**sources)
+        refresher = Refresher(lambda: write_site(store, folder, chosen, say), say)
+        with SiteServer(*listen, folder.root, prefix) as server:
+            host, port = listen[0], server.server_address[1]
+            say(f"{registry}: http://{host}:{port}{prefix.rstrip('/')}/; Ctrl-C ends it")
+            thread = threading.Thread(target=refresher.run, args=(every, stop), daemon=True)
+            thread.start()
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                say("stopped")
+            finally:
+                stop.set()
+                thread.join()

@@ -1,0 +1,116 @@
+"""What the pages over all models show of each model, kept between runs so that only changed models are read."""
+
+from typing import TypedDict
+
+from enginery.core.errors import EngineryError
+from enginery.registry.evidence.canaries import canaries
+from enginery.registry.versions import lookup
+from enginery.registry.versions.views import list_versions
+from pipeline.site.drawing import engine_anchor
+from pipeline.site.model_site import ModelSite
+
+# Verdicts of canaries that are kept of a model.
+MOST_OF_MODEL = 20
+
+
+class CanaryNote(TypedDict):
+    """A verdict. report: digest; '' where it is lost."""
+
+    version: str
+    target: str
+    unit: str
+    verdict: str
+    reason: str
+    against: str
+    at: str
+    report: str
+
+
+class GapNote(TypedDict):
+    """Machines and the engine that they get of a model, or would but for `why`. anchor: of the engine on its version's
+    page, or ''."""
+
+    machines: list[str]
+    nodes: int
+    state: str
+    engine: str
+    serves: bool
+    anchor: str
+    why: str
+
+
+class ModelNote(TypedDict):
+    """What the pages over all models show of one, as it is kept between runs. key: digest of its keys.
+
+    version: that it serves by its usual channel, else its newest.  statuses: number of that version's engines by
+    status.  at: when it was published.  problem: why it cannot be read.
+    """
+
+    key: str
+    version: str
+    versions: int
+    at: str
+    channels: dict[str, str]
+    statuses: dict[str, int]
+    targets: list[str]
+    problem: str
+    canaries: list[CanaryNote]
+    machines: list[GapNote]
+
+
+def note_of(site: ModelSite) -> ModelNote:
+    """What is noted of a model."""
+    listed = {item.version: item for item in list_versions(site.store, site.model)}
+    usual = listed.get(site.usual)
+    try:
+        targets = [entry.target for entry in lookup.load(site.store, site.model, site.usual).engines]
+    except EngineryError:  # the version's own page says so
+        targets = []
+    return ModelNote(
+        key=site.keys.digest,
+        version=site.usual,
+        versions=len(site.versions),
+        at=(usual.created_at if usual else None) or "",
+        channels={channel.name: channel.version or "?" for channel in site.channels},
+        statuses=dict(usual.engines) if usual else {},
+        targets=list(dict.fromkeys(targets)),
+        problem=(usual.damage if usual else None) or "",
+        canaries=_canaries(site),
+        machines=[
+            GapNote(
+                machines=list(row.names),
+                nodes=row.nodes,
+                state=row.state,
+                engine=row.engine.unit if row.engine else "",
+                serves=row.serves,
+                anchor=engine_anchor(row.engine) if row.engine else "",
+                why=row.why,
+            )
+            for row in site.machines
+        ],
+    )
+
+
+def _canaries(site: ModelSite) -> list[CanaryNote]:
+    """The newest verdicts of a model, newest first."""
+    found: list[CanaryNote] = []
+    for version in site.versions if site.keys.canaries else ():
+        try:
+            manifest = lookup.load(site.store, site.model, version)
+            verdicts = canaries(site.store, manifest)
+        except EngineryError:  # the version's own page says so
+            continue
+        found += [
+            CanaryNote(
+                version=version,
+                target=item.target,
+                unit=item.unit,
+                verdict=item.verdict,
+                reason=item.reason,
+                against=item.against,
+                at=item.created_at,
+                report=item.report if item.report in site.canary_reports else "",
+            )
+            for item in verdicts
+        ]
+    return sorted(found, key=lambda item: item["at"], reverse=True)[:MOST_OF_MODEL]

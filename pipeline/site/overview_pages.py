@@ -1,0 +1,108 @@
+"""The pages over all models: the index with what is searched in the browser, canaries, the fleet, runs."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from enginery.core.text import now
+from enginery.registry.runs import read_runs, run_ids
+from enginery.registry.store.base import Store
+from pipeline.fleet.coverage import STATES
+from pipeline.orchestration.runs.views import view_run
+from pipeline.site.drawing import draw
+from pipeline.site.folder import Page
+from pipeline.site.machines import KnownMachines
+from pipeline.site.notes import ModelNote
+
+# Models on a page of the index, rows of the other pages.
+PER_PAGE = 100
+MOST_CANARIES, MOST_OF_MODEL, MOST_GAPS, MOST_RUNS = 300, 20, 500, 200
+
+
+def overview_pages(store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, title: str) -> Iterator[Page]:
+    """The pages over all models, in the order of their names."""
+    names = sorted(notes)
+    yield Page("models.js", "", lambda: search_data(notes))
+    yield Page("canaries.html", "", lambda: _canaries(notes))
+    yield Page("fleet.html", "", lambda: _fleet(notes, known))
+    yield Page("runs.html", "", lambda: _runs(store, notes))
+    pages = max(1, -(-len(names) // PER_PAGE))
+    for number in range(pages, 0, -1):
+        shown = names[(number - 1) * PER_PAGE : number * PER_PAGE]
+        path = index_path(number)
+        yield Page(path, "", partial(_index, path, shown, notes, number, title))
+
+
+def index_path(number: int) -> str:
+    """The page of the index with this number, from 1."""
+    return "index.html" if number == 1 else f"index-{number}.html"
+
+
+def search_data(notes: Mapping[str, ModelNote]) -> bytes:
+    """All models as a script, which a page may load from a folder, too: a row of values each, in the order of the
+    columns that `site.js` names."""
+    rows = [
+        [
+            *(name, note["version"], note["versions"], note["at"], note["channels"], note["statuses"]),
+            *(note["targets"], bool(note["problem"])),
+        ]
+        for name, note in sorted(notes.items())
+    ]
+    return b"registryModels(" + json.dumps(rows, separators=(",", ":")).encode() + b");\n"
+
+
+def _index(path: str, shown: Sequence[str], notes: Mapping[str, ModelNote], number: int, title: str) -> bytes:
+    pages = [(index_path(each), each) for each in range(1, -(-len(notes) // PER_PAGE) + 1)]
+    return draw(
+        "index",
+        path,
+        title=title,
+        models=[(name, notes[name]) for name in shown],
+        count=len(notes),
+        first=(number - 1) * PER_PAGE + 1,
+        pages=pages,
+        number=number,
+        targets=sorted({target for note in notes.values() for target in note["targets"]}),
+        channels=sorted({channel for note in notes.values() for channel in note["channels"]}),
+        # The first page alone says when, so that the others change only with their models.
+        at=now() if number == 1 else "",
+    )
+
+
+def _canaries(notes: Mapping[str, ModelNote]) -> bytes:
+    found = [(name, item) for name, note in notes.items() for item in note["canaries"]]
+    found.sort(key=lambda item: item[1]["at"], reverse=True)
+    return draw("canaries", "canaries.html", rows=found[:MOST_CANARIES], more=max(0, len(found) - MOST_CANARIES))
+
+
+def _fleet(notes: Mapping[str, ModelNote], known: KnownMachines) -> bytes:
+    counts: dict[str, Counter[str]] = {}
+    gaps = []
+    for name, note in notes.items():
+        for row in note["machines"]:
+            for machine in row["machines"]:
+                counts.setdefault(machine, Counter())[row["state"]] += 1
+            if row["state"] != "covered":
+                gaps.append((name, note["version"], row))
+    order: Sequence[str] = STATES
+    gaps.sort(key=lambda item: (order.index(item[2]["state"]), -item[2]["nodes"], item[0]))
+    return draw(
+        "fleet",
+        "fleet.html",
+        known=known,
+        groups={group: dict(found) for group, found in counts.items()},
+        nodes=sum(group.nodes for group in known.groups),
+        states=STATES,
+        gaps=gaps[:MOST_GAPS],
+        more=max(0, len(gaps) - MOST_GAPS),
+    )
+
+
+def _runs(store: Store, notes: Mapping[str, ModelNote]) -> bytes:
+    ids = run_ids(store)
+    found = [view_run(run) for run in read_runs(store, ids[:MOST_RUNS])]
+    # Only what runs has a time that goes on, so the page of a registry where nothing runs stays as it is.
+    live = [run for run in found if run.state == "running"]
+    more = max(0, len(ids) - MOST_RUNS)
+    return draw("runs", "runs.html", live=live, runs=found, models=notes, more=more, at=now() if live else "")

@@ -1,0 +1,143 @@
+"""Reads what a model's pages show: its channels with their histories, and its versions with all that was measured."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from enginery.core.digest import digest_of_bytes, is_digest
+from enginery.core.errors import EngineryError, IntegrityError, UnavailableError, UnknownNameError
+from enginery.core.reports.latency import LatencyReport
+from enginery.registry.evidence.attestations import judge_entries
+from enginery.registry.evidence.canaries import CanaryVerdict, canaries
+from enginery.registry.evidence.latencies import latencies
+from enginery.registry.evidence.loads import load_reports
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.store.layout import evidence_prefix
+from enginery.registry.versions import lookup, policies
+from enginery.registry.versions.lookup import Channel
+from enginery.registry.versions.policies import ChannelPolicy
+from pipeline.compile.publication.pages import published_document
+from validation.reporting.overview import VersionPage, overview
+from validation.reporting.version_document import VersionDocument
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """The signatures of a version's manifest. keys: ids of the keys that signed, shortened.  signed_by: the trust
+    policy's names of signers whose signature holds; None where no policy was given.  refusal: why it is not trusted."""
+
+    keys: tuple[str, ...] = ()
+    signed_by: tuple[str, ...] | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class ReadVersion:
+    """A version as it is now. document: None where its manifest cannot be read; `page` is what its page shows, and
+    `manifest` the manifest's digest, then.
+    problems: what could not be read, each in words."""
+
+    model: str
+    version: str
+    document: VersionDocument | None
+    page: VersionPage | None = None
+    problems: tuple[str, ...] = ()
+    manifest: str = ""
+    signatures: Signatures = field(default_factory=Signatures)
+
+
+@dataclass(frozen=True)
+class ReadChannel:
+    """A channel. channel: None where it cannot be read, and `problem` says why.  policy: what it asks."""
+
+    name: str
+    channel: Channel | None
+    policy: ChannelPolicy
+    problem: str = ""
+
+    @property
+    def version(self) -> str | None:
+        """The version that it serves; None where it cannot be read."""
+        return self.channel.version if self.channel else None
+
+
+def read_channels(store: Store, model: str, names: tuple[str, ...]) -> tuple[ReadChannel, ...]:
+    """The channels of a model, in this order; those that were deleted meanwhile are left out."""
+    found = []
+    for name in names:
+        problems: list[str] = []
+        channel = _try(partial(lookup.read_channel, store, model, name), None, problems)
+        policy = _try(partial(policies.of_channel, store, model, name), ChannelPolicy(), problems)
+        if channel or problems:
+            found.append(ReadChannel(name, channel, policy, "; ".join(problems)))
+    return tuple(found)
+
+
+def read_version(store: Store, model: str, version: str, trust: Path | None = None) -> ReadVersion:
+    """A version with its statuses and measurements of today. trust: a trust policy to check its signatures by.
+
+    What cannot be read is said in `problems`. Raises UnavailableError when the registry is out of reach.
+    """
+    problems: list[str] = []
+    manifest = _try(lambda: lookup.load(store, model, version), None, problems)
+    if manifest is None:
+        return ReadVersion(model, version, None, problems=tuple(problems))
+    whole = _try(lambda: _view(published_document(store, manifest)), None, problems)
+    document, page = whole or _view(_bare_document(store, manifest, problems))
+    signatures = _try(lambda: _signatures(store, manifest, trust), Signatures(), problems)
+    return ReadVersion(model, version, document, page, tuple(dict.fromkeys(problems)), manifest.digest, signatures)
+
+
+def _view(document: VersionDocument) -> tuple[VersionDocument, VersionPage]:
+    """The document, and what its page shows. Raises IntegrityError for a document that lacks what that needs."""
+    try:
+        return document, overview(document, pictures=False)
+    except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise IntegrityError(f"report.json of {document.reference} is not whole ({error!r})") from error
+
+
+def _bare_document(store: Store, manifest: Manifest, problems: list[str]) -> VersionDocument:
+    """What can be read beside a manifest whose report.json is lost or damaged."""
+    known = {item.name: getattr(manifest, item.name) for item in dataclasses.fields(Manifest)}
+    document = VersionDocument(**known)
+    document = replace(document, engines=_try(lambda: judge_entries(store, manifest), manifest.engines, problems))
+    timed: dict[str, list[LatencyReport]] = _try(lambda: latencies(store, manifest), {}, problems)
+    seen: tuple[CanaryVerdict, ...] = _try(lambda: tuple(canaries(store, manifest)), (), problems)
+    return replace(
+        document,
+        latencies={engine: tuple(found) for engine, found in timed.items()},
+        canaries=seen,
+        loads=_try(lambda: tuple(load_reports(store, manifest)), (), problems),
+    )
+
+
+def _signatures(store: Store, manifest: Manifest, trust: Path | None) -> Signatures:
+    prefix = evidence_prefix("signatures", manifest.model, manifest.version)
+    signed = next(iter(store.children(prefix)), None) is not None
+    names = store.children(f"{prefix}{digest_of_bytes(manifest.to_bytes())}/") if signed else ()
+    keys = (name.removesuffix(".sig.json") for name in names if name.endswith(".sig.json"))
+    found = Signatures(tuple(key[:16] for key in keys if is_digest(key)))
+    if trust is None:
+        return found
+    from enginery.registry.trust import require
+
+    try:
+        return replace(found, signed_by=require(store, manifest, trust).signers)
+    except UnavailableError:
+        raise
+    except EngineryError as error:
+        return replace(found, signed_by=(), refusal=str(error))
+
+
+def _try(read: Callable[[], T], otherwise: T, problems: list[str]) -> T:
+    try:
+        return read()
+    except (IntegrityError, UnknownNameError) as error:
+        problems.append(str(error))
+        return otherwise

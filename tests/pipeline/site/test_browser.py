@@ -1,0 +1,111 @@
+"""The site in a real Chromium: widths, schemes, search, keyboard, and axe-core where it is installed (`make
+site-check`)."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enginery.registry.store.base import open_store
+from tests.pipeline.site.chromium import Tab, chromium
+from tests.pipeline.site.sites import move, publish_hostile, publish_small, write
+from tests.validation.browser import CHROMIUM
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+AXE = Path(os.environ.get("ENGINERY_AXE", "build/site-check/node_modules/axe-core/axe.min.js")).absolute()
+PAGES = (
+    "index.html", "fleet.html", "canaries.html", "runs.html", "models/digits/index.html",
+    "models/digits/versions/2/index.html", "models/digits/compare/1/2.html", "models/hostile/versions/1/index.html",
+    "models/hostile/index.html",
+)  # fmt: skip
+WIDE = """[...document.querySelectorAll('body *')].filter(item => !item.closest('.scroll, pre, .hidden, .skip')
+  && item.getBoundingClientRect().right > innerWidth + 1).map(item => item.outerHTML.slice(0, 120))"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("browser")
+    store = open_store(place / "registry", create=True)
+    for content in "ab":
+        publish_small(store, content=content)
+    move(store, "digits", "1")
+    publish_hostile(store)
+    write(store, place / "site")
+    return place / "site"
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_fits_its_width_and_asks_for_its_own_files_alone(tab: Tab, site: Path, page: str) -> None:
+    for width in (360, 1600):
+        tab.resize(width, dark=width == 360)
+        tab.open(f"{site.as_uri()}/{page}")
+        assert tab.evaluate(WIDE) == [], width
+        assert tab.evaluate("[...document.querySelectorAll('.badge')].every(item => item.offsetWidth > 20)")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert all(url.startswith((site.as_uri(), "data:,")) for url in tab.requests()), tab.requests()
+        assert tab.complaints() == []
+
+
+def test_models_are_searched_and_filtered_from_a_folder_and_the_address_keeps_it(tab: Tab, site: Path) -> None:
+    tab.resize(1600)
+    tab.open(f"{site.as_uri()}/index.html")
+    names = "[...document.querySelectorAll('.models tbody th')].map(item => item.textContent)"
+    assert tab.evaluate(names) == ["digits", "hostile"]
+    assert "models.js" not in " ".join(tab.requests())
+    tab.evaluate("document.querySelector('input[type=search]').focus()")
+    tab.type("dig")
+    tab.wait("document.querySelector('.found').textContent === '1 of 2 models'")
+    assert tab.evaluate(names) == ["digits"] and tab.evaluate("location.hash") == "#q=dig"
+    assert tab.evaluate("document.querySelector('.models tbody a').getAttribute('href')") == "models/digits/index.html"
+    tab.open(f"{site.as_uri()}/index.html?x#channel=candidate&status=unproven")
+    tab.wait("document.querySelector('.found').textContent === '1 of 2 models'")
+    tab.evaluate("for (const name of ['channel', 'status']) document.forms[0].elements[name].value = ''")
+    tab.evaluate("document.forms[0].dispatchEvent(new Event('input', {bubbles: true}))")
+    assert tab.evaluate(names) == ["digits", "hostile"] and tab.complaints() == []
+
+
+def test_a_keyboard_is_enough(tab: Tab, site: Path) -> None:
+    tab.resize(1600)
+    tab.open(f"{site.as_uri()}/models/digits/versions/2/index.html")
+    tab.press("Tab", 9)
+    assert tab.evaluate("document.activeElement.textContent") == "Skip to the content"
+    assert tab.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
+    seen = []
+    for _ in range(12):
+        tab.press("Tab", 9)
+        style = tab.evaluate(
+            "(style => [style.outlineStyle, parseFloat(style.outlineWidth)])(getComputedStyle(document.activeElement))"
+        )
+        seen.append(tab.evaluate("document.activeElement.textContent.trim()"))
+        assert style[0] == "solid" and style[1] >= 2, (seen[-1], style)
+    assert seen[:4] == ["Models", "Fleet", "Canaries", "Runs"] and len(set(seen)) > 9
+
+
+def test_a_deep_link_shows_its_engine(tab: Tab, site: Path) -> None:
+    tab.resize(1600)
+    tab.open(f"{site.as_uri()}/models/digits/versions/2/index.html#engine-sm_89-fp16-tensorrt-rtx")
+    assert "no sm_89 here" in tab.evaluate("document.querySelector(':target').textContent")
+    assert 0 <= tab.evaluate("document.querySelector(':target').getBoundingClientRect().top") < 900
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.skipif(not AXE.is_file(), reason="no axe-core here: make site-check")
+def test_axe_finds_nothing(tab: Tab, site: Path, dark: bool) -> None:
+    script = AXE.read_text()
+    found: dict[str, list[str]] = {}
+    for page in PAGES:
+        for width in (360, 1600):
+            tab.resize(width, dark=dark)
+            tab.open(f"{site.as_uri()}/{page}")
+            tab.evaluate(script)
+            run = "axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes.map(n => n.html).slice(0, 3)))"
+            found |= {f"{page} at {width}": violations} if (violations := tab.evaluate(run)) else {}
+    assert not found, json.dumps(found, indent=1)

@@ -1,0 +1,126 @@
+"""A second run writes what changed; a killed run leaves a site that works and is finished by the next."""
+
+from pathlib import Path
+
+import pytest
+
+from enginery.core.errors import InputError
+from enginery.registry.store.base import Store
+from enginery.registry.versions import policies
+from enginery.registry.versions.policies import ChannelPolicy
+from pipeline.site import model_pages
+from pipeline.site.folder import Page, SiteFolder
+from tests.enginery.registries import on_each_store
+from tests.pipeline.site.crawl import broken_links, linked
+from tests.pipeline.site.sites import move, publish_small, write
+
+
+def times(out: Path) -> dict[str, int]:
+    found = (path for path in out.rglob("*.*") if path.is_file() and ".enginery-site" not in path.parts)
+    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in found}
+
+
+def changed(before: dict[str, int], out: Path) -> set[str]:
+    after = times(out)
+    return {path for path in after if before.get(path) != after[path]} | (before.keys() - after.keys())
+
+
+# It says when the registry was read.
+ALWAYS = {"index.html"}
+
+
+@on_each_store
+def test_only_what_changed_is_read_and_written(store: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for model in ("digits", "other"):
+        for content in "ab":
+            publish_small(store, model, content)
+    write(store, out)
+    before = times(out)
+    read: list[str] = []
+    known = model_pages.model_pages
+    monkeypatch.setattr("pipeline.site.generate.model_pages", lambda site: read.append(site.model) or known(site))
+    write(store, out)
+    assert changed(before, out) <= ALWAYS and read == []
+    move(store, "digits", "1")
+    write(store, out)
+    assert read == ["digits"]
+    place = "models/digits/"
+    assert changed(before, out) - ALWAYS == {
+        *("models.js", f"{place}index.html", f"{place}versions/1/index.html", f"{place}versions/2/index.html"),
+        "fleet.html",
+    }
+
+
+def test_a_policy_is_seen_though_no_key_is_new(registry: Store, out: Path) -> None:
+    publish_small(registry)
+    for by in ("ann", "bob"):
+        before = times(out)
+        policies.write(registry, None, "candidate", ChannelPolicy(canary=by == "bob"), by=by)
+        write(registry, out)
+        assert "models/digits/index.html" in changed(before, out)
+    assert "a canary's PASS" in (out / "models/digits/index.html").read_text().replace("&#39;", "'")
+
+
+def test_what_is_deleted_goes(registry: Store, out: Path) -> None:
+    for model in ("digits", "other"):
+        for content in "ab":
+            publish_small(registry, model, content)
+    write(registry, out)
+    for key in list(registry.list("models/digits/versions/2/")) + list(registry.list("models/other/")):
+        registry.remove(key)
+    write(registry, out)
+    assert not (out / "models" / "other").exists() and not (out / "models/digits/versions/2").exists()
+    assert not (out / "models" / "digits" / "compare").exists() and not broken_links(out)
+    assert not (out / ".enginery-site/models/other.json").exists()
+
+
+def test_a_killed_run_is_finished_by_the_next(registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_small(registry)
+    write(registry, out)
+    before = times(out)
+    publish_small(registry, content="b")
+    publish_small(registry, "other")
+    known = model_pages._model
+
+    def die(site: model_pages.ModelSite, path: str) -> bytes:
+        if site.model == "other":
+            raise KeyboardInterrupt
+        return known(site, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model_pages, "_model", die)
+        with pytest.raises(KeyboardInterrupt):
+            write(registry, out)
+    # What was half done cannot be reached yet.
+    assert "index.html" not in changed(before, out) and not broken_links(out, linked(out))
+    write(registry, out)
+    assert (out / "models" / "other" / "index.html").exists() and not broken_links(out)
+
+
+def test_a_folder_with_other_things_is_left_alone(registry: Store, out: Path) -> None:
+    out.mkdir()
+    (out / "thesis.txt").write_text("all of it")
+    with pytest.raises(InputError, match="holds other files"):
+        write(registry, out)
+    with pytest.raises(InputError, match="is no folder"):
+        write(registry, out / "thesis.txt")
+
+
+@pytest.mark.parametrize("state", [b"", b"{", b'{"format": 2}', b'{"format": 1, "models": [], "pages": []}'])
+def test_a_damaged_state_costs_time_and_nothing_else(registry: Store, out: Path, state: bytes) -> None:
+    publish_small(registry)
+    write(registry, out)
+    for path in (out / ".enginery-site").rglob("*.json"):
+        path.write_bytes(state)
+    write(registry, out)
+    assert not broken_links(out) and "digits" in (out / "index.html").read_text()
+
+
+def test_an_edited_state_deletes_nothing_outside(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    folder = SiteFolder(out)
+    folder.update("g", [Page("a.html", "1", lambda: b"a")])
+    state = out / ".enginery-site" / "g.json"
+    state.write_text(state.read_text().replace("a.html", "../precious"))
+    folder.delete("g", folder.update("g", []))
+    assert (tmp_path / "precious").exists()

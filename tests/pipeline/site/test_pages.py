@@ -1,0 +1,127 @@
+"""What the pages say, over a version that was built and over small ones."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.layout import channel_key, manifest_key, page_data_key
+from enginery.registry.versions import lookup
+from tests.enginery.registries import engine, overwrite, publish_engines
+from tests.pipeline.canary.files import write_observations
+from tests.pipeline.cli.registry.commands import said
+from tests.pipeline.projects import Project
+from tests.pipeline.site.crawl import Seen, broken_links, linked, pages
+from tests.pipeline.site.sites import move, publish_small, write
+
+
+def words(out: Path, *parts: str) -> str:
+    return Seen(out.joinpath(*parts)).words
+
+
+def test_a_built_version_answers_what_people_ask(built: Project, out: Path) -> None:
+    store = open_store(built.registry)
+    write(store, out)
+    version = words(out, "models", "tiny", "versions", "1", "index.html")
+    for title in ("Engines", "What machines get", "Quality", "Drift by stage", "Provenance", "Spec"):
+        assert title in version
+    assert re.search(r"rtx4090 \(sm_89\) \? unproven sm_89 \w+ tensorrt-rtx", version) and " dB" in version
+    assert lookup.load(store, "tiny", "1").digest in version
+    assert "candidate 1" in words(out, "index.html") and "done" in words(out, "runs.html")
+    report = (out / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    assert report.index("http-equiv") < report.index("<style") and "script-src" not in report[:300]
+    assert not [(seen.path, seen.wrong) for seen in pages(out) if seen.wrong]
+    assert not broken_links(out)
+    assert {path for path in out.rglob("*.*") if ".enginery-site" not in path.parts} == linked(out) | {
+        out / "models.js"
+    }
+
+
+def test_channels_say_who_moved_them_why_and_on_which_canary(registry: Store, out: Path, tmp_path: Path) -> None:
+    one, two = (publish_engines(registry, [engine(registry, data=c.encode())], c).manifest for c in "ab")
+    move(registry, "digits", "1")
+    paths = write_observations(tmp_path / "canary", two, one)
+    uri = tmp_path / "registry"
+    said("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--registry", uri, "--attach")
+    report = tmp_path / "canary" / "report.json"
+    said("promote", "digits@2", "--why", "faster", "--canary", report, "--registry", uri)
+    write(registry, out)
+    model = words(out, "models", "digits", "index.html")
+    assert "stable promoted from 1 to 2" in model and "faster" in model and "rule 7" in model
+    (page,) = (out / "models" / "digits" / "canaries").iterdir()
+    assert page.stem[:12] in model and "PASS: the candidate is not worse" in Seen(page).words
+    assert "digits@2" in words(out, "canaries.html")
+    assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
+
+
+def test_two_versions_side_by_side(registry: Store, out: Path) -> None:
+    for content in "abc":
+        publish_small(registry, content=content)
+    move(registry, "digits", "1")
+    write(registry, out)
+    folder = out / "models" / "digits" / "compare"
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*.html")}
+    # Each against the one before, and against those of stable (1) and candidate (3).
+    assert found == {"1/2.html", "2/3.html", "1/3.html"}
+    assert "cpu fp32 onnxruntime: bytes" in words(folder, "1", "2.html")
+    three = words(out, "models/digits/versions/3/index.html")
+    assert "Compare with 2 the one before" in three and "Compare with 1 stable" in three
+    assert "Compare with 3 candidate" in words(out, "models/digits/versions/1/index.html")
+    assert not broken_links(out)
+
+
+def test_a_damaged_version_is_said_and_the_others_are_there(registry: Store, out: Path) -> None:
+    for content in "ab":
+        publish_small(registry, content=content)
+    overwrite(registry, manifest_key("digits", "1"), b"{")
+    overwrite(registry, channel_key("digits", "candidate"), b"[]")
+    registry.create(page_data_key("digits", "2"), b'{"kind": "enginery-version"}')
+    write(registry, out)
+    assert "Cannot be read" in words(out, "models", "digits", "versions", "1", "index.html")
+    two = words(out, "models", "digits", "versions", "2", "index.html")
+    assert "Cannot be read: report.json of digits@2" in two and "no sm_89 here" in two
+    model = words(out, "models", "digits", "index.html")
+    assert model.count("unreadable") == 2 and "cannot be read" in words(
+        out, "models", "digits", "compare", "1", "2.html"
+    )
+    assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
+
+
+def test_an_inventory_says_what_the_fleet_lacks(registry: Store, out: Path, tmp_path: Path) -> None:
+    publish_small(registry)
+    inventory = tmp_path / "nodes.yaml"
+    inventory.write_text("groups: [{product: l4, driver: 570.124.06, count: 40}, {product: h100, count: 2}]")
+    write(registry, out, inventory=inventory)
+    fleet = words(out, "fleet.html")
+    assert "42 nodes" in fleet and "missing h100 (sm_90) 2 none no engine for sm_90" in fleet
+    assert "l4 (sm_89), driver 570.124.06 40" in words(out, "models", "digits", "index.html")
+
+
+def test_many_models_are_paged_and_all_are_searched(
+    registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.site.overview_pages.PER_PAGE", 2)
+    for model in ("a", "b", "c"):
+        publish_engines(registry, [engine(registry)], model, model=model)
+    write(registry, out)
+    assert "3 models" in words(out, "index.html") and not (out / "index-3.html").exists()
+    assert "models/c/index.html" in Seen(out / "index-2.html").links
+    assert [f'["{name}","1",1,' in (out / "models.js").read_text() for name in "abc"] == [True] * 3
+    assert not broken_links(out)
+
+
+def test_an_empty_registry_says_how_to_begin(registry: Store, out: Path) -> None:
+    write(registry, out)
+    assert "No version was published here yet" in words(out, "index.html")
+    assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
+
+
+def test_a_machine_gets_no_unproven_engine_from_a_channel_that_serves_proven_ones(registry: Store, out: Path) -> None:
+    publish_small(registry)
+    move(registry, "digits", "1")
+    write(registry, out)
+    assert "rtx4090 (sm_89) ? unproven none; there is sm_89 fp16 tensorrt-rtx" in words(out, "models/digits/index.html")
+    # By its name alone it is given.
+    version = words(out, "models/digits/versions/1/index.html")
+    assert "rtx4090 (sm_89) ? unproven sm_89 fp16 tensorrt-rtx" in version

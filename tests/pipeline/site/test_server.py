@@ -1,0 +1,132 @@
+"""The server: the site's own files for GET and HEAD, and nothing else."""
+
+import gzip
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from enginery.core.errors import UnavailableError
+from enginery.registry.store.base import Store
+from pipeline.site.server import Refresher, SiteServer
+from tests.pipeline.site.sites import publish_small, write
+
+
+@contextmanager
+def serving(root: Path, prefix: str = "") -> Iterator[SiteServer]:
+    with SiteServer("127.0.0.1", 0, root, prefix) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ask(server: SiteServer, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    return answer, data
+
+
+@pytest.fixture
+def site(registry: Store, out: Path) -> Path:
+    publish_small(registry)
+    write(registry, out)
+    return out
+
+
+def test_the_same_bytes_as_the_static_site(site: Path) -> None:
+    with serving(site) as server:
+        for path in ("index.html", "site.css", "site.js", "models.js", "models/digits/versions/1/index.html"):
+            answer, data = ask(server, f"/{path}")
+            assert (answer.status, data) == (200, (site / path).read_bytes())
+        assert ask(server, "/")[1] == (site / "index.html").read_bytes()
+        assert ask(server, "/models/digits/")[1] == (site / "models/digits/index.html").read_bytes()
+        moved, _ = ask(server, "/models/digits")
+        assert (moved.status, moved.headers["Location"]) == (308, "/models/digits/")
+
+
+def test_answers_are_protected_compressed_and_conditional(site: Path) -> None:
+    with serving(site) as server:
+        answer, data = ask(server, "/", Accept_Encoding="gzip")
+        assert gzip.decompress(data) == (site / "index.html").read_bytes()
+        assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff" and "Set-Cookie" not in answer.headers
+        again, nothing = ask(server, "/", If_None_Match=answer.headers["ETag"])
+        assert (again.status, nothing) == (304, b"")
+        head, nothing = ask(server, "/", "HEAD")
+        assert (head.status, nothing) == (200, b"") and int(head.headers["Content-Length"]) > 1000
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
+def test_nothing_but_get_and_head(site: Path, method: str) -> None:
+    with serving(site) as server:
+        assert ask(server, "/", method)[0].status == 501
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../secret", "/%2e%2e/secret", "/..%2fsecret", "/models/../../secret", "/%2e%2e%5csecret", "//../secret",
+        "/.enginery-site/registry.json", "/%00", "/%ff", "/nothing.html", "/models/digits/index.html/x",
+        "//evil.example",        "/" + "a" * 3000,
+    ],
+)  # fmt: skip
+def test_no_path_leads_out_or_to_hidden_files(site: Path, path: str) -> None:
+    (site.parent / "secret").write_text("secret")
+    with serving(site) as server:
+        answer, data = ask(server, path)
+        assert answer.status in (404, 414) and b"secret" not in data and "Location" not in answer.headers
+
+
+def test_a_page_of_elsewhere_cannot_read_it_through_a_name_that_points_here(site: Path) -> None:
+    with serving(site) as server:
+        port = server.server_address[1]
+        assert ask(server, "/", Host=f"evil.example:{port}")[0].status == 421
+        assert ask(server, "/", Host=f"localhost:{port}")[0].status == 200
+
+
+def test_below_a_path_of_an_ingress(site: Path) -> None:
+    with serving(site, "/registry/") as server:
+        assert ask(server, "/registry/")[0].status == 200
+        assert ask(server, "/registry")[0].headers["Location"] == "/registry/"
+        assert ask(server, "/registry/models/digits")[0].headers["Location"] == "/registry/models/digits/"
+        assert ask(server, "/")[0].status == ask(server, "/registryx/")[0].status == 404
+
+
+def test_while_the_first_site_is_written(tmp_path: Path) -> None:
+    with serving(tmp_path / "empty") as server:
+        answer, data = ask(server, "/")
+        assert answer.status == 503 and b"is being written" in data
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UnavailableError, match="give another --listen"):
+            SiteServer("127.0.0.1", taken.getsockname()[1], tmp_path)
+
+
+def test_a_registry_out_of_reach_is_said_once_and_the_site_stays() -> None:
+    said: list[str] = []
+    fails = [True, True, False, True]
+
+    def refresh() -> None:
+        if fails.pop(0):
+            raise UnavailableError("gone")
+
+    refresher = Refresher(refresh, said.append)
+    assert [refresher.once() for _ in range(4)] == [False, False, True, False]
+    assert said == [
+        "the site is not up to date: gone", "the site is up to date again", "the site is not up to date: gone",
+    ]  # fmt: skip
