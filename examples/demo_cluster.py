@@ -77,7 +77,9 @@ def _show(stack: ExitStack, folder: Path) -> None:
     known = _follow(url, ["compile-model"], (0, 0))
     _run(["enginery", "show", "digits", "--registry", str(registry)], environment)
 
-    _run(["enginery", "promote", "digits@1", "digits:stable", "--proven-only", "--registry", str(registry)], environment)
+    _run(
+        ["enginery", "promote", "digits@1", "digits:stable", "--proven-only", "--registry", str(registry)], environment
+    )
     print("\nA server records its requests; then its clients send larger ones:", flush=True)
     _run(["drifting-server", str(registry), str(traffic), url], environment)
     _follow(url, FLOWS, known)
