@@ -9,6 +9,10 @@ import click
 from pipeline.cli.options import combine, emit_json, json_option, number_option, path_option, registry_option, say
 from pipeline.cli.tables import echo
 
+# How long the end waits for a page that is being written; the first site of many models takes minutes, and each file
+# is whole at any time.
+_LAST_WRITES_S = 2.0
+
 site_options = combine(
     path_option("--inventory", "Groups of nodes, as of `enginery fleet`.", shown="every GPU product known"),
     click.option(
@@ -94,7 +98,7 @@ def serve(listen: tuple[str, int], every: float, prefix: str, dest: Path | None,
     if prefix and not re.fullmatch(r"(/[A-Za-z0-9_-]+)+/?", prefix):
         raise click.UsageError(f"--prefix {prefix!r} is no path; give one such as /registry")
     store = open_store(registry)
-    with TemporaryDirectory(prefix="enginery-site-") as temporary:
+    with TemporaryDirectory(prefix="enginery-site-", ignore_cleanup_errors=True) as temporary:
         folder, stop = SiteFolder(dest or Path(temporary)), threading.Event()
         chosen = SiteSources(**sources)
         refresher = Refresher(lambda: write_site(store, folder, chosen, say), say)
@@ -109,4 +113,4 @@ def serve(listen: tuple[str, int], every: float, prefix: str, dest: Path | None,
                 say("stopped")
             finally:
                 stop.set()
-                thread.join()
+                thread.join(_LAST_WRITES_S)

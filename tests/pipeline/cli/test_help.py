@@ -15,7 +15,7 @@ from pipeline import cli
 from pipeline.cli import options
 
 # What they print is a format of its own, or goes to a file.
-WITHOUT_JSON = {"init", "schema", "metrics", "record"}
+WITHOUT_JSON = {"init", "schema", "metrics", "record", "serve"}
 # Phrases that no native speaker would write, or that address a program as a person.
 FOREIGN = (
     "no own",

@@ -1,0 +1,70 @@
+"""`enginery site` and `enginery serve` as they are called."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from enginery.registry.store.base import Store
+from tests.pipeline.cli.registry.commands import run
+from tests.pipeline.site.sites import publish_small
+
+
+def test_site_says_what_it_wrote(registry: Store, out: Path) -> None:
+    publish_small(registry)
+    first, second = (run("site", out, "--registry", registry.uri, "--json") for _ in range(2))
+    assert json.loads(first.stdout)["written"] > 5 and json.loads(second.stdout)["written"] <= 1
+    assert run("site", out, "--registry", registry.uri).stdout == f"{out}/index.html\n"
+
+
+def test_serve_shows_what_changes_and_ends_with_ctrl_c(registry: Store) -> None:
+    publish_small(registry)
+    command = [sys.executable, "-m", "pipeline.cli", "serve", "--registry", registry.uri]
+    words = ["--listen", "127.0.0.1:0", "--every", "1", "--prefix", "/registry"]
+    with subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        try:
+            found = re.search(r"http://\S+/", process.stderr.readline())
+            assert found and found[0].endswith("/registry/")
+            assert "model-b" not in wait_for(found[0], "digits")
+            publish_small(registry, "model-b")
+            wait_for(found[0], "model-b")
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0 and "stopped" in process.stderr.read()
+
+
+def wait_for(url: str, text: str) -> str:
+    """The page, once it has this text."""
+    end = time.monotonic() + 60
+    page = ""
+    while text not in page:
+        assert time.monotonic() < end, page
+        with suppress(HTTPError), urlopen(url, timeout=10) as answer:
+            page = answer.read().decode()
+        time.sleep(0.1)
+    return page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--listen", "8080x"], "is no address"),
+        (["--listen", "127.0.0.1:70000"], "is no address"),
+        (["--prefix", "//evil.example"], "is no path"),
+        (["--prefix", "registry"], "is no path"),
+        (["--trust", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_bad_options_are_said(registry: Store, out: Path, words: list[str], message: str) -> None:
+    command = ["site", out] if words[0] == "--trust" else ["serve"]
+    result = run(*command, "--registry", registry.uri, *words)
+    assert result.exit_code and message in f"{result.output} {result.exception}"
