@@ -74,7 +74,7 @@ class Shard:
 def parse_feed(data: bytes, name: str) -> Feed:
     """Read the root of a feed. Raises IntegrityError for a damaged one, InputError for one of a newer format."""
     try:
-        refuse_newer(parsing.parse_json(data, MAX_BYTES), f"feed {name!r}")
+        refuse_newer(parsing.parse_json(data, MAX_BYTES), f"feed {name!r}", FORMAT)
         found = parsing.parse_as(data, MAX_BYTES, Feed)
         if found.name != name or not 1 <= len(found.shards) <= MOST_SHARDS:
             raise Malformed("is not the feed its name says, or has no shards")

@@ -137,9 +137,9 @@ def parse_pointer(data: bytes | None, model: str, channel: str) -> Pointer | Non
     return found
 
 
-def refuse_newer(document: dict[str, object], what: str) -> None:
-    """Raise InputError for a document of a newer format, or of a registry of a newer one."""
-    for name, known in (("format", FORMAT), ("registry", REGISTRY_FORMAT)):
+def refuse_newer(document: dict[str, object], what: str, newest: int = FORMAT) -> None:
+    """Raise InputError for a document of a newer format than `newest`, or of a registry of a newer one."""
+    for name, known in (("format", newest), ("registry", REGISTRY_FORMAT)):
         if (found := parsing.field(document, name, parsing.count)) > known:
             where = "" if name == "format" else " of its registry"
             raise InputError(f"{what} has format {found}{where}; this enginery reads {known}: upgrade enginery")

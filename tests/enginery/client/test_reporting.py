@@ -54,7 +54,7 @@ def watcher(store: Any, dest: Any, clock: Clock, node: ServingNode = NODE, hook:
     said: list[str] = []
     reporter = Reporter(clock=clock, say=said.append, **given)
     watch = ChannelWatcher(
-        lambda: locator, parse_reference("digits:stable"), Machine.from_name("cpu"), dest, policy=Policy(),
+        lambda: locator, parse_reference("digits:stable"), [Machine.from_name("cpu")], dest, policy=Policy(),
         fetcher=lambda: BlobFetcher.for_store(store), hook=hook, say=said.append, reporter=reporter,
     )  # fmt: skip
     locator = VersionLocator(store, node=node)

@@ -25,7 +25,7 @@ def watcher(store: CountingStore, folder: Path, *labels: str) -> ChannelWatcher:
     client = Client("memory://registry", cache=folder / "cache", node=ServingNode("n1", "", labels))
     client.__dict__["store"] = store
     return ChannelWatcher(
-        lambda: client._locator, parse_reference("digits:stable"), Machine.from_name("cpu"), folder / "engines",
+        lambda: client._locator, parse_reference("digits:stable"), [Machine.from_name("cpu")], folder / "engines",
         policy=client.policy, fetcher=lambda: client._fetcher(lambda *_: None), say=len,
         reporter=Reporter(say=len, clock=lambda: NOW.timestamp()),
     )  # fmt: skip
