@@ -39,7 +39,7 @@ def test_a_relative_path_and_a_home_are_understood(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("uri", "error", "words"),
     [
-        ("http://x/y", InputError, "scheme 'http'"),
+        ("ftp://x/y", InputError, "scheme 'ftp'"),
         ("file://other-host/x", InputError, "absolute path"),
         ("file:relative", InputError, "not a path|no registry|holds"),
         ("", InputError, "--registry"),
