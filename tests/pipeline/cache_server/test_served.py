@@ -24,7 +24,7 @@ DIGEST = "ab" * 32
         (layout.run_key("a"), None),
         (layout.pin_key("digits", "1"), None),
         (layout.registered_key("digits"), None),
-        (layout.TOMBSTONES, None),
+        (layout.MARKS, None),
         (layout.page_key("digits", "1"), None),
         (f"blobs/sha256/cd/{DIGEST}", None),
         (f"blobs/sha256/ab/{DIGEST}/x", None),
