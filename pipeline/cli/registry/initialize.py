@@ -4,7 +4,7 @@ import click
 
 from enginery.exchange.kserve import pull_arguments
 from pipeline.cli.options import registry_option
-from pipeline.cli.registry.pull import pull
+from pipeline.cli.registry import pull
 
 
 @click.command()
@@ -21,4 +21,4 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
     asked = [pull_arguments(uri) for uri in pairs[::2]]
     for arguments, dest in zip(asked, pairs[1::2], strict=True):
         named = [] if "--registry" in arguments else ["--registry", registry]
-        pull.main([*arguments, *named, "--dest", dest, "--quiet"], standalone_mode=False)
+        pull.pull.main([*arguments, *named, "--dest", dest, "--quiet"], standalone_mode=False)
