@@ -14,8 +14,8 @@ from enginery.core.types import PRECISIONS
 from pipeline import cli
 from pipeline.cli import options
 
-# What they print is a format of its own, or goes to a file.
-WITHOUT_JSON = {"init", "schema", "metrics", "record", "serve"}
+# What they print is a format of its own, or goes to a file; or they are servers, or called by a container.
+WITHOUT_JSON = {"cache", "init", "initialize", "metrics", "record", "rollout receive", "schema", "serve"}
 # Phrases that no native speaker would write, or that address a program as a person.
 FOREIGN = (
     "no own",
