@@ -160,7 +160,7 @@ def test_where_it_must_be_served(digits: Store) -> None:
 def test_a_model_that_cannot_be_read_keeps_nobody_from_the_others(digits: Store) -> None:
     published(digits, "ranker", [built(digits, "l4", status="proven")])
     overwrite(digits, manifest_key("ranker", "1"), b"{}")
-    wanted = (demand(), demand("ranker"), demand("digit"), demand("digits:stable"))
+    wanted = (demand(), demand("ranker@1"), demand("digit"), demand("digits:stable"))
     served = read_served(digits, wanted)
     found = list_coverage([group("l4")], served, Catalog(wanted))
     assert [item.state for item in found] == ["covered", "missing", "missing", "missing"]
