@@ -19,7 +19,7 @@ docs/guides/client.md.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
 from typing import Literal
@@ -180,18 +180,12 @@ class Client:
         the wait for the next look, such as a `NotificationListener`.  health: whether the server is well, for rollouts.
         report: where to reports to rollouts go; True is the registry, False nowhere.
         """
-        watch = ChannelWatcher(
-            lambda: self._locator,
+        watch = self._watchers(hook, keep, say, progress)(
             parse_reference(reference),
             _machines(machine),
             Path(dest),
-            policy=self.policy,
-            fetcher=lambda: self._fetcher(progress),
-            interval_s=interval_s,
-            hook=hook,
-            keep=keep,
             layout=layout,
-            say=say,
+            interval_s=interval_s,
             wake=wake,
             reporter=_reporter(health, report, say),
         )
@@ -219,25 +213,29 @@ class Client:
 
         feed: a feed that has them, so that a look is one request; without references all of its channels.
         """
-        here = _machine(machine)
+        here, watcher = _machine(machine), self._watchers(hook, keep, say, progress)
 
         def make(reference: Reference) -> ChannelWatcher:
-            return ChannelWatcher(
-                lambda: self._locator,
-                reference,
-                [here],
-                Path(dest) / reference.model / str(reference.channel),
-                policy=self.policy,
-                fetcher=lambda: self._fetcher(progress),
-                hook=hook,
-                keep=keep,
-                say=say,
-                reporter=_reporter(health, report, say),
-            )
+            place = Path(dest) / reference.model / str(reference.channel)
+            return watcher(reference, [here], place, reporter=_reporter(health, report, say))
 
         parsed = [parse_reference(reference) for reference in references]
         group = GroupWatcher(lambda: self._locator, parsed, make, feed=feed, interval_s=interval_s, say=say, wake=wake)
         return group.once() if once else group.run(stop or Event())
+
+    def _watchers(
+        self, hook: Hook | None, keep: int, say: Callable[[str], object], progress: Progress
+    ) -> Callable[..., ChannelWatcher]:
+        """`ChannelWatcher`, with what all channels of a call share."""
+        return partial(
+            ChannelWatcher,
+            lambda: self._locator,
+            policy=self.policy,
+            fetcher=lambda: self._fetcher(progress),
+            hook=hook,
+            keep=keep,
+            say=say,
+        )
 
     @cached_property
     def store(self) -> Store:
@@ -307,4 +305,5 @@ def _machine(machine: Machine | str) -> Machine:
 
 
 def _reporter(health: Health | None, report: ReportUrl | bool, say: Callable[[str], object]) -> Reporter | None:
+    """A channel's own, since it remembers what was reported last."""
     return Reporter(None if report is True else report, health, say=say) if report else None

@@ -58,7 +58,7 @@ class RolloutPlan:
     waves: tuple[Slice, ...]
     soaks_s: tuple[int, ...]
     gates: Gates = Gates()
-    look_s: int = 30
+    look_s: int = 120
     step_ppm: int | None = None
 
 

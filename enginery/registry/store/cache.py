@@ -25,7 +25,7 @@ from typing import BinaryIO
 from enginery.core.digest import check_digest
 from enginery.core.errors import InputError, IntegrityError
 from enginery.registry.store.download import journal_of
-from enginery.registry.store.files import BlobDigest, make_folder, rename_durably, start_atomic_write, sweep
+from enginery.registry.store.files import BlobDigest, make_folder, reachable, rename_durably, start_atomic_write, sweep
 
 DEFAULT_BYTES = 16 << 30
 # Partial downloads that were not written to for a week are deleted.
@@ -286,6 +286,18 @@ def local_cache() -> BlobCache | None:
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = os.environ.get("ENGINERY_CACHE") or f"{home}/enginery"
     return BlobCache(Path(os.path.abspath(os.path.expanduser(folder))), limit) if limit else None  # noqa: PTH100, PTH111
+
+
+def cached_file(digest: str, download: Download) -> Path:
+    """This machine's cached copy of a remote blob, verified when it came; `download` brings it if it is absent.
+
+    Raises IntegrityError without a cache, UnavailableError where it cannot be written, and as `BlobCache.hold`.
+    """
+    cache = local_cache()
+    if cache is None:
+        raise IntegrityError(f"blob {check_digest(digest)} has no local file: ENGINERY_CACHE_BYTES is 0")
+    with reachable(f"caching blob {digest} in {cache.folder}"), cache.hold(digest, download) as path:
+        return path
 
 
 def _open_shared(path: Path) -> BinaryIO | None:

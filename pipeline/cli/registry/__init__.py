@@ -1,1 +1,1 @@
-"""Commands of the registry and of serving nodes."""
+"""Commands of the registry."""

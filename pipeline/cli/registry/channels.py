@@ -14,7 +14,7 @@ from enginery.registry.versions import policies
 from enginery.registry.versions.policies import ChannelPolicy
 from enginery.registry.versions.views import history as moves_of
 from pipeline.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
-from pipeline.cli.registry.rollout_options import GivenPlan, describe_plan, waves_options
+from pipeline.cli.serving.rollout_options import GivenPlan, describe_plan, waves_options
 from pipeline.cli.tables import echo, print_table
 
 

@@ -33,7 +33,7 @@ def at(seconds: float) -> datetime:
 
 def plan(*waves: str, soak: int = 600, step: int | None = None, **gates: Any) -> RolloutPlan:
     found = tuple(parse_wave(text) for text in waves or ("1%", "5%", "25%", "100%"))
-    return RolloutPlan(found, (soak,) * len(found), Gates(**gates), step_ppm=step)
+    return RolloutPlan(found, (soak,) * len(found), Gates(**gates), look_s=30, step_ppm=step)
 
 
 def registry() -> tuple[Any, Manifest, Manifest]:

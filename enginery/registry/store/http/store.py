@@ -15,9 +15,8 @@ from http.client import HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from enginery.core.digest import check_digest
 from enginery.core.errors import InputError, IntegrityError, UnavailableError
-from enginery.registry.store.cache import local_cache
+from enginery.registry.store.cache import cached_file
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import BlobDigest, make_folder, reachable, start_atomic_write, sweep
 from enginery.registry.store.http.place import HttpLocation, parse_location
@@ -132,14 +131,7 @@ class HttpStore:
 
     def path(self, digest: str) -> Path:
         """See `Store.path`. The file is this machine's cached copy, verified when it was downloaded."""
-        cache = local_cache()
-        if cache is None:
-            raise IntegrityError(f"blob {check_digest(digest)} has no local file: ENGINERY_CACHE_BYTES is 0")
-        with (
-            reachable(f"caching blob {digest} in {cache.folder}"),
-            cache.hold(digest, lambda sink: self._stream_verified(digest, sink)) as path,
-        ):
-            return path
+        return cached_file(digest, lambda sink: self._stream_verified(digest, sink))
 
     def fetch(self, digest: str, dest: Path) -> None:
         """See `Store.fetch`."""

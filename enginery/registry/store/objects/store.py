@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from enginery.core.digest import check_digest, digest_of_bytes
+from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError, UnavailableError, UndecidedError
-from enginery.registry.store.cache import BlobCache, local_cache
+from enginery.registry.store.cache import BlobCache, cached_file, local_cache
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import (
     BlobDigest,
@@ -103,14 +103,7 @@ class ObjectStore:
 
     def path(self, digest: str) -> Path:
         """See `Store.path`. The file is this machine's cached copy, verified when it was downloaded."""
-        cache = local_cache()
-        if cache is None:
-            raise IntegrityError(f"blob {check_digest(digest)} has no local file: ENGINERY_CACHE_BYTES is 0")
-        with (
-            reachable(f"caching blob {digest} in {cache.folder}"),
-            cache.hold(digest, lambda sink: self._stream_verified(digest, sink)) as path,
-        ):
-            return path
+        return cached_file(digest, lambda sink: self._stream_verified(digest, sink))
 
     def fetch(self, digest: str, dest: Path) -> None:
         """See `Store.fetch`. A blob in this machine's cache is not downloaded again."""

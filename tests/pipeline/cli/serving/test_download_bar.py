@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from enginery.client.fetch import silent
-from pipeline.cli.registry.pull import _columns, download_bar
+from pipeline.cli.serving.download_bar import _columns, download_bar
 
 
 @pytest.mark.parametrize("width", [8, 20, 27, 40, 44, 60, 80, 200])

@@ -47,7 +47,7 @@ def waves_options(waves: str) -> Callable[[Any], Any]:
             help="Most nodes that may swap within one look: 1%, or a number with --nodes.",
         ),
         click.option("--nodes", type=click.IntRange(1), help="Number of nodes, for --max-unavailable."),
-        click.option("--look", type=Duration(), default="30s", show_default=True, help="Time between looks of a node."),
+        click.option("--look", type=Duration(), default="2m", show_default=True, help="Time between a node's looks."),
     )
 
 

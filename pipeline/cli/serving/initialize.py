@@ -4,7 +4,7 @@ import click
 
 from enginery.exchange.kserve import pull_arguments
 from pipeline.cli.options import registry_option
-from pipeline.cli.registry import pull
+from pipeline.cli.serving import pull
 
 
 @click.command()

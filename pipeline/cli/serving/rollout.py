@@ -20,7 +20,7 @@ from pipeline.cli.options import (
     say,
     why_option,
 )
-from pipeline.cli.registry.rollout_options import GivenPlan, describe_plan, waves_options
+from pipeline.cli.serving.rollout_options import GivenPlan, describe_plan, waves_options
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
