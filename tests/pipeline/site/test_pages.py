@@ -7,8 +7,10 @@ import pytest
 
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import channel_key, manifest_key, page_data_key
+from enginery.registry.trust.signing import SigningKey, sign
 from enginery.registry.versions import lookup
 from tests.enginery.registries import engine, overwrite, publish_engines
+from tests.enginery.registry.trust.keys import written
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.cli.registry.commands import said
 from tests.pipeline.projects import Project
@@ -125,3 +127,18 @@ def test_a_machine_gets_no_unproven_engine_from_a_channel_that_serves_proven_one
     # By its name alone it is given.
     version = words(out, "models/digits/versions/1/index.html")
     assert "rtx4090 (sm_89) ? unproven sm_89 fp16 tensorrt-rtx" in version
+
+
+def test_signatures_are_counted_and_checked_by_a_policy(registry: Store, out: Path, tmp_path: Path) -> None:
+    secret, _ = written(tmp_path, "release")
+    sign(registry, publish_small(registry), SigningKey(secret))
+    publish_small(registry, content="b")
+    trust = tmp_path / "trust.yaml"
+    trust.write_text("format: 1\nsigners: {r: {public_key: release.pub}}\nrules: [{models: '*', signers: [r]}]\n")
+    place = ("models", "digits", "versions")
+    write(registry, out)
+    assert "not checked: the site was made without a trust policy" in words(out, *place, "1", "index.html")
+    assert "Signatures none" in words(out, *place, "2", "index.html")
+    write(registry, out, trust=trust)
+    assert "trusted signed by r" in words(out, *place, "1", "index.html")
+    assert "not trusted digits@2 has 0 of the 1 signatures" in words(out, *place, "2", "index.html")
