@@ -1,5 +1,7 @@
 """A small ensemble on disk: an encoder and a decoder written by hand, their specs, and data of the whole."""
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +95,20 @@ def draw(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
     mask = (np.arange(6) < rng.integers(2, 7, size=(count, 1))).astype(np.float32)
     x, y = rng.normal(size=(count, 6, 8)), rng.normal(size=(count, 8))
     return {"encoder.x": x.astype(np.float32), "decoder.y": y.astype(np.float32), "mask": mask}
+
+
+def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with another value at a path of keys with '/'; None removes the key."""
+    changed = copy.deepcopy(spec)
+    *above, last = path.split("/")
+    place = changed
+    for name in above:
+        place = place.setdefault(name, {})
+    place.pop(last, None)
+    return changed if value is None else (place.update({last: value}) or changed)
+
+
+def rewrite(folder: Path, spec: dict[str, Any]) -> Path:
+    path = folder / "changed.yaml"
+    path.write_text(json.dumps(spec).replace('"model"', '\n"model"').replace('"graphs"', '\n"graphs"'))
+    return path

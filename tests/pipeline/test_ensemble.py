@@ -1,11 +1,9 @@
 """Ensembles, from their specs to the answers of pulled engines."""
 
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -13,7 +11,7 @@ import pytest
 
 import enginery
 from enginery.core.digest import canonical_json, digest_of
-from enginery.core.errors import EngineryError, InputError, SpecError
+from enginery.core.errors import EngineryError, InputError
 from enginery.core.names import parse_reference
 from enginery.core.reports.proof import Report, approve
 from enginery.core.types import Tensors
@@ -33,29 +31,13 @@ from enginery.registry.versions.views import show_version
 from pipeline.cli.operations.refit import refit
 from pipeline.cli.published import local_context
 from pipeline.cli.registry.registry import _show_layers, _show_quantization
-from pipeline.compile.ensembles.forecast import EnsembleForecast
 from pipeline.operations.golden import golden_of
 from pipeline.operations.pending import pending_of, prove
 from pipeline.operations.revalidate import spec_of
 from pipeline.operations.revalidate_ensemble import revalidate_ensemble
-from pipeline.orchestration.catalog import gather_specs
-from pipeline.orchestration.forecasts import foresee_spec
-from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
-from pipeline.progress import Progress
-from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
+from tests.ensembles import DECODER, ENCODER, PAIR, change, rewrite, write_ensemble
 from tests.pipeline.projects import arrays
-
-
-def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy with another value at a path of keys with '/'; None removes the key."""
-    changed = copy.deepcopy(spec)
-    *above, last = path.split("/")
-    place = changed
-    for name in above:
-        place = place.setdefault(name, {})
-    place.pop(last, None)
-    return changed if value is None else (place.update({last: value}) or changed)
 
 
 def opens(path: Path) -> Callable[[Tensors], Tensors]:
@@ -261,12 +243,6 @@ def test_channels_move_the_whole(built: tuple[Path, Outcome], store: Store, tmp_
     assert pulled.located.manifest.version == "1"
 
 
-def rewrite(folder: Path, spec: dict[str, Any]) -> Path:
-    path = folder / "changed.yaml"
-    path.write_text(json.dumps(spec).replace('"model"', '\n"model"').replace('"graphs"', '\n"graphs"'))
-    return path
-
-
 def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> None:
     spec = {**PAIR, "limits": {"int8": {"quantization": {"sqnr_db": 90}}}}
     path = write_ensemble(tmp_path / "project", spec, decoder={**DECODER, "precisions": ["fp32"]})
@@ -277,133 +253,3 @@ def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> Non
     assert statuses["int8"].digest is None
     assert "quantization sqnr_db of decoder.logits" in statuses["int8"].reason
     assert "with one engine among graphs in fp32: encoder alone" in statuses["int8"].reason
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "told"),
-    [
-        ("connections/decoder.memory", "encodr.hidden", "takes 'encodr.hidden', which is of no graph; did you mean"),
-        ("connections/decoder.memory", "encoder.hiden", "'encoder' has no output 'hiden'; did you mean 'hidden'"),
-        ("connections/decoder.memry", "encoder.hidden", "'decoder' has no input 'memry'; did you mean 'memory'"),
-        ("connections/encoder.x", "decoder.logits", "'decoder' does not come before 'encoder'"),
-        ("connections/encoder.x", "encoder.hidden", "'encoder' does not come before 'encoder'"),
-        ("connections/encoder.x", "mask", "mask is float32 [batch, 6, 8], and the input is float32 [batch, 6]"),
-        ("connections/decoder.y", "encoder.hidden", "encoder.hidden is float32 [batch, 6, 16], and the input is"),
-        ("connections/nonsense", "mask", "'nonsense' is no GRAPH.INPUT"),
-        ("connections/decoder.mask", "encoder", "takes 'encoder', which is a graph; name an output of it"),
-        ("connections", {"encoder.x": "image"}, "graph 'decoder' is connected to no other"),
-        ("connections/decoder.mask", "", "connections.decoder.mask: takes ''; the name of an input of the whole is"),
-        ("connections/decoder.mask", "a/b\nc", "the name of an input of the whole is 1 to 64 of"),
-        ("outputs", ["decoder.gone"], "'decoder' has no output 'gone'"),
-        ("outputs", ["decoder.logits", "decoder.logits"], "'decoder.logits' is named twice"),
-        ("outputs", ["encoder.hidden"], "no output of the whole is computed from graph 'decoder'"),
-        ("limits", {"fp8": {"engine": {"sqnr_db": 20}}}, "limits.fp8: no graph has fp8"),
-        ("graphs/decoder", "gone.yaml", "is no file in"),
-        ("golden", None, "golden: is missing"),
-        ("golden/data", "gone.npz", "is no file in"),
-        ("model", "pair-encoder", "its model is called 'pair-encoder' too"),
-    ],
-)
-def test_what_does_not_fit_is_told_with_its_line(path: str, value: Any, told: str, tmp_path: Path) -> None:
-    written = write_ensemble(tmp_path / "project", change(PAIR, path, value))
-    with pytest.raises(SpecError) as raised:
-        enginery.build(written, registry=tmp_path / "registry")
-    assert told in str(raised.value)
-    assert f"{written}:" in str(raised.value)
-    assert not (tmp_path / "registry" / "models").exists()
-
-
-def test_connections_that_nobody_filled_in_are_told(tmp_path: Path) -> None:
-    written = write_ensemble(tmp_path / "project", {**PAIR, "connections": None})
-    with pytest.raises(
-        SpecError, match="connections: null: nothing is filled in; write a line for each input of a graph"
-    ):
-        enginery.build(written, registry=tmp_path / "registry")
-
-
-@pytest.mark.parametrize(
-    ("part", "told"),
-    [
-        ({"golden": {"data": "golden.npz", "labels": "label"}}, "golden.labels of pair-decoder do not come with"),
-        ({"dims": {"batch": {"min": 9, "opt": 9, "max": 16}}}, "no size of batch suits all graphs that have it"),
-        ({"state": {"memory": {"output": "logits", "initial": 0}}}, "is a state of pair-decoder"),
-    ],
-)
-def test_a_graph_that_does_not_suit_the_whole_is_refused(part: dict[str, Any], told: str, tmp_path: Path) -> None:
-    written = write_ensemble(tmp_path / "project", decoder={**DECODER, **part})
-    with pytest.raises(SpecError) as raised:
-        enginery.build(written, registry=tmp_path / "registry")
-    assert told in str(raised.value)
-
-
-def test_commands_of_one_graph_name_the_way_out(tmp_path: Path) -> None:
-    written = write_ensemble(tmp_path / "project")
-    with pytest.raises(SpecError, match="is the spec of an ensemble; give that of one of its graphs"):
-        enginery.load_spec(written)
-
-
-def test_a_catalog_builds_graphs_with_their_ensemble_alone(tmp_path: Path) -> None:
-    path = write_ensemble(tmp_path / "project")
-    with gather_specs(str(path.parent), None) as found:
-        assert [str(each) for each in found] == [str(path)]
-
-
-def test_data_of_the_whole_that_lacks_an_input_is_refused(tmp_path: Path) -> None:
-    written = write_ensemble(tmp_path / "project")
-    golden = arrays(written.parent / "golden.npz")
-    del golden["mask"]
-    np.savez(written.parent / "golden.npz", **golden)
-    with pytest.raises(EngineryError, match="no array 'mask'"):
-        enginery.build(written, registry=tmp_path / "registry")
-
-
-def test_every_graph_is_looked_at_before_the_first_is_built(tmp_path: Path) -> None:
-    written = write_ensemble(tmp_path / "project")
-    (written.parent / "decoder.onnx").write_bytes(b"no model")
-    with pytest.raises(SpecError, match=r"decoder\.onnx is empty, truncated or not an ONNX file"):
-        enginery.build(written, registry=tmp_path / "registry")
-    assert not (tmp_path / "registry" / "models").exists()
-
-
-def foresee(path: Path, registry: Path, no_export: bool) -> EnsembleForecast:
-    found = foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export)
-    assert isinstance(found, EnsembleForecast)
-    return found
-
-
-def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path) -> None:
-    path, registry = write_ensemble(tmp_path / "project", decoder={**DECODER, "precisions": ["fp32"]}), tmp_path / "reg"
-    blind = foresee(path, registry, no_export=True)
-    assert [unit.action for unit in blind.units] == ["unknown", "unknown"]
-    assert blind.graphs["decoder"].missing == ("golden data of encoder",)
-    first = foresee(path, registry, no_export=False)
-    assert {name: found.count("build") for name, found in first.graphs.items()} == {"encoder": 2, "decoder": 1}
-    assert [(unit.precision, unit.action) for unit in first.units] == [("fp32", "build"), ("int8", "build")]
-    assert enginery.build(path, registry=registry).version == "1"
-    for no_export in (True, False):
-        after = foresee(path, registry, no_export)
-        assert [unit.action for unit in after.units] == ["cached", "cached"]
-    # Another limit of the whole: the engines stay, and the whole is proven again.
-    looser = {**PAIR, "limits": {"int8": {"quantization": {"sqnr_db": 14}}}}
-    changed = foresee(rewrite(path.parent, looser), registry, no_export=True)
-    assert [unit.action for unit in changed.units] == ["cached", "build"]
-    assert changed.units[1].reason == "its engines are there; the whole is proven: no such proof is on record"
-    assert [found.count("cached") for found in changed.graphs.values()] == [2, 1]
-
-
-def test_a_plan_says_what_the_whole_lacks(tmp_path: Path) -> None:
-    path = write_ensemble(tmp_path / "project", encoder={**ENCODER, "targets": ["cpu", "avx2"]})
-    found = foresee(path, tmp_path / "reg", no_export=True)
-    reasons = {unit.reason for unit in found.units if unit.target == "x86-64-v3" and unit.action == "refused"}
-    assert reasons == {
-        f"graph 'decoder' has no engine: its spec has no x86-64-v3 {precision}" for precision in ("fp32", "int8")
-    }
-
-
-def test_samples_may_fill_an_axis_of_their_own_where_inputs_keep_their_graphs_names(tmp_path: Path) -> None:
-    path = write_ensemble(tmp_path / "project")
-    for name in ("golden", "calibration"):
-        data = path.parent / f"{name}.npz"
-        np.savez(data, **{each: array[:, None] for each, array in arrays(data).items()})
-    found = foresee(path, tmp_path / "reg", no_export=False)
-    assert [found.graphs[name].count("build") for name in ("encoder", "decoder")] == [2, 2]

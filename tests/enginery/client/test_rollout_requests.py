@@ -6,11 +6,13 @@ from pathlib import Path
 from enginery.client.client import Client, ServingNode
 from enginery.client.reporting import Reporter
 from enginery.client.watch import ChannelWatcher
+from enginery.client.watch_group import GroupWatcher
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import parse_reference
 from enginery.registry.rollouts.state import Gates, RolloutPlan
 from enginery.registry.rollouts.waves import parse_wave
-from enginery.registry.store.layout import blob_key, pointer_key
+from enginery.registry.store.layout import blob_key, feed_key, pointer_key
+from enginery.registry.versions.feeds import set_feed
 from enginery.registry.versions.pointers import read_pointer
 from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
@@ -72,3 +74,32 @@ def test_what_a_controllers_look_costs(tmp_path: Path) -> None:
     with store.counted() as found:
         advance(store, "digits", "stable", NOW)
     assert found.count <= 9 and found.kinds["PUT"] == 0, found.keys  # one of them the node's report
+
+
+def test_a_feed_brings_a_wave_to_its_nodes_alone(tmp_path: Path) -> None:
+    store = CountingStore()
+    publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
+    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    set_feed(store, "edge", ["digits:stable"])
+    mine, other = group(store, tmp_path / "a", "canary"), group(store, tmp_path / "b")
+    plan = RolloutPlan((parse_wave("label=canary"), parse_wave("100%")), (60, 60), Gates())
+    seen = [served(mine, other)]
+    rollout = operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
+    late = store.objects[feed_key("edge")]
+    seen.append(served(mine, other))
+    assert rollout and seen == [("1", "1"), ("2", "1")]
+    advance(store, "digits", "stable", NOW + timedelta(seconds=60))
+    assert served(mine, other) == ("2", "2")
+    store._write(feed_key("edge"), late)  # a feed that is late leads nobody back
+    assert served(mine, other) == ("2", "2")
+
+
+def group(store: CountingStore, folder: Path, *labels: str) -> GroupWatcher:
+    client = Client("memory://registry", cache=folder / "cache", node=ServingNode("n1", "", labels))
+    client.__dict__["store"] = store
+    watch = watcher(store, folder, *labels)
+    return GroupWatcher(lambda: client._locator, [], lambda _: watch, feed="edge", say=len)
+
+
+def served(*groups: GroupWatcher) -> tuple[str, ...]:
+    return tuple(swap.version for each in groups for swap in each.once())
