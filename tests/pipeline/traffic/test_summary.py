@@ -62,7 +62,7 @@ def test_times_that_are_not_absolute_count_from_the_first_request():
 def test_without_times_there_are_no_rates():
     found = summarize(traffic([0.0, 0.0], [1, 2], start=0.0), DIMS)
     assert found.hours == () and found.bursts is None and found.per_second is None
-    assert "without times of arrival: no rates, no hours" in [*describe_traffic(found)]
+    assert "no times of arrival, or all of them the same: no rates, no hours" in [*describe_traffic(found)]
 
 
 def test_bursts():
