@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -60,7 +59,7 @@ def _show(stack: ExitStack, folder: Path) -> None:
     print(f"starting a Prefect server on {url} ...", flush=True)
     server = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     stack.enter_context(_process(server, folder / "server.log", environment))
-    _wait_for(f"{url}/health")
+    _ask(f"{url}/health")
     print(f"starting Ray with a node for each of {', '.join(GENERATIONS)} ...", flush=True)
     address = stack.enter_context(_ray_cluster())
     ray = ["--executor", "ray", "--ray-address", address]
@@ -181,20 +180,21 @@ def _whole(command: list[str]) -> list[str]:
 
 
 def _post(url: str, body: Any) -> Any:
-    data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=30) as answer:
-        return json.loads(answer.read())
+    return json.loads(_ask(url, json.dumps(body).encode()))
 
 
-def _wait_for(url: str) -> None:
+def _ask(url: str, data: bytes | None = None) -> bytes:
+    """The answer, as soon as there is one: the server may be starting, or too busy. data: to be posted, as JSON."""
     deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    while True:
         try:
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.3)
-    sys.exit(f"{url} did not answer within 180 s")
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return bytes(answer.read())
+        except OSError as error:
+            if time.monotonic() > deadline:
+                sys.exit(f"{url} did not answer within 180 s: {error}")
+        time.sleep(0.3)
 
 
 def _free_port() -> int:

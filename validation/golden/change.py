@@ -18,7 +18,8 @@ class GoldenChange:
 
     added, removed: names of cases.  inputs, expected: names of cases of both sets whose inputs, or outputs, differ.
     largest: by output, the greatest absolute difference (of integers, the share of elements that differ) and its case;
-    infinite where the output has another shape or kind.  labels, noise, sequences: whether those differ.
+    infinite where the output has another shape or kind, or one is not finite.  labels, noise, sequences: whether those
+    differ.
     """
 
     before: str
@@ -50,7 +51,7 @@ class GoldenChange:
         ]
         parts = [
             *[pluralize(len(names), one, several) for names, one, several in counts if names],
-            *[f"{name} by up to {value:.4g} at {case}" for name, (value, case) in self.largest.items()],
+            *[_describe(name, value, case) for name, (value, case) in self.largest.items()],
             *(["other labels"] if self.labels else []),
             *(["another noise floor"] if self.noise else []),
             *(["other sequences, or other states handed on in them"] if self.sequences else []),
@@ -98,6 +99,12 @@ def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
         before.noise != after.noise,
         _sequences(before) != _sequences(after),
     )
+
+
+def _describe(output: str, difference: float, case: str) -> str:
+    if math.isinf(difference):
+        return f"{output} of another shape or kind, or not finite, at {case}"
+    return f"{output} by up to {difference:.4g} at {case}"
 
 
 def _sequences(golden: GoldenSet) -> tuple[object, ...]:

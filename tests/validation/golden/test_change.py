@@ -53,6 +53,7 @@ def test_an_output_of_another_shape_has_no_finite_difference(before: GoldenSet) 
     flat = freeze(GOLDEN, SPECS, DIMS, lambda inputs: {"y": Linear().run(inputs)["y"][:, :1]}, np.arange(12))
     found = change(before, flat)
     assert found.largest["y"][0] == np.inf
+    assert "y of another shape or kind, or not finite, at " in str(found)
     assert found.to_json()["largest"]["y"]["difference"] is None
 
 
