@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from threading import Condition, Thread
 from types import TracebackType
 from typing import Self
@@ -94,7 +95,9 @@ class Batcher:
         record: Callable[[BatchedRequest], object] | None = None,
         log: int = 10_000,
     ) -> None:
-        if most < 1 or not wait_s >= 0:
+        if not isinstance(session, Router) and not hasattr(session, "inputs"):
+            raise InputError(f"session is a {type(session).__name__}; give a router, or an opened engine")
+        if not (isinstance(most, Integral) and isinstance(wait_s, Real) and most >= 1 and wait_s >= 0):
             raise InputError(f"most is {most} and wait_s {wait_s}; give at least 1 sample and 0 seconds")
         if lacking := [spec.name for spec in (*session.inputs, *session.outputs) if dim not in spec.shape]:
             raise InputError(

@@ -84,8 +84,8 @@ def load_published(
 def _read_traffic(path: Path, spec: ModelSpec) -> RecordedTraffic:
     """Traffic that the model's dims hold: behind one engine there is no fallback. Raises DataError for other."""
     inputs, dims = spec.tensors(), spec.named_dims()
+    check_model(path, spec.model)
     traffic = read_traffic(path, inputs)
-    check_model(path, traffic, spec.model)
     split = split_beyond(trace_of(traffic, inputs), dims)
     if split.beyond:
         sizes = "; ".join(f"{dim}={min(found)}" for dim, found in split.beyond.items())

@@ -58,6 +58,8 @@ def check(
         limited = any(metric.limits() for metric in spec.golden.metrics) if spec.golden else False
         findings += [found for pair in pairs for found in judge_pair(pair, options, limited)]
         findings += _list_uncompared(proven, pairs, served)
+    if spec.compile_cache:
+        findings.append(Finding("not-compared", "note", "the compile cache is neither made nor compared here"))
     return RegressionCheck(
         model=spec.model,
         spec=spec.address or str(spec.path),

@@ -133,6 +133,11 @@ def test_many_threads_get_their_own_answers():
 def test_bad_input_is_told():
     with pytest.raises(InputError, match="most is 0"):
         Batcher(PlainSession(Calls()), most=0, wait_s=0.0)
+    for most, wait_s in (("4", 0.0), (4.5, 0.0), (1, "1"), (1, float("nan"))):
+        with pytest.raises(InputError, match="give at least 1 sample"):
+            Batcher(PlainSession(Calls()), most=most, wait_s=wait_s)
+    with pytest.raises(InputError, match="session is a NoneType"):
+        Batcher(None, most=1, wait_s=0.0)
     with pytest.raises(InputError, match="'x' has no axis 'rows'"):
         Batcher(PlainSession(Calls()), most=1, wait_s=0.0, dim="rows")
     with Batcher(PlainSession(Calls()), most=1, wait_s=0.0) as batcher, pytest.raises(DataError, match="no array"):

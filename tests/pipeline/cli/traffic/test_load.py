@@ -34,6 +34,9 @@ def test_a_load_test_is_measured_recorded_and_in_the_report(built: Project) -> N
     manifest = load(store, "tiny", "1")
     (report,) = load_reports(store, manifest)
     assert report.engine == found["engine"] and report.terms.burst == 3
+    assert built.run("show", "tiny", "--json").json["loads"][0]["terms"]["burst"] == 3
+    shown = built.run("show", "tiny").out
+    assert "load test on" in shown and "60 requests a second, poisson, 3 times as many for 1 of 2 s" in shown
     assert built.run("verify", "tiny").code == 0
     page = built.folder / "page.html"
     assert built.run("report", "tiny", "--out", page).code == 0 and "<h2>Load</h2>" in page.read_text()
