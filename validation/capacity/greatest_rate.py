@@ -148,9 +148,9 @@ def choose_policy(
 
 def policies_to_try(limit: LatencyLimit, mosts: Sequence[int], wait_s: float | None) -> list[BatchPolicy]:
     """The policies of a batcher among which the best is sought: each greatest batch, with `wait_s`, or with each of
-    WAITS where it is None."""
+    WAITS where it is None; a batch of one waits for nothing."""
     waits = [share * limit.seconds for share in WAITS] if wait_s is None else [wait_s]
-    return [BatchPolicy(most, wait) for most in mosts for wait in (waits if most > 1 else waits[:1])]
+    return [BatchPolicy(most, wait) for most in mosts for wait in (waits if most > 1 else [0.0])]
 
 
 def saturation(work: Workload, times: Sequence[BatchTimes], policy: BatchPolicy, sign: float = 0.0) -> float:

@@ -84,7 +84,7 @@ def test_batches_raise_the_rate_where_they_cost_less_than_their_parts():
 
 def test_a_stated_wait_is_taken_and_a_batch_of_one_waits_for_nothing():
     limit = LatencyLimit(0.1)
-    assert policies_to_try(limit, (1, 8), 0.01) == [BatchPolicy(1, 0.01), BatchPolicy(8, 0.01)]
+    assert policies_to_try(limit, (1, 8), 0.01) == [BatchPolicy(1, 0.0), BatchPolicy(8, 0.01)]
     assert len(policies_to_try(limit, (1, 8), None)) == 6
 
 
