@@ -13,7 +13,7 @@ Public and stable: `Router(engines, padding, fallbacks=, compiled=, reference_ra
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -101,10 +101,7 @@ class Router(Session):
         Raises InputError for what was not pulled; DataError for what is no engine, for models with state, and for an
         engine of another compiler without `opens`; what `opens` raises; and as `Router`.
         """
-        if isinstance(pulled, str) or not isinstance(pulled, Iterable):
-            raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
-        if wrong := next((each for each in pulled if not hasattr(each, "description")), None):
-            raise InputError(f"{wrong!r} is no pulled engine; give the list that Client.pull_all returns")
+        _check_pulled(pulled)
         found = [open_described(each.description, opens, each.latency) for each in pulled]
         graph = next((each.file for each in found if not each.bounded and each.file.suffix == ".onnx"), None)
         if compiles is None and graph and cache is not None:
@@ -230,6 +227,14 @@ class Router(Session):
             self._on_drift(drift)
         except Exception as error:  # of the listener, which must not take the answer of a request with it
             warnings.warn(f"on_drift of a router raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _check_pulled(pulled: object) -> None:
+    """Raise InputError for what is no list of pulled engines."""
+    if not isinstance(pulled, Sequence) or isinstance(pulled, str):
+        raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
+    if wrong := next((each for each in pulled if not hasattr(each, "description")), None):
+        raise InputError(f"{wrong!r} is no pulled engine; give the list that Client.pull_all returns")
 
 
 def _check_arguments(
