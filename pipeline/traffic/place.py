@@ -66,7 +66,8 @@ def _said_model(file: Path) -> str:
     if file.suffix == ".npz":
         return ""
     first = next((record for _, record in JsonLinesReader(file, MOST_LINE_BYTES)), {})
-    return str(first.get("model") or "") if "kind" in first else ""
+    said = first.get("model") if "kind" in first else None
+    return said if isinstance(said, str) else ""
 
 
 def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> TrafficAtPlace:
