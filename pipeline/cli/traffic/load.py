@@ -95,6 +95,8 @@ def load(
     if record and not report.interrupted:
         attach_load(store, chosen.manifest, store.put_bytes(canonical_json(encode(report))))
         say(f"attached to {chosen.manifest.model}@{chosen.manifest.version}; `enginery report` shows it")
+    elif record:
+        say("not attached, as it was interrupted")
     ctx.exit(130 if report.interrupted else 0 if report.answered else 1)
 
 
