@@ -23,6 +23,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from threading import Condition, Thread
@@ -212,7 +213,8 @@ class Batcher:
                 try:
                     self._record(served)
                 except Exception as error:  # of the caller, whose requests go on
-                    warnings.warn(f"record of a batcher raised {type(error).__name__}: {error}", stacklevel=2)
+                    with suppress(UserWarning):  # where warnings are errors
+                        warnings.warn(f"record of a batcher raised {type(error).__name__}: {error}", stacklevel=2)
 
 
 def _check_arguments(session: object, most: object, wait_s: object) -> None:

@@ -14,6 +14,7 @@ Public and stable: `Router(engines, padding, fallbacks=, compiled=, reference_ra
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -226,7 +227,10 @@ class Router(Session):
         try:
             self._on_drift(drift)
         except Exception as error:  # of the listener, which must not take the answer of a request with it
-            warnings.warn(f"on_drift of a router raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+            with suppress(RuntimeWarning):  # where warnings are errors
+                warnings.warn(
+                    f"on_drift of a router raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2
+                )
 
 
 def _check_pulled(pulled: object) -> None:

@@ -1,6 +1,7 @@
 """Batches before a router and before a session: answers are those of each request alone."""
 
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Event
 
@@ -91,6 +92,17 @@ def test_a_listener_that_raises_stops_nothing():
         batcher.submit(request(1, 3)).result(10)
         batcher.submit(request(1, 3)).result(10)
         batcher.close()
+
+
+def test_a_listener_that_raises_stops_nothing_where_warnings_are_errors():
+    def listen(_):
+        raise OSError("full")
+
+    with (
+        warnings.catch_warnings(action="error"),
+        Batcher(PlainSession(Calls()), most=1, wait_s=0.0, record=listen) as it,
+    ):
+        assert all(it.submit(request(1, 3)).result(10) for _ in range(2))
 
 
 def test_a_request_that_was_cancelled_is_not_run():
