@@ -141,7 +141,8 @@ def _read_head(record: Record) -> tuple[float, str, str]:
     """The share of the traffic that was recorded, how it was generated ('' if not), and the model that was asked (''
     where that is not said). Raises ValueError."""
     if record.get("kind") != TRAFFIC or record.get("format") != FORMAT:
-        raise ValueError(f"is the head of {str(record.get('kind'))[:60]!r}; traffic of format {FORMAT} is needed")
+        found = f"{str(record.get('kind'))[:60]!r} of format {str(record.get('format'))[:20]}"
+        raise ValueError(f"is the head of {found}; traffic of format {FORMAT} is needed")
     sampling = number_in(record, "sampling", above=0.0) if "sampling" in record else 1.0
     return sampling, text_in(record, "made", 200), text_in(record, "model", 200)
 

@@ -23,7 +23,9 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from threading import Condition, Thread
 from types import TracebackType
 from typing import Self
@@ -94,8 +96,7 @@ class Batcher:
         record: Callable[[BatchedRequest], object] | None = None,
         log: int = 10_000,
     ) -> None:
-        if most < 1 or not wait_s >= 0:
-            raise InputError(f"most is {most} and wait_s {wait_s}; give at least 1 sample and 0 seconds")
+        _check_arguments(session, most, wait_s)
         if lacking := [spec.name for spec in (*session.inputs, *session.outputs) if dim not in spec.shape]:
             raise InputError(
                 f"{lacking[0]!r} has no axis {dim!r}, so that requests cannot be joined; name the batch dim"
@@ -212,4 +213,14 @@ class Batcher:
                 try:
                     self._record(served)
                 except Exception as error:  # of the caller, whose requests go on
-                    warnings.warn(f"record of a batcher raised {type(error).__name__}: {error}", stacklevel=2)
+                    with suppress(UserWarning):  # where warnings are errors
+                        warnings.warn(f"record of a batcher raised {type(error).__name__}: {error}", stacklevel=2)
+
+
+def _check_arguments(session: object, most: object, wait_s: object) -> None:
+    """Raise InputError for what is no session, and for limits of another kind or out of range."""
+    if not hasattr(session, "inputs"):
+        raise InputError(f"session is a {type(session).__name__}; give a router, or an opened engine")
+    within = isinstance(most, Integral) and isinstance(wait_s, Real) and int(most) >= 1 and float(wait_s) >= 0
+    if not within:
+        raise InputError(f"most is {most} and wait_s {wait_s}; give at least 1 sample and 0 seconds")

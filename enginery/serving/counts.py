@@ -22,7 +22,8 @@ class CompileCounts:
     """What compiling for single sizes came to. failed: compiles that gave an error.  held: compiled sizes that are
     held now.  evicted: those that made room for others.
 
-    seconds: of all compiles, in the background.  waited_s: seconds that requests waited for one.
+    seconds: of all compiles, in the background.  waited_s: seconds that requests waited for one.  reason: why the last
+    one that failed did; '' where none did.
     """
 
     compiled: int = 0
@@ -31,6 +32,7 @@ class CompileCounts:
     evicted: int = 0
     seconds: float = 0.0
     waited_s: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class JustInTime:
         self._thread: Thread | None = None
         self._closed = False
         self._compiled = self._failures = self._evicted = 0
-        self._seconds = self._waited_s = 0.0
+        self._seconds, self._waited_s, self._reason = 0.0, 0.0, ""
 
     def find(self, sizes: Mapping[str, int]) -> Runner | None:
         """The runner for these sizes; None while it is compiled, which begins with this call."""
@@ -64,7 +64,7 @@ class JustInTime:
         """What was compiled so far."""
         with self._changed:
             numbers = self._compiled, self._failures, len(self._ready), self._evicted
-            return CompileCounts(*numbers, self._seconds, self._waited_s)
+            return CompileCounts(*numbers, self._seconds, self._waited_s, self._reason)
 
     def close(self) -> None:
         """End the thread, after the compile that it is at, and drop all runners."""
@@ -110,6 +110,7 @@ class JustInTime:
     def _keep(self, key: _Key, runner: Runner | None, reason: str) -> None:
         if runner is None:
             self._failures += 1
+            self._reason = reason
             self._failed[key] = reason
             if len(self._failed) > _MOST_FAILED:
                 self._failed.popitem(last=False)

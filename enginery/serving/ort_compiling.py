@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from enginery.core.digest import digest_of, digest_of_file
+from enginery.core.errors import UnavailableError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Tensors, Untyped
 from enginery.registry.store.files import make_folder, reachable, start_atomic_write, sweep
@@ -32,6 +33,18 @@ class OrtCompiler:
     cache: Path | None = None
     most: int = 64
     options: Mapping[str, str] = field(default_factory=dict)
+
+    def why_unusable(self) -> str | None:
+        """Why nothing can be kept in the folder, which is made if need be; None where it can."""
+        if self.cache is None:
+            return None
+        try:
+            with reachable(f"using the cache {self.cache}"):
+                make_folder(self.cache)
+                with start_atomic_write(self.cache):
+                    return None
+        except UnavailableError as error:
+            return str(error)
 
     def __call__(self, sizes: Mapping[str, int]) -> Callable[[Tensors], Tensors]:
         """A runner for these sizes. Raises what ONNX Runtime does, and UnavailableError for a folder out of reach."""

@@ -14,7 +14,9 @@ Public and stable: `Router(engines, padding, fallbacks=, compiled=, reference_ra
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,8 +45,8 @@ class Router(Session):
     in order.  compiled: compiles for single sizes.  reference_rate: the share of fallbacks in the traffic that the
     buckets were chosen from; None learns it.  on_drift: called once, by the thread of a request, when that share has
     risen.
-    Raises InputError without engines, for engines of other inputs than the first, for two of one name, and for a
-    reference rate that is no share.
+    Raises InputError without engines, for what is none, for engines of other inputs than the first, for two of one
+    name, and for a reference rate that is no share.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Router(Session):
         reference_rate: float | None = None,
         on_drift: Callable[[RateDrift], object] | None = None,
     ) -> None:
+        _check_arguments(engines, padding, fallbacks, reference_rate, on_drift)
         first = (*engines, *fallbacks)[:1]
         if not first:
             raise InputError("a router has no engine; give at least one, or a fallback")
@@ -96,13 +99,16 @@ class Router(Session):
         for an engine's file a function that runs it; default: engines of ONNX Runtime.  compiles: makes a runner for
         sizes that no bucket holds, in the background; default: where there is a graph and a `cache`, a folder that
         routers may share, ONNX Runtime with fixed shapes.  most_compiled: runners that are held.
-        Raises DataError for what is no engine, for models with state, and for an engine of another compiler without
-        `opens`; what `opens` raises; and as `Router`.
+        Raises InputError for what was not pulled; DataError for what is no engine, for models with state, and for an
+        engine of another compiler without `opens`; what `opens` raises; and as `Router`.
         """
+        _check_pulled(pulled)
         found = [open_described(each.description, opens, each.latency) for each in pulled]
         graph = next((each.file for each in found if not each.bounded and each.file.suffix == ".onnx"), None)
         if compiles is None and graph and cache is not None:
             compiles = OrtCompiler(graph, Path(cache))
+            if why := compiles.why_unusable():
+                warnings.warn(f"{why}; no sizes are compiled, other fallbacks answer", RuntimeWarning, stacklevel=2)
         return cls(
             [each.engine for each in found if each.bounded],
             next((each.padding for each in found if each.padding.inputs), None),
@@ -142,7 +148,9 @@ class Router(Session):
 
     def padded_sizes(self, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
         """What the dims of a request (all of them, with their sizes) become in its bucket; None where no bucket holds
-        it."""
+        it. Raises InputError where a dim is missing, or no number."""
+        if lacking := next((dim for dim in self._dims if not isinstance(sizes.get(dim), Integral)), None):
+            raise InputError(f"no size of dim {lacking!r}; give a whole number for each of {', '.join(self._dims)}")
         route = self._route({dim: sizes[dim] for dim in self._dims})
         return None if route is None else route.padded
 
@@ -219,4 +227,33 @@ class Router(Session):
         try:
             self._on_drift(drift)
         except Exception as error:  # of the listener, which must not take the answer of a request with it
-            warnings.warn(f"on_drift of a router raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+            with suppress(RuntimeWarning):  # where warnings are errors
+                warnings.warn(
+                    f"on_drift of a router raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2
+                )
+
+
+def _check_pulled(pulled: object) -> None:
+    """Raise InputError for what is no list of pulled engines."""
+    if not isinstance(pulled, Sequence) or isinstance(pulled, str):
+        raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
+    if wrong := next((each for each in pulled if not hasattr(each, "description")), None):
+        raise InputError(f"{wrong!r} is no pulled engine; give the list that Client.pull_all returns")
+
+
+def _check_arguments(
+    engines: object, padding: object, fallbacks: object, reference_rate: object, on_drift: object
+) -> None:
+    """Raise InputError for arguments of a router of another kind."""
+    for name, found in (("engines", engines), ("fallbacks", fallbacks)):
+        if not isinstance(found, Sequence) or isinstance(found, str):
+            raise InputError(f"{name} is a {type(found).__name__}; give a list of RoutedEngine, or use Router.opened")
+        for item in found:
+            if not isinstance(item, RoutedEngine):
+                raise InputError(f"{name} has a {type(item).__name__}; give RoutedEngine, or use Router.opened")
+    if padding is not None and not isinstance(padding, Padding):
+        raise InputError(f"padding is a {type(padding).__name__}; give enginery.Padding, or None")
+    if reference_rate is not None and not isinstance(reference_rate, Real):
+        raise InputError(f"reference rate {reference_rate!r}: give a share of the requests, from 0 to 1")
+    if on_drift is not None and not callable(on_drift):
+        raise InputError(f"on_drift is a {type(on_drift).__name__}; give a function that takes a RateDrift")

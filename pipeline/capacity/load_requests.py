@@ -15,13 +15,14 @@ from enginery.registry.store.base import Store
 from enginery.serving.padding import padding_of
 from pipeline.canary.engines import ChosenEngine
 from pipeline.capacity.load_test import run_load
+from pipeline.capacity.workloads import sizes_of_request
 from pipeline.compile.steps.blobs import fetch_engine, golden_set
 from pipeline.operations.revalidate import spec_of
 from pipeline.spec.model import ModelSpec
 from pipeline.traffic.place import check_model, split_beyond
 from pipeline.values import EngineBlob
 from validation.data.batches import leading_dim
-from validation.latency.measurement.buckets import make_buckets, parse_sizes
+from validation.latency.measurement.buckets import make_buckets
 from validation.load.arrivals import BurstTerms, PlannedArrivals, plan_poisson, plan_recorded
 from validation.load.server import ServedEngine, write_requests
 from validation.traffic.trace import trace_of
@@ -45,7 +46,7 @@ class LoadOptions:
 def load_published(
     store: Store, chosen: ChosenEngine, options: LoadOptions, folder: Path, say: Callable[[str], object]
 ) -> LoadReport:
-    """A load test of an engine on this machine. folder: an empty one.  say: gets a line when it begins.
+    """A load test of an engine on this machine. folder: an empty one.  say: as of `run_load`.
 
     Raises InputError for sizes and batches that the model does not have and for models with state, DataError for
     traffic of another one, and as `run_load`.
@@ -58,8 +59,9 @@ def load_published(
     if options.batch is not None and options.batch > most:
         raise InputError(f"batch {options.batch}: {spec.model} takes {most} samples at most; give fewer")
     traffic = _read_traffic(options.traffic, spec) if options.traffic else None
-    asked = parse_sizes(options.at, dims) if options.at else {dim.name: dim.opt for dim in dims}
-    sizes = {} if traffic else {name: 1 if name == batch else size for name, size in asked.items()}
+    if traffic and options.at:
+        raise InputError("the traffic says the sizes; leave out --at, or --traffic")
+    sizes = {} if traffic else sizes_of_request(options.at, dims, batch)
     requests = _golden(store, chosen, sizes, folder) if traffic is None else [one.inputs for one in traffic.requests]
     arrivals = _plan(options, traffic)
     if not len(arrivals):
@@ -76,15 +78,14 @@ def load_published(
         options.rate, options.seconds, bursts.factor, bursts.seconds, bursts.every_s, kind, plan.most, options.wait_s,
         options.seed, sizes,
     )  # fmt: skip
-    say(f"sending for {options.seconds:g} s to {chosen.manifest.model}@{chosen.manifest.version} {entry.unit}")
-    return run_load(plan, arrivals, np.arange(len(arrivals)) % len(requests), terms, folder)
+    return run_load(plan, arrivals, np.arange(len(arrivals)) % len(requests), terms, folder, say)
 
 
 def _read_traffic(path: Path, spec: ModelSpec) -> RecordedTraffic:
     """Traffic that the model's dims hold: behind one engine there is no fallback. Raises DataError for other."""
     inputs, dims = spec.tensors(), spec.named_dims()
+    check_model(path, spec.model)
     traffic = read_traffic(path, inputs)
-    check_model(path, traffic, spec.model)
     split = split_beyond(trace_of(traffic, inputs), dims)
     if split.beyond:
         sizes = "; ".join(f"{dim}={min(found)}" for dim, found in split.beyond.items())

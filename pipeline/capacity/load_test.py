@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,22 @@ from validation.load.summary import delay_of, memory_of, phases_of
 DRAIN_S, DRAIN_INTERRUPTED_S = 30.0, 2.0
 
 
-def run_load(plan: ServedEngine, arrivals: PlannedArrivals, which: Array, terms: LoadTerms, folder: Path) -> LoadReport:
+def run_load(
+    plan: ServedEngine,
+    arrivals: PlannedArrivals,
+    which: Array,
+    terms: LoadTerms,
+    folder: Path,
+    say: Callable[[str], object] = str,
+) -> LoadReport:
     """Send the arrivals to a server of the engine, and report. which: inputs of each request, int64 [requests].
+    say: gets a line for each part.
 
-    Ctrl-C ends it early, with a report of what there is. Raises as `start_server`.
+    Ctrl-C ends the sending early, with a report of what there is. Raises as `start_server`.
     """
+    say("timing what the server adds to a run")
     server_adds, monitor = time_server(plan, folder), SystemLoadMonitor()
+    say(f"starting a server of {plan.request.unit}")
     messages = [REQUEST.pack(number, one) for number, one in enumerate(which.tolist())]
     with start_server(plan, folder, len(arrivals)) as server:
         stop = threading.Event()
@@ -34,6 +45,7 @@ def run_load(plan: ServedEngine, arrivals: PlannedArrivals, which: Array, terms:
         watching = threading.Thread(target=server.watch, args=(stop,), daemon=True)
         receiving.start()
         watching.start()
+        say(f"sending for {terms.seconds:g} s; Ctrl-C ends it and shows what there is")
         sent = send_open_loop(lambda number: server.send(messages[number]), arrivals.at)
         interrupted = sent.interrupted
         server.stop_sending()

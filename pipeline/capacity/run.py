@@ -11,7 +11,7 @@ from enginery.registry.store.base import Store
 from pipeline.capacity.forecast import CapacityForecast, Forecaster, ServingTerms, best_engines
 from pipeline.capacity.measured import TimedEngineKind, timed_engines, usable_engines
 from pipeline.capacity.prices import MachinePrices, read_prices
-from pipeline.capacity.workloads import AskedWorkload, steady_workload, traffic_workload
+from pipeline.capacity.workloads import AskedWorkload, sizes_of_request, steady_workload, traffic_workload
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.inventory import read_inventory
 from pipeline.operations.revalidate import spec_of
@@ -21,7 +21,6 @@ from validation.capacity.greatest_rate import LatencyLimit
 from validation.capacity.machines import CapacityDemand, cost_per_million
 from validation.capacity.picture import CostCurve
 from validation.data.batches import leading_dim
-from validation.latency.measurement.buckets import parse_sizes
 
 # Limits of the picture, as shares of the one that was asked for.
 PICTURED = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
@@ -111,7 +110,7 @@ def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWor
         words = f"{1e3 * wait_s:g} ms, and the limit is {1e3 * terms.limit.seconds:g} ms"
         raise InputError(f"requests wait {words}: one that no other joins would break the limit; let them wait less")
     if terms.traffic is None:
-        sizes = parse_sizes(terms.at, dims) if terms.at else {dim.name: dim.opt for dim in dims}
+        sizes = sizes_of_request(terms.at, dims, batch)
         return steady_workload({name: size for name, size in sizes.items() if name != batch})
     if terms.at:
         raise InputError("the traffic says the sizes; leave out --at, or --traffic")

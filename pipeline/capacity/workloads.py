@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginery.arrays import Array
-from enginery.core.errors import DataError
+from enginery.core.errors import DataError, InputError
 from enginery.core.types import Dim
 from validation.capacity.greatest_rate import REQUESTS, SIMULATIONS, Workload, poisson_workload, recorded_workload
+from validation.latency.measurement.buckets import parse_sizes, tuned_for
 from validation.traffic.trace import Trace
 
 # Recorded requests that are too few to show the latest in a hundred are refused.
@@ -23,6 +24,21 @@ class AskedWorkload:
     workloads: tuple[Workload, ...]
     queues: tuple[Mapping[str, int], ...]
     words: str
+
+
+def sizes_of_request(text: str | None, dims: Sequence[Dim], batch: str | None) -> dict[str, int]:
+    """Sizes of a request of one sample: those of 'length=64', and for other dims what they are tuned for.
+
+    Raises InputError as `parse_sizes`, and for more samples, which a batcher joins.
+    """
+    sizes = parse_sizes(text, dims) if text else tuned_for(dims)
+    named = {part.partition("=")[0].strip() for part in (text or "").split(",")}
+    if batch in named and sizes[batch] != 1:
+        raise InputError(
+            f"--at {batch}={sizes[batch]}: a request has one sample, and the batcher joins them (--batch);"
+            " requests of more are those of --traffic"
+        )
+    return {name: 1 if name == batch else size for name, size in sizes.items()}
 
 
 def steady_workload(sizes: Mapping[str, int]) -> AskedWorkload:

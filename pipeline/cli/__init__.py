@@ -118,16 +118,24 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), text) for name, (_, text) in commands.items()])
 
 
+# Where the root context keeps the command's name.
+_COMMAND = "command"
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="enginery", prog_name="enginery")
-def enginery() -> None:
+@click.pass_context
+def enginery(ctx: click.Context) -> None:
     """Compile a model for every GPU generation in a fleet, prove each engine, publish it.
 
     Exit codes: 0 done, 1 a build or check failed, 2 bad input, 3 something the run depends on is out of reach, 130
     interrupted.
     """
+    ctx.ensure_object(dict)[_COMMAND] = ctx.invoked_subcommand or ""
 
 
+# Commands of which nothing is kept when they are interrupted.
+_KEEP_NOTHING = frozenset({"capacity", "load", "profile", "traffic", "trend"})
 # The extra of `enginery` that installs a package; `build` for all others.
 _EXTRAS = {
     **dict.fromkeys(("torch", "onnxscript"), "export"),
@@ -153,7 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
         code = enginery(arguments, standalone_mode=False, obj=chosen) or 0
     except (click.Abort, KeyboardInterrupt):
-        _say_last(chosen, "interrupted", ["interrupted; what was finished is kept, and is not done again"])
+        kept = "" if chosen.get(_COMMAND) in _KEEP_NOTHING else "; what was finished is kept, and is not done again"
+        _say_last(chosen, "interrupted", [f"interrupted{kept}"])
         leave(130)
     except click.ClickException as error:
         with suppress(OSError):

@@ -273,6 +273,11 @@ def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
     return progress_display(quiet, json_lines=log_format() == "json")
 
 
+def progress_speaker(quiet: bool) -> Callable[[str], object]:
+    """`say` for lines of progress, of a command that has no display; nothing where it is quiet."""
+    return str if quiet else say
+
+
 # Passed as `as_json: bool`.
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 # Passed as `trust: Path | None`.

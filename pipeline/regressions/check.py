@@ -58,6 +58,7 @@ def check(
         limited = any(metric.limits() for metric in spec.golden.metrics) if spec.golden else False
         findings += [found for pair in pairs for found in judge_pair(pair, options, limited)]
         findings += _list_uncompared(proven, pairs, served)
+    findings += list_left_out(spec)
     return RegressionCheck(
         model=spec.model,
         spec=spec.address or str(spec.path),
@@ -72,6 +73,12 @@ def check(
         pairs=tuple(pairs),
         findings=tuple(sorted(findings, key=lambda found: ("error", "warning", "note").index(found.level))),
     )
+
+
+def list_left_out(spec: ModelSpec) -> Iterator[Finding]:
+    """A note on what the spec asks for and a check does not look at."""
+    if spec.compile_cache:
+        yield Finding("not-compared", "note", "the compile cache is neither made nor compared here")
 
 
 def _entries_of(

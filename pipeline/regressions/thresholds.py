@@ -1,11 +1,14 @@
 """What a change may be worse by, and how long it is measured."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from enginery.core.errors import InputError
 from enginery.core.types import PRECISIONS, Precision
+from pipeline.spec.metrics import Metric
 from validation.limits.budget import Budget, default_budget
+from validation.metrics.tasks.terms import VALUES
 
 # The greatest loss of a task metric that passes: of shares and errors, of values in dB, and of a perplexity as a share.
 LOSS, LOSS_DB, LOSS_PERPLEXITY = 0.005, 0.5, 0.01
@@ -40,6 +43,15 @@ class CheckOptions:
         if value.endswith("_db"):
             return LOSS_DB
         return LOSS_PERPLEXITY * abs(served) if value == "perplexity" else LOSS
+
+
+def check_losses(worse: Mapping[str, float], metrics: Sequence[Metric]) -> None:
+    """Raise InputError where a loss is stated for a task metric that the spec does not have."""
+    values = {(value, item.output) for item in metrics for value in VALUES[item.name]}
+    known = {name for value, output in values for name in (value, f"{value} of {output}")}
+    if unknown := sorted(name for name in worse if name and name not in known):
+        have = ", ".join(sorted({value for value, _ in values})) or "none"
+        raise InputError(f"--worse {unknown[0]}: the spec has no such task metric; it has {have}")
 
 
 def drift_budget(precisions: tuple[Precision, Precision], limits: Mapping[str, float]) -> Budget:

@@ -16,6 +16,9 @@ from pipeline.traffic.place import SplitTrace, TrafficAtPlace
 from pipeline.traffic.plan import BucketOptions, plan_task
 from validation.plots.texts import seconds_text
 
+# Share of the time from which on an engine counts as always busy.
+_ALWAYS_BUSY = 0.99
+
 
 @dataclass(frozen=True)
 class ProfilePrice:
@@ -77,7 +80,14 @@ def advise_buckets(
     )
     busy = tuple(dict.fromkeys(reason for report in timings.reports for reason in report.busy))
     noted = (f"the machine was busy while the engine was timed: {'; '.join(busy)}",) if busy else ()
-    return BucketAdvice(spec.model, timer.name, choice, price, (*task.remarks, *noted))
+    return BucketAdvice(spec.model, timer.name, choice, price, (*task.remarks, *remark_on_load(choice), *noted))
+
+
+def remark_on_load(choice: BucketChoice) -> tuple[str, ...]:
+    """A remark where the engine has no time left, so that batches are as full as they can be whatever the buckets."""
+    if (choice.plans[0].utilization or 0.0) < _ALWAYS_BUSY:
+        return ()
+    return ("one engine cannot carry this rate: it is always busy; give --rate for what one machine gets",)
 
 
 def price_profile(report: LatencyReport, build_s: float | None, given: float | None) -> ProfilePrice:

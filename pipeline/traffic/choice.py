@@ -88,6 +88,7 @@ def choose_buckets(
             break
     times = _times(task, timed)
     found, served = search_buckets(task, times, most, price)
+    served = _least_cost([served, *_serve_others(task, times).values()], most, price)
     chosen = {dim: edges for dim, edges in served.edges.items() if dim in task.chosen}
     return BucketChoice(chosen, found.gap, len(timed), compare_plans(task, times, served, price / len(task.grid)))
 
@@ -123,10 +124,23 @@ def search_buckets(task: BucketTask, times: RunTimes, most: int, price: float) -
     return best[1], best[2]
 
 
+def _serve_others(task: BucketTask, times: RunTimes) -> dict[str, ServedTrace]:
+    """The trace under each of OTHERS."""
+    return {name: serve_trace(task.grid, edges(task), times, task.policy) for name, edges in OTHERS.items()}
+
+
+def _least_cost(plans: Sequence[ServedTrace], most: int, price: float) -> ServedTrace:
+    """The cheapest plan by the simulation, of those with `most` profiles at most; the first one is always allowed.
+
+    The costs that a search adds up leave out how buckets share an engine that is always busy.
+    """
+    allowed = [plan for plan in plans if plan is plans[0] or plan.profiles <= most]
+    return min(allowed, key=lambda plan: float(plan.seconds.sum()) + price * plan.profiles)
+
+
 def compare_plans(task: BucketTask, times: RunTimes, chosen: ServedTrace, price_s: float) -> tuple[BucketPlan, ...]:
     """The chosen buckets, one profile, powers of two and the present buckets. price_s: of a profile, per request."""
-    named = {name: serve_trace(task.grid, edges(task), times, task.policy) for name, edges in OTHERS.items()}
-    served = {"chosen": chosen} | named
+    served = {"chosen": chosen} | _serve_others(task, times)
     resamples = resample_plans([*served.values()])
     costs = resamples + price_s * np.array([[plan.profiles] for plan in served.values()])
     plans = []

@@ -59,11 +59,15 @@ class SplitTrace:
 
 def model_of_place(place: Path) -> str:
     """The model that traffic says it is of; '' where it does not. Raises DataError for a place without traffic."""
-    file = _files_of(place)[0]
+    return _said_model(_files_of(place)[0])
+
+
+def _said_model(file: Path) -> str:
     if file.suffix == ".npz":
         return ""
     first = next((record for _, record in JsonLinesReader(file, MOST_LINE_BYTES)), {})
-    return str(first.get("model") or "") if "kind" in first else ""
+    said = first.get("model") if "kind" in first else None
+    return said if isinstance(said, str) else ""
 
 
 def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> TrafficAtPlace:
@@ -75,8 +79,8 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
     files = _files_of(place)
     found: list[tuple[RecordedTraffic, Trace]] = []
     for file in files:
+        check_model(file, model)
         traffic = read_traffic(file, inputs)
-        check_model(file, traffic, model)
         # The inputs are let go: only their sizes are needed.
         found.append((replace(traffic, requests=traffic.requests[:1]), trace_of(traffic, inputs)))
     heads = [head for head, _ in found]
@@ -86,10 +90,10 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
     return TrafficAtPlace(_merge([trace for _, trace in found]), files, heads[0].sampling, cut, made)
 
 
-def check_model(file: Path, traffic: RecordedTraffic, model: str) -> None:
-    """Raise DataError for traffic that says it is of another model. model: '' for any."""
-    if model and traffic.model and traffic.model != model:
-        raise DataError(f"{file} is traffic of {traffic.model!r}, and this is {model!r}; give its own spec")
+def check_model(file: Path, model: str) -> None:
+    """Raise DataError for a file whose first line says that it is of another model. model: '' for any."""
+    if model and (said := _said_model(file)) not in ("", model):
+        raise DataError(f"{file} is traffic of {said!r}, and this is {model!r}; give its own spec or version")
 
 
 def split_beyond(trace: Trace, dims: Sequence[Dim]) -> SplitTrace:

@@ -3,7 +3,9 @@
 Requests of a workload go through the simulated batcher (`validation.traffic.batching`) at a rate that is bisected. All
 rates see the same requests and the same draws of run times, so that the share of late ones changes with the rate alone
 (common random numbers: Glasserman, Monte Carlo Methods in Financial Engineering, 2003, 7.1). No rate above that at
-which the machine would never be idle is given: in a run that ends, a queue may grow and still keep the limit.
+which the machine would never be idle is given: in a run that ends, a queue may grow and still keep the limit. Under a
+policy that waits, a machine may keep the limit when it is full and break it with fewer requests, whose batches do not
+fill before the longest wait is over: the greatest rate is the one below which every rate keeps it.
 """
 
 import math
@@ -27,6 +29,8 @@ _STEP, _COARSE_STEP = 0.002, 0.02
 _WARM = 0.05
 # Where even this share of the rate of a machine that is always busy does not keep the limit, none does.
 _LEAST = 1e-3
+# From one lower rate that has to keep the limit to the next.
+_LOWER = 1.4
 
 
 @dataclass(frozen=True)
@@ -133,15 +137,20 @@ def choose_policy(
     """
     few = work.head(FEW_REQUESTS)
     rates = [_search(few, times, limit, policy, step=_COARSE_STEP) for policy in policies]
-    at = next(index for index, rate in enumerate(rates) if rate >= 0.99 * max(rates))
-    return rates[at], policies[at]
+    seen = set[int]()
+    while True:
+        at = next(index for index, rate in enumerate(rates) if rate >= 0.99 * max(rates))
+        if at in seen:
+            return rates[at], policies[at]
+        rates[at] = _held_from_below(few, times, limit, policies[at], rates[at])
+        seen.add(at)
 
 
 def policies_to_try(limit: LatencyLimit, mosts: Sequence[int], wait_s: float | None) -> list[BatchPolicy]:
     """The policies of a batcher among which the best is sought: each greatest batch, with `wait_s`, or with each of
-    WAITS where it is None."""
+    WAITS where it is None; a batch of one waits for nothing."""
     waits = [share * limit.seconds for share in WAITS] if wait_s is None else [wait_s]
-    return [BatchPolicy(most, wait) for most in mosts for wait in (waits if most > 1 else waits[:1])]
+    return [BatchPolicy(most, wait) for most in mosts for wait in (waits if most > 1 else [0.0])]
 
 
 def saturation(work: Workload, times: Sequence[BatchTimes], policy: BatchPolicy, sign: float = 0.0) -> float:
@@ -161,8 +170,35 @@ def _search(
     step: float = _STEP,
 ) -> float:
     """The greatest rate that keeps the limit; 0 where none does. near: where it is expected."""
-    curves = _curves(times, sign)
-    most = saturation(work, times, policy, sign)
+    keeps = _test_of(work, _curves(times, sign), limit, policy, seed)
+    low, high = 0.0, (most := saturation(work, times, policy, sign))
+    if near is not None:
+        low, high = _bracket(keeps, near, most)
+    if high == most and keeps(most):
+        return most
+    if low == 0.0 and not keeps(_LEAST * most):
+        return 0.0
+    return _bisect(keeps, low, high, step, 1e-6 * most)
+
+
+def _held_from_below(
+    work: Workload, times: Sequence[BatchTimes], limit: LatencyLimit, policy: BatchPolicy, rate: float
+) -> float:
+    """`rate`, or the rate from which on some lower one breaks the limit; 0 where the lowest does."""
+    if not rate or not policy.wait_s:
+        return rate
+    keeps, low, high = _test_of(work, _curves(times, 0.0), limit, policy), 0.0, _LEAST * rate
+    while high < rate:
+        if not keeps(high):
+            return _bisect(keeps, low, high, _COARSE_STEP) if low else 0.0
+        low, high = high, high * _LOWER
+    return rate
+
+
+def _test_of(
+    work: Workload, curves: list[list[Array]], limit: LatencyLimit, policy: BatchPolicy, seed: int = 0
+) -> Callable[[float], bool]:
+    """A function that says whether the limit is kept at a rate."""
     warm = int(_WARM * len(work))
 
     def keeps(rate: float) -> bool:
@@ -170,14 +206,13 @@ def _search(
         late = int(np.count_nonzero(ran.latency_s[warm:] > limit.seconds))
         return late <= (1.0 - limit.p) * (len(work) - warm)
 
-    low, high = 0.0, most
-    if near is not None:
-        low, high = _bracket(keeps, near, most)
-    if high == most and keeps(most):
-        return most
-    if low == 0.0 and not keeps(_LEAST * most):
-        return 0.0
-    while high - low > step * high and high > 1e-6 * most:
+    return keeps
+
+
+def _bisect(keeps: Callable[[float], bool], low: float, high: float, step: float, least: float = 0.0) -> float:
+    """The greatest rate that keeps the limit between `low`, which does, and `high`, to the share `step` of it, or to
+    `least`."""
+    while high - low > step * high and high > least:
         middle = (low + high) / 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return low

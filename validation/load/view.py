@@ -28,9 +28,7 @@ def format_phase(phase: LoadPhase) -> dict[str, str]:
 def describe_load(report: LoadReport) -> Iterator[str]:
     """Lines of a report besides its table and its remarks."""
     terms, memory, delay = report.terms, report.memory, report.sending
-    sizes = "".join(f", {dim}={size}" for dim, size in terms.sizes.items())
-    bursts = f", {terms.burst:g} times as many for {terms.burst_s:g} of {terms.every_s:g} s" if terms.burst > 1 else ""
-    yield f"{terms.rate:g} requests a second, {terms.arrivals}{bursts}{sizes}; {report.answered:.4g} a second answered"
+    yield describe_terms(report)
     adds = report.server
     yield f"the server adds {seconds_text(adds.batch_s)} to a batch and {seconds_text(adds.request_s)} for each request"
     yield f"batches of {terms.batch} at most after {seconds_text(terms.wait_s)}: {report.batch:.2f} samples on average"
@@ -43,6 +41,14 @@ def describe_load(report: LoadReport) -> Iterator[str]:
         f" {seconds_text(delay.most_s)} at most; latencies count from the intended arrival"
     )
     yield f"on {report.machine}, {report.created_at}"
+
+
+def describe_terms(report: LoadReport) -> str:
+    """'200 requests a second, poisson, batch=1; 199.8 a second answered'."""
+    terms = report.terms
+    sizes = "".join(f", {dim}={size}" for dim, size in terms.sizes.items())
+    bursts = f", {terms.burst:g} times as many for {terms.burst_s:g} of {terms.every_s:g} s" if terms.burst > 1 else ""
+    return f"{terms.rate:g} requests a second, {terms.arrivals}{bursts}{sizes}; {report.answered:.4g} a second answered"
 
 
 @dataclass(frozen=True)

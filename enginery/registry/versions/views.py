@@ -14,6 +14,7 @@ from enginery.registry.ensembles import pinned_engines
 from enginery.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginery.registry.evidence.canaries import CanaryVerdict, canaries
 from enginery.registry.evidence.latencies import latencies
+from enginery.registry.evidence.loads import load_reports
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import page_key
@@ -23,6 +24,7 @@ from enginery.registry.versions.lookup import Move, channel_names, read_channel
 
 if TYPE_CHECKING:
     from enginery.core.reports.latency import LatencyReport
+    from enginery.core.reports.load import LoadReport
 
 
 # Concurrent requests to a remote registry.
@@ -55,7 +57,7 @@ class VersionStatus:
 
     engines, caches: with their current status; engines of an ensemble with the size of all that each stands for.
     channels: that point to it.  latencies: reports by the engine's digest.  page: URI of its HTML report; None without
-    one.
+    one.  loads: load tests, oldest first.
     """
 
     manifest: Manifest
@@ -65,6 +67,7 @@ class VersionStatus:
     canaries: tuple[CanaryVerdict, ...]
     page: str | None
     caches: tuple[JudgedEntry, ...] = ()
+    loads: Sequence["LoadReport"] = ()
 
     def to_json(self) -> dict[str, object]:
         """The JSON that `enginery show --json` prints: the manifest's fields, and these."""
@@ -74,6 +77,7 @@ class VersionStatus:
             "engines": [asdict(entry) for entry in self.engines],
             "channels": list(self.channels),
             "latencies": encode(self.latencies),
+            "loads": [encode(report) for report in self.loads],
             "canaries": [asdict(found) for found in self.canaries],
             "page": self.page,
             **({"caches": [asdict(entry) for entry in self.caches]} if self.caches else {}),
@@ -125,6 +129,7 @@ def show_version(store: Store, reference: Reference) -> VersionStatus:
         # The page is long, so its folder is listed in place of reading it.
         store.locator(key) if key.rpartition("/")[2] in store.children(f"{key.rpartition('/')[0]}/") else None,
         judge_entries(store, replace(manifest, engines=manifest.caches, graphs=())),
+        load_reports(store, manifest),
     )
 
 

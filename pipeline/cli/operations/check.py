@@ -208,6 +208,7 @@ def _check(
     from pipeline.regressions.check import with_lines
     from pipeline.regressions.lines import find_lines
     from pipeline.regressions.served import NONE, find_served, machine_of
+    from pipeline.regressions.thresholds import check_losses
     from validation.latency.measurement.buckets import parse_sizes
 
     shared = registry_of(spec, options)
@@ -216,6 +217,7 @@ def _check(
         here, dims = machine_of(target_named("auto")), run.spec.named_dims()
         for text in buckets:
             parse_sizes(text, dims)
+        check_losses(terms.worse, run.spec.golden.metrics if run.spec.golden else ())
         served = None if against == NONE else find_served(open_store(shared), run.spec.model, against, here)
         with build_lock(run, lock_names(run, own)):
             found = check_spec(run.spec, run.selection, served, here, terms, run.context, InProcess())

@@ -52,7 +52,9 @@ def trend(model: str, bucket: str | None, out: Path | None, registry: str, as_js
 
         text = draw_page(chosen) if out.suffix == ".html" else draw_trend(chosen[0], standalone=True)
         write_whole(out, text.encode())
-        say(f"written: {out}")
+        first = chosen[0].series
+        left = f" ({first.unit} at {first.bucket}, the first of {len(chosen)}; .html has all)"
+        say(f"written: {out}" + (left if out.suffix == ".svg" and len(chosen) > 1 else ""))
 
 
 def _print_trends(found: "list[Trend]") -> None:

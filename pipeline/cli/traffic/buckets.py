@@ -22,6 +22,7 @@ from pipeline.cli.options import (
     spec_registry_option,
 )
 from pipeline.cli.tables import echo, print_table
+from pipeline.cli.traffic.quantities import ShortTime
 
 if TYPE_CHECKING:
     from pipeline.canary.engines import ChosenEngine
@@ -44,7 +45,7 @@ _traffic_options = combine(
     number_option(
         "--batch", click.IntRange(1), None, "Most samples that a batcher puts together.", shown="the dim's max"
     ),
-    number_option("--wait", click.FloatRange(0), 0.0, "Milliseconds that a batch waits for others at most."),
+    click.option("--wait", type=ShortTime(), default="0ms", show_default=True, help="Longest wait for others (2ms)."),
     number_option(
         "--rate", click.FloatRange(0, min_open=True), None, "Requests a second to plan for.", shown="the traffic's"
     ),
@@ -112,7 +113,7 @@ def buckets(
         raise InputError("give --engine, to time it, or --latencies, to take what is on record")
     if out is not None:
         check_picture(out)
-    options = BucketOptions(dims, most, batch, wait / 1000, rate, profile_price, shrink, seconds)
+    options = BucketOptions(dims, most, batch, wait, rate, profile_price, shrink, seconds)
     with _opened(spec, registry, quiet) as (model, context):
         if write and model.is_copy:
             raise InputError(f"{model.address} is a copy; give --write the spec's own file")

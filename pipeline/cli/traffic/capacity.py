@@ -13,6 +13,8 @@ from pipeline.cli.options import (
     number_option,
     path_option,
     precision_option,
+    progress_options,
+    progress_speaker,
     reference_argument,
     registry_option,
     say,
@@ -50,6 +52,7 @@ _COLUMNS = ("engine", "on", "a second", "batch", "wait", "busy", "machines", "a 
 )
 @precision_option("all")
 @path_option("--out", "File for the picture: cost against the limit (SVG).", dir_okay=False)
+@progress_options
 @json_option
 @click.pass_context
 def capacity(
@@ -71,6 +74,7 @@ def capacity(
     request_overhead: float | None,
     precision: str | None,
     out: Path | None,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Show how many machines of each kind serve REF at a rate within a limit of p99, what that costs, and the cheapest
@@ -99,7 +103,7 @@ def capacity(
         ServingTerms(batch, wait, batch_overhead, request_overhead), prices, fleet, traffic, at, precision,
     )  # fmt: skip
     store = open_store(registry)
-    prepared = prepare(store, trusted_manifest(store, reference), terms, say)
+    prepared = prepare(store, trusted_manifest(store, reference), terms, progress_speaker(quiet))
     found = prepared.forecast()
     if out:
         write_whole(out, cost_svg(prepared.cost_curves(found), p99, found.currency).encode())

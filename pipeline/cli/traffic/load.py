@@ -15,6 +15,8 @@ from pipeline.cli.options import (
     json_option,
     number_option,
     path_option,
+    progress_options,
+    progress_speaker,
     reference_argument,
     registry_option,
     say,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 @click.option("--wait", type=ShortTime(), default="2ms", show_default=True, help="Longest wait of the batcher.")
 @number_option("--seed", click.IntRange(0), 0, "Seed of the arrivals.")
 @click.option("--record", is_flag=True, help="Attach the result to the version, for `enginery report`.")
+@progress_options
 @json_option
 @click.pass_context
 def load(
@@ -61,6 +64,7 @@ def load(
     wait: float,
     seed: int,
     record: bool,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Send requests to an engine of REF as users make them, at times fixed before, and show the latencies from then.
@@ -83,7 +87,7 @@ def load(
     bursts = BurstTerms(burst, burst_seconds, burst_every)
     options = LoadOptions(rate, seconds, bursts, batch, wait, at, traffic, seed)
     with tempfile.TemporaryDirectory(prefix="enginery-load-") as folder:
-        report = load_published(store, chosen, options, Path(folder), say)
+        report = load_published(store, chosen, options, Path(folder), progress_speaker(quiet))
     if as_json:
         emit_json({**encode(chosen.identity), **encode(report), "remarks": list(report.remarks)})
     else:
@@ -91,6 +95,8 @@ def load(
     if record and not report.interrupted:
         attach_load(store, chosen.manifest, store.put_bytes(canonical_json(encode(report))))
         say(f"attached to {chosen.manifest.model}@{chosen.manifest.version}; `enginery report` shows it")
+    elif record:
+        say("not attached, as it was interrupted")
     ctx.exit(130 if report.interrupted else 0 if report.answered else 1)
 
 

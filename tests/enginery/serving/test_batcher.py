@@ -1,6 +1,7 @@
 """Batches before a router and before a session: answers are those of each request alone."""
 
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Event
 
@@ -93,6 +94,17 @@ def test_a_listener_that_raises_stops_nothing():
         batcher.close()
 
 
+def test_a_listener_that_raises_stops_nothing_where_warnings_are_errors():
+    def listen(_):
+        raise OSError("full")
+
+    with (
+        warnings.catch_warnings(action="error"),
+        Batcher(PlainSession(Calls()), most=1, wait_s=0.0, record=listen) as it,
+    ):
+        assert all(it.submit(request(1, 3)).result(10) for _ in range(2))
+
+
 def test_a_request_that_was_cancelled_is_not_run():
     calls, begun, go = Calls(), Event(), Event()
 
@@ -133,6 +145,11 @@ def test_many_threads_get_their_own_answers():
 def test_bad_input_is_told():
     with pytest.raises(InputError, match="most is 0"):
         Batcher(PlainSession(Calls()), most=0, wait_s=0.0)
+    for most, wait_s in (("4", 0.0), (4.5, 0.0), (1, "1"), (1, float("nan"))):
+        with pytest.raises(InputError, match="give at least 1 sample"):
+            Batcher(PlainSession(Calls()), most=most, wait_s=wait_s)
+    with pytest.raises(InputError, match="session is a NoneType"):
+        Batcher(None, most=1, wait_s=0.0)
     with pytest.raises(InputError, match="'x' has no axis 'rows'"):
         Batcher(PlainSession(Calls()), most=1, wait_s=0.0, dim="rows")
     with Batcher(PlainSession(Calls()), most=1, wait_s=0.0) as batcher, pytest.raises(DataError, match="no array"):

@@ -30,6 +30,19 @@ def test_a_runner_is_compiled_once_and_then_found():
     found.close()
 
 
+def test_the_reason_of_the_last_failure_is_told():
+    def fail(sizes):
+        raise OSError(f"no room for {sizes['n']}")
+
+    found = JustInTime(fail)
+    assert found.counts().reason == ""
+    for size in (1, 2):
+        found.find({"n": size})
+        wait_until(lambda count=size: found.counts().failed == count)
+    found.close()
+    assert found.counts().reason == "OSError: no room for 2"
+
+
 def test_the_runner_that_was_not_used_for_longest_makes_room():
     found = JustInTime(runner_of, most=2)
     found.wait({"n": 1}), found.wait({"n": 2})

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,17 @@ def test_routers_that_compile_the_same_size_at_once_are_safe(net, tmp_path):
     [thread.start() for thread in threads], [thread.join(60) for thread in threads]
     assert errors == [] and len(list(cache.glob("*.compiled.onnx"))) <= 3
     assert [path.name for path in cache.iterdir() if path.suffix not in (".onnx", ".lock")] == []
+
+
+def test_a_folder_that_cannot_be_used_is_told_and_requests_are_answered(net, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(RuntimeWarning, match=r"using the cache .*file.*; no sizes are compiled"):
+        router = Router.opened([At(described(net, "onnx"))], cache=tmp_path / "file")
+    with router:
+        np.testing.assert_array_equal(router.run(x(3, 5))["y"], expected(x(3, 5)))
+        while not (compiles := router.counts().compiles).failed:
+            time.sleep(0.005)
+    assert "using the cache" in compiles.reason
 
 
 def test_a_damaged_file_of_the_folder_is_made_again(net, tmp_path):

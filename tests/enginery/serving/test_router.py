@@ -188,6 +188,32 @@ def test_bad_engines_are_refused():
         Router([engine("a"), other])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options", "told"),
+    [
+        ((None,), {}, "engines is a NoneType; give a list"),
+        ((engine("a"),), {}, "engines is a RoutedEngine; give a list"),
+        ((["a"],), {}, "engines has a str"),
+        (([engine("a")], {"x": 0}), {}, "padding is a dict; give enginery.Padding"),
+        (([engine("a")],), {"fallbacks": None}, "fallbacks is a NoneType"),
+        (([engine("a")],), {"reference_rate": "a"}, "reference rate 'a'"),
+        (([engine("a")],), {"on_drift": 5}, "on_drift is a int"),
+    ],
+)
+def test_arguments_of_another_kind_are_told(arguments, options, told):
+    with pytest.raises(InputError, match=told):
+        Router(*arguments, **options)
+    with pytest.raises(InputError, match=r"give the list that Client.pull_all returns"):
+        Router.opened(arguments[0] if arguments[0] in (None, ["a"]) else "engines/")
+
+
+def test_sizes_of_all_dims_are_asked_for():
+    router = Router([engine("a", profile((2, 4), (1, 16)))], EDGES)
+    for sizes in ({"batch": 1}, {"batch": 1, "sequence": "3"}):
+        with pytest.raises(InputError, match="no size of dim 'sequence'"):
+            router.padded_sizes(sizes)
+
+
 def test_a_detector_is_not_moved_by_the_reference_rate():
     rng, detector = np.random.default_rng(3), RateDriftDetector(0.01)
     assert not any(detector.add(bool(counts)) for counts in rng.random(20_000) < 0.01)

@@ -80,7 +80,8 @@ def test_a_flow_judges_a_published_whole_against_what_is_served(pairs: Path) -> 
 
 def test_functions_between_graphs_are_run(tmp_path: Path) -> None:
     registry = tmp_path / "registry"
-    path = write_reader(tmp_path / "reader", {**READER, "canary": {"latency": {"p50": None}}})
+    # What is asked is whether both answer alike: how fast they are on a busy machine decides nothing.
+    path = write_reader(tmp_path / "reader", {**READER, "canary": {"latency": {"p50": None, "p99": None}}})
     assert enginery.build(path, registry=registry, precisions=["fp32"]).version == "1"
     (path.parent / "reading.py").write_text(f"{(path.parent / 'reading.py').read_text()}\n# changed\n")
     assert enginery.build(path, registry=registry, precisions=["fp32"]).version == "2"
@@ -91,3 +92,4 @@ def test_functions_between_graphs_are_run(tmp_path: Path) -> None:
             recorder.append({name: array[index % len(array)] for name, array in golden.items()})
     written = replay_recorded(registry, "reader", tmp_path / "canary", traffic)
     assert written.report.verdict == "PASS", written.report.reason
+    assert all(item.requests == 4000 for item in written.report.criteria if item.kind == "share")

@@ -1,27 +1,35 @@
 """Killing a run at any moment loses nothing: the same command again finishes, and what was finished stays finished."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.pipeline.projects import Project
+from tests.pipeline.projects import Project, weights, write_model
 
 DONE = re.compile(r"] (?!verdict)(.+?): (?:done|built in .*)$", re.MULTILINE)
 CACHED = re.compile(r"] (.+?): cached$", re.MULTILINE)
 
 
 def start(project: Project, *words: str, home: Path | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry]
+    return start_command(project, "build", project.spec, "--jobs", "1", *words, home=home)
+
+
+def start_command(
+    project: Project, *words: object, home: Path | None = None, out: int = subprocess.DEVNULL
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pipeline.cli", *words, "--registry", project.registry]
     return subprocess.Popen(
-        [*map(str, command), "--jobs", "1", *words],
+        [*map(str, command)],
         stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=out,
         text=True,
         env={**os.environ, "PREFECT_HOME": str(home or project.folder.parent / "prefect")},
         process_group=0,
@@ -70,6 +78,43 @@ def test_ctrl_c_stops_the_compilers_and_says_what_is_kept(project: Project) -> N
         assert "what was finished is kept" in seen
         assert "Traceback" not in seen
     assert project.build().code == 0
+
+
+def test_ctrl_c_in_a_check_keeps_what_was_built_and_publishes_nothing(built: Project) -> None:
+    built.change_spec(targets=["cpu"], precisions=["fp32"])
+    write_model(built.folder / "tiny.onnx", {name: value * 1.01 for name, value in weights().items()})
+    process = start_command(built, "check", built.spec, "--seconds", 30)
+    seen = interrupt(process, "times of cpu fp32", signal.SIGINT)
+    assert process.wait(30) == 130
+    assert "what was finished is kept" in seen and "Traceback" not in seen
+    assert built.run("list", "--json").json[0]["versions"] == ["1"], "no version is made"
+    again = built.run("check", built.spec, "--seconds", 0.05)
+    assert {"export", "prove cpu fp32 onnxruntime"} <= set(CACHED.findall(again.err)), again.err
+
+
+def test_ctrl_c_in_a_load_test_shows_what_there_is(built: Project) -> None:
+    words = ("load", "tiny", "--target", "cpu", "--precision", "fp32", "--rate", 50, "--seconds", 600, "--record")
+    process = start_command(built, *words, "--json", out=subprocess.PIPE)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "sending for" in line:
+            break
+    family = children(process)
+    time.sleep(1.0)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the server gets it too
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err
+    found = json.loads(out)
+    assert found["interrupted"] and found["phases"][0]["requests"] >= 10
+    assert "not attached, as it was interrupted" in err
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+def test_ctrl_c_where_nothing_is_kept_says_nothing_of_it(built: Project) -> None:
+    process = start_command(built, "load", "tiny", "--target", "cpu", "--rate", 50)
+    seen = interrupt(process, "timing what the server adds", signal.SIGINT)
+    assert process.wait(30) == 130
+    assert seen.endswith("interrupted\n") and "kept" not in seen
 
 
 def test_a_killed_run_leaves_no_process_behind(project: Project) -> None:

@@ -71,6 +71,10 @@ def test_the_command_prints_draws_and_refuses(built: Project) -> None:
     assert found["changes"][0]["came_with"] == ["version 1 -> 2"] and len(found["series"]["points"]) == 60
     page = built.folder / "trend.html"
     assert built.run("trend", "tiny", "--out", page).code == 0 and "<svg" in page.read_text()
+    more = replace(series, bucket="batch=1")
+    write_whole(built.registry / more.key, merged(more, ()))
+    drawn = built.run("trend", "tiny", "--out", page.with_suffix(".svg"))
+    assert drawn.code == 0 and "the first of 2; .html has all" in drawn.err
     for words in (("other",), ("tiny", "--bucket", "batch=9"), ("tiny", "--out", "trend.png"), ("../x",)):
         wrong = built.run("trend", *words)
         assert wrong.code == 2 and "Traceback" not in wrong.err

@@ -5,6 +5,7 @@ import pytest
 
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
+from pipeline.traffic.buckets import remark_on_load
 from pipeline.traffic.choice import choose_buckets, search_buckets
 from pipeline.traffic.plan import BucketOptions
 from pipeline.traffic.search.plan_costs import resample_plans, serve_trace
@@ -74,6 +75,20 @@ def test_with_a_batcher_fewer_buckets_batch_better():
     _, served = search_buckets(together, known, 64, 0.0)
     many = serve_trace(together.grid, {"length": tuple(range(20, 65))}, known, together.policy)
     assert served.batch > 1.5 * many.batch and served.mean_s < 0.7 * many.mean_s
+
+
+def test_what_is_chosen_never_costs_more_than_what_it_is_compared_with():
+    """An engine that is always busy: costs of single buckets say that narrow ones are best, and full batches are."""
+    lengths = np.random.default_rng(1).integers(1, 65, 1000).tolist()
+    task = task_of(trace_of_sizes(lengths, 1e9), BucketOptions(batch=8, wait_s=0.002))
+    times = [latency(sizes, 5e-5 + 1e-7 * sizes["batch"] * sizes["length"]) for sizes in task.first_sizes()]
+    choice = choose_buckets(task, times, None, 64, 0.0)
+    assert all(plan.saved.value >= 0.0 for plan in choice.plans[1:]), choice.plans
+    assert "one engine cannot carry this rate" in remark_on_load(choice)[0]
+    (one,) = [plan for plan in choose_buckets(task, times, None, 1, 0.0).plans if plan.name == "chosen"]
+    assert one.profiles == 1
+    idle = task_of(trace_of_sizes(lengths, 10.0), BucketOptions(batch=8, wait_s=0.002))
+    assert remark_on_load(choose_buckets(idle, times, None, 64, 0.0)) == ()
 
 
 def test_two_dims_are_chosen_together_and_the_gap_is_told():

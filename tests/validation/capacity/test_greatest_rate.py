@@ -84,8 +84,22 @@ def test_batches_raise_the_rate_where_they_cost_less_than_their_parts():
 
 def test_a_stated_wait_is_taken_and_a_batch_of_one_waits_for_nothing():
     limit = LatencyLimit(0.1)
-    assert policies_to_try(limit, (1, 8), 0.01) == [BatchPolicy(1, 0.01), BatchPolicy(8, 0.01)]
+    assert policies_to_try(limit, (1, 8), 0.01) == [BatchPolicy(1, 0.0), BatchPolicy(8, 0.01)]
     assert len(policies_to_try(limit, (1, 8), None)) == 6
+
+
+def test_a_rate_counts_only_where_every_lower_one_keeps_the_limit_too():
+    """Batches of 32 fill within milliseconds when the machine is full; with fewer requests each waits for its time."""
+    times, limit = [constant(*(0.001 + 0.0005 * size for size in range(1, 33)))], LatencyLimit(0.05)
+    short, middle, long = (
+        find_greatest_rate(WORK, times, limit, [BatchPolicy(32, wait)]) for wait in (0.01, 0.04, 0.0495)
+    )
+    assert short.rate.value > 1700
+    # Some 17 requests within 40 ms run for 9.5 ms: of more, the first one of a batch is late.
+    assert 150 < middle.rate.value < 500 and middle.rate.high < 1000
+    assert long is None, "even a request alone, which runs for 1.5 ms, is late"
+    best = find_greatest_rate(WORK, times, limit, [BatchPolicy(32, wait) for wait in (0.04, 0.01)])
+    assert best.policy.wait_s == 0.01 and best.rate.value == pytest.approx(short.rate.value, rel=0.02)
 
 
 def test_bursty_traffic_takes_more_machines_than_poisson_traffic_of_the_same_rate():

@@ -101,6 +101,19 @@ def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(
     number = 1 + built.spec.read_text().splitlines().index("- fp33")
     assert f",line={number},title=enginery spec::" in line and "fp33" in line
     assert 'failures="1"' in page.read_text() and "fp33" in summary.read_text()
+    assert "not checked, 1 mistake" in summary.read_text() and "regression by" not in summary.read_text()
+
+
+def test_a_loss_of_a_metric_that_the_spec_does_not_have_is_bad_input(built: Project) -> None:
+    done = built.run("check", built.spec, *QUICK, "--worse", "acuracy=0.1")
+    assert done.code == 2 and "--worse acuracy: the spec has no such task metric; it has" in done.err
+
+
+def test_the_spec_of_an_ensemble_is_refused_with_the_remedy(built: Project) -> None:
+    spec = built.folder / "whole.yaml"
+    spec.write_text("model: whole\ngraphs: {one: tiny.yaml}\n")
+    done = built.run("check", spec, *QUICK)
+    assert done.code == 2 and "is the spec of an ensemble; give that of one of its graphs" in done.err
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
     assert "not measured; on such a machine: enginery validate tiny@1 --target sm_75" in missing[0]["reason"]
     assert set(found["mix"]["machines"]) <= {"cpu", "l4"} and found["mix"]["machines"].get("l4", 0) <= 2
     assert "<svg" in timed.folder.joinpath("cost.svg").read_text()
-    again = timed.run(*words, "--wait", "0ms", "--batch", 1)
+    again = timed.run(*words, "--wait", "0ms", "--batch", 1, "--quiet")
+    assert "simulating" in done.err and "simulating" not in again.err
     assert again.code == 0 and "cheapest mix:" in again.out and "1.0 of 1" in again.out
 
 

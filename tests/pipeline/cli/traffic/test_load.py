@@ -20,6 +20,8 @@ def test_a_load_test_is_measured_recorded_and_in_the_report(built: Project) -> N
     done = built.run(*WORDS, "--rate", 60, "--seconds", 4, "--burst", 3, "--burst-every", 2, "--burst-seconds", 1,
                      "--record", "--json")  # fmt: skip
     assert done.code == 0, done.err
+    parts = ["timing what the server adds", "starting a server", "sending for 4 s"]
+    assert [done.err.index(part) for part in parts] == sorted(done.err.index(part) for part in parts)
     found = done.json
     assert [phase["name"] for phase in found["phases"]] == ["quiet", "burst"]
     quiet, burst = found["phases"]
@@ -32,6 +34,9 @@ def test_a_load_test_is_measured_recorded_and_in_the_report(built: Project) -> N
     manifest = load(store, "tiny", "1")
     (report,) = load_reports(store, manifest)
     assert report.engine == found["engine"] and report.terms.burst == 3
+    assert built.run("show", "tiny", "--json").json["loads"][0]["terms"]["burst"] == 3
+    shown = built.run("show", "tiny").out
+    assert "load test on" in shown and "60 requests a second, poisson, 3 times as many for 1 of 2 s" in shown
     assert built.run("verify", "tiny").code == 0
     page = built.folder / "page.html"
     assert built.run("report", "tiny", "--out", page).code == 0 and "<h2>Load</h2>" in page.read_text()
@@ -43,9 +48,11 @@ def test_recorded_requests_are_sent(built: Project) -> None:
     path.write_text(
         "\n".join(json.dumps({"at": 0.1 * at, "inputs": {"x": rng.normal(size=(2, 8)).tolist()}}) for at in range(20))
     )
-    done = built.run(*WORDS, "--rate", 40, "--seconds", 2, "--traffic", path, "--json")
-    assert done.code == 0, done.err
+    done = built.run(*WORDS, "--rate", 40, "--seconds", 2, "--traffic", path, "--json", "--quiet")
+    assert done.code == 0 and done.err == ""
     assert done.json["terms"]["arrivals"] == "recorded" and done.json["phases"][0]["requests"] >= 70
+    sized = built.run(*WORDS, "--rate", 40, "--traffic", path, "--at", "batch=1")
+    assert sized.code == 2 and "leave out --at" in sized.err
     both = built.run(*WORDS, "--rate", 40, "--seconds", 2, "--traffic", path, "--burst", 2)
     assert both.code == 2 and "leave out --burst" in both.err
 
@@ -88,6 +95,7 @@ def test_a_report_is_of_an_engine_of_the_version_and_as_it_was_written(built: Pr
         (("--rate", 10, "--seconds", "nan"), "nan is not a finite number"),
         (("--rate", 10, "--batch", 99), "takes 8 samples at most"),
         (("--rate", 10, "--at", "length=3"), "the model has no dim 'length'"),
+        (("--rate", 10, "--at", "batch=4"), "a request has one sample, and the batcher joins them"),
         (("--rate", 900000, "--seconds", 60), "requests are too many"),
         (("--rate", 10, "--burst", 2, "--burst-seconds", 10), "leave nothing between"),
         (("--rate", 0.001, "--seconds", 1), "are no request; give more seconds"),
