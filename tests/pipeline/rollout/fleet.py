@@ -31,9 +31,9 @@ def at(seconds: float) -> datetime:
     return BEGIN + timedelta(seconds=seconds)
 
 
-def plan(*waves: str, soak: int = 600, step: int | None = None, **gates: Any) -> RolloutPlan:
+def plan(*waves: str, soak: int = 600, step: int | None = None, nodes: int | None = None, **gates: Any) -> RolloutPlan:
     found = tuple(parse_wave(text) for text in waves or ("1%", "5%", "25%", "100%"))
-    return RolloutPlan(found, (soak,) * len(found), Gates(**gates), look_s=30, step_ppm=step)
+    return RolloutPlan(found, (soak,) * len(found), Gates(**gates), look_s=30, step_ppm=step, nodes=nodes)
 
 
 def registry() -> tuple[Any, Manifest, Manifest]:
