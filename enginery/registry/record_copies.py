@@ -34,7 +34,7 @@ class StoreListing:
 
     def size(self, key: str) -> int | None:
         """Size of a document or a blob in bytes; None where it is not listed."""
-        folder = f"{key.rpartition('/')[0]}/"
+        folder = key[: key.rindex("/") + 1]
         if folder not in self._folders:
             with self._locks[folder]:
                 if folder not in self._folders:
