@@ -25,7 +25,7 @@ from enginery.registry.versions.lookup import versions
 GRACE = timedelta(days=7)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GarbageItem:
     """One item of garbage. name: `model@version`, a digest or a key.  state: 'new' (not marked yet), 'waiting' (until
     `due`), 'due', 'held' (by a lease) or 'deleted'.  size_bytes: of a blob."""
@@ -117,6 +117,7 @@ def _summarize(
     marks = {name: mark for shard in shards.values() for name, mark in (*shard.waiting.items(), *shard.going.items())}
     held = [lease for lease in leases.list_leases(store) if lease.is_held(now)]
     oldest = min((lease.seen for lease in held), default=None)
+    dues: dict[datetime, datetime] = {}
 
     def item(kind: str, name: str, why: str, size: int) -> GarbageItem:
         tombstone = marks.get(name)
@@ -124,7 +125,7 @@ def _summarize(
             return GarbageItem(kind, name, why, size, "deleted")
         if tombstone is None or not known.counts(tombstone):
             return GarbageItem(kind, name, why, size, "new")
-        due = tombstone.since + grace
+        due = dues.setdefault(tombstone.since, tombstone.since + grace)  # one time for all that it is due for
         blocked = oldest is not None and tombstone.generation > oldest
         return GarbageItem(kind, name, why, size, "waiting" if due > now else "held" if blocked else "due", due)
 
