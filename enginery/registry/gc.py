@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from enginery.registry import build_lock, leases
+from enginery.registry import leases
+from enginery.registry.builds import build_lock
+from enginery.registry.builds.runs import prune, surplus
 from enginery.registry.collection.claim import hold_claim
 from enginery.registry.collection.garbage import Garbage, find_garbage
 from enginery.registry.collection.references import Rules
 from enginery.registry.collection.sweep import Sweep
 from enginery.registry.latency_series import models_with_series
 from enginery.registry.marks import MarkShard, MarkState, read_shards, read_state
-from enginery.registry.runs import prune, surplus
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import SERIES, lease_key
 from enginery.registry.versions.index import heal_index

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from enginery.core.digest import digests_in
 from enginery.core.names import version_order
+from enginery.registry.builds.record_copies import KIND as COPIES
+from enginery.registry.builds.records import read_record
 from enginery.registry.collection.inventory import Version, inventory, keys_below, stored_blobs
 from enginery.registry.collection.references import Rules, find_references
-from enginery.registry.record_copies import KIND as COPIES
-from enginery.registry.records import read_record
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import RECORDS
 from enginery.registry.store.parallel import side_by_side

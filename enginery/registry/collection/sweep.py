@@ -12,6 +12,7 @@ from datetime import timedelta
 from itertools import islice
 
 from enginery.registry import leases
+from enginery.registry.builds.records import read_record
 from enginery.registry.collection.claim import Claim
 from enginery.registry.collection.garbage import Garbage, find_garbage
 from enginery.registry.collection.references import Rules
@@ -23,7 +24,6 @@ from enginery.registry.marks import (
     read_shards,
     update_shard,
 )
-from enginery.registry.records import read_record
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import blob_key, manifest_key, version_prefix
 from enginery.registry.store.parallel import side_by_side

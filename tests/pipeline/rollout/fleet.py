@@ -9,7 +9,7 @@ from heapq import heapify, heapreplace
 from typing import Any
 
 from enginery.client.locate import VersionLocator
-from enginery.client.reporting import GRACE_S
+from enginery.client.watching.reporting import GRACE_S
 from enginery.core.digest import digest_of_bytes
 from enginery.core.names import parse_reference
 from enginery.registry.manifest import Manifest

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from threading import Lock
 
 from enginery.core.digest import canonical_json, digest_of
-from enginery.registry.records import Record, StoredRecords, as_record, remember
+from enginery.registry.builds.records import Record, StoredRecords, as_record, remember
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import blob_key, record_key
 
