@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.scale.nodes import Node, Traffic, channel_node, feed_node, simulate
 from benchmarks.scale.registry import publish_version
 from enginery.client.client import Client
-from enginery.client.looking import INTERVAL_S
+from enginery.client.watching.looking import INTERVAL_S
 from enginery.core.hardware.machine import Machine
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import channel_key, pointer_key

@@ -20,8 +20,8 @@ from threading import Thread
 import numpy as np
 
 from enginery.client.client import Client, Plain, Post, Triton
-from enginery.client.hooks import Hook
 from enginery.client.layouts.base import Layout
+from enginery.client.watching.hooks import Hook
 from enginery.registry.store.base import Store, open_store
 from tests.enginery.client.layouts.engines import cpu_engine
 from tests.enginery.client.layouts.swap_load import SwapLoad, wait_for

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from enginery.client.feed_reader import FeedReader
 from enginery.client.locate import VersionLocator
-from enginery.client.looking import pause_s
+from enginery.client.watching.feed_reader import FeedReader
+from enginery.client.watching.looking import pause_s
 from enginery.core.errors import EngineryError
 from enginery.registry.versions.pointers import Pointer
 from tests.enginery.registry.counting import CountingStore

@@ -25,20 +25,21 @@ from threading import Event
 from typing import Literal
 
 from enginery.client.fetch import BlobFetcher, Progress, silent
-from enginery.client.health import Health, HealthCommand, HealthUrl
-from enginery.client.hooks import Command, Hook, Post
+from enginery.client.judging import locate_and_rank
 from enginery.client.layouts.base import Layout, Placed, hold
 from enginery.client.layouts.plain import Plain
 from enginery.client.layouts.ranking import ALL_GENERATIONS, AllGenerations, rank_each
 from enginery.client.layouts.triton import Triton
 from enginery.client.layouts.triton_config import DynamicBatching
 from enginery.client.locate import VersionLocator
-from enginery.client.looking import INTERVAL_S, Wake
-from enginery.client.pull import Pulled, download_best, download_each, download_engine, locate_and_rank
-from enginery.client.reporting import Reporter, ReportUrl
+from enginery.client.pull import Pulled, download_best, download_each, download_engine
 from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
-from enginery.client.watch import ChannelWatcher, Swap
-from enginery.client.watch_group import GroupWatcher
+from enginery.client.watching.health import Health, HealthCommand, HealthUrl
+from enginery.client.watching.hooks import Command, Hook, Post
+from enginery.client.watching.looking import INTERVAL_S, Wake
+from enginery.client.watching.reporting import Reporter, ReportUrl
+from enginery.client.watching.watch import ChannelWatcher, Swap
+from enginery.client.watching.watch_group import GroupWatcher
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import AUTO, Machine
 from enginery.core.names import Reference, parse_reference

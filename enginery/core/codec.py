@@ -42,6 +42,8 @@ else:
     Json = Any
 JsonObject: TypeAlias = Mapping[str, Json]
 _FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
+# Types whose values are read as they are.
+_PLAIN = frozenset[object]({str, int, float, bool})
 # Metadata of a dataclass's field, default None, that is left out of the JSON while it is None.
 OMIT_NONE: Mapping[str, object] = {"omit_none": True}
 # The same of a field with another default, for fields that came after documents had been written.
@@ -135,7 +137,8 @@ def _reader(kind: object) -> _Reader:
     if origin in (Union, UnionType):
         return _union_reader(kind)
     if origin is Literal:
-        return lambda data: data if data in get_args(kind) else _refuse(data, kind)
+        words = get_args(kind)
+        return lambda data: data if data in words else _refuse(data, kind)
     if origin is tuple or _is_named_tuple(kind):
         return _tuple_reader(kind)
     if origin in (list, Sequence):
@@ -172,12 +175,13 @@ def _union_reader(kind: object) -> _Reader:
     kinds = [each for each in get_args(kind) if each is not NoneType]
     readers = [_reader(each) for each in kinds]
     optional = len(kinds) < len(get_args(kind))
+    if optional and len(readers) == 1:
+        only = readers[0]
+        return lambda data: None if data is None else only(data)
 
     def read(data: object) -> object:
         if data is None and optional:
             return None
-        if len(readers) == 1:
-            return readers[0](data)
         for each in readers:
             with suppress(_Mismatch):
                 return each(data)
@@ -188,12 +192,14 @@ def _union_reader(kind: object) -> _Reader:
 
 def _list_reader(kind: object, item: object) -> _Reader:
     def read(data: object) -> list[object]:
-        found, reader = list[object](), _reader(item)
-        for each in _as(list, data, kind):
-            try:
+        given, reader, found = _as(list, data, kind), _reader(item), list[object]()
+        if item in _PLAIN and all(type(each) is item for each in given):
+            return list(given)
+        try:
+            for each in given:
                 found.append(reader(each))
-            except _Mismatch as error:
-                raise _Mismatch(f"[{len(found)}]{error}") from error
+        except _Mismatch as error:
+            raise _Mismatch(f"[{len(found)}]{error}") from error
         return found
 
     return read
@@ -211,11 +217,11 @@ def _tuple_reader(kind: object) -> _Reader:
         found, given = list[object](), _as(list, data, kind)
         if len(given) != len(readers):
             _refuse(data, kind)
-        for reader, each in zip(readers, given, strict=True):
-            try:
+        try:
+            for reader, each in zip(readers, given, strict=True):
                 found.append(reader(each))
-            except _Mismatch as error:
-                raise _Mismatch(f"[{len(found)}]{error}") from error
+        except _Mismatch as error:
+            raise _Mismatch(f"[{len(found)}]{error}") from error
         return make(*found)
 
     return read
@@ -241,24 +247,23 @@ def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
     names = {key: item.name for key, item in known.items() if item.init}
     make: Callable[..., object] = kind
 
-    @cache  # not before the first value: a dataclass may have a field of its own type
-    def readers() -> dict[str, _Reader]:
-        return {key: _reader(_hints(kind)[name]) for key, name in names.items()}
+    readers: dict[str, _Reader] | None = None
 
     def read(data: object) -> object:
-        given, found = _as(dict, data, kind), dict[str, object]()
-        if unknown := given.keys() - known.keys():
-            raise _Mismatch(f" has no field {min(unknown)!r}")
-        for key in needed:
-            if key not in given:
-                raise _Mismatch(f".{key} is missing")
-        of = readers()
-        for key, item in given.items():
-            if key in names:
-                try:
-                    found[names[key]] = of[key](item)
-                except _Mismatch as error:
-                    raise _Mismatch(f".{key}{error}") from error
+        nonlocal readers
+        if readers is None:  # not before the first value: a dataclass may have a field of its own type
+            readers = {key: _reader(_hints(kind)[name]) for key, name in names.items()}
+        given, found, key = _as(dict, data, kind), dict[str, object](), ""
+        if not given.keys() <= known.keys():
+            raise _Mismatch(f" has no field {min(given.keys() - known.keys())!r}")
+        if len(given) < len(known) and (lacking := [key for key in needed if key not in given]):
+            raise _Mismatch(f".{lacking[0]} is missing")
+        try:
+            for key, item in given.items():
+                if key in names:
+                    found[names[key]] = readers[key](item)
+        except _Mismatch as error:
+            raise _Mismatch(f".{key}{error}") from error
         try:
             return make(**found)
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:  # they do not fit

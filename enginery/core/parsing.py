@@ -105,8 +105,10 @@ def _check_depth(value: object) -> None:
     """Raise Malformed for what is nested so deeply that digesting or copying it would overflow the stack."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list)))
-        if not (level := [item for items in inner for item in items]):
+        inner = list[object]()
+        for item in level:
+            inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        if not (level := [item for item in inner if type(item) in (dict, list)]):
             return
     raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from enginery.client.description import describe, stem_of
 from enginery.client.fetch import BlobFetcher
 from enginery.client.layouts.triton import Triton
 from enginery.client.layouts.triton_config import find_unservable
-from enginery.client.pull import describe, stem_of
 from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginery.core import parsing
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file

@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from enginery.registry import build_lock, leases
+from enginery.registry import leases
+from enginery.registry.builds import build_lock
+from enginery.registry.builds.runs import prune, surplus
 from enginery.registry.collection.claim import hold_claim
 from enginery.registry.collection.garbage import Garbage, find_garbage
 from enginery.registry.collection.references import Rules
 from enginery.registry.collection.sweep import Sweep
 from enginery.registry.latency_series import models_with_series
 from enginery.registry.marks import MarkShard, MarkState, read_shards, read_state
-from enginery.registry.runs import prune, surplus
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import SERIES, lease_key
 from enginery.registry.versions.index import heal_index
@@ -25,7 +26,7 @@ from enginery.registry.versions.lookup import versions
 GRACE = timedelta(days=7)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GarbageItem:
     """One item of garbage. name: `model@version`, a digest or a key.  state: 'new' (not marked yet), 'waiting' (until
     `due`), 'due', 'held' (by a lease) or 'deleted'.  size_bytes: of a blob."""
@@ -117,6 +118,7 @@ def _summarize(
     marks = {name: mark for shard in shards.values() for name, mark in (*shard.waiting.items(), *shard.going.items())}
     held = [lease for lease in leases.list_leases(store) if lease.is_held(now)]
     oldest = min((lease.seen for lease in held), default=None)
+    dues: dict[datetime, datetime] = {}
 
     def item(kind: str, name: str, why: str, size: int) -> GarbageItem:
         tombstone = marks.get(name)
@@ -124,7 +126,7 @@ def _summarize(
             return GarbageItem(kind, name, why, size, "deleted")
         if tombstone is None or not known.counts(tombstone):
             return GarbageItem(kind, name, why, size, "new")
-        due = tombstone.since + grace
+        due = dues.setdefault(tombstone.since, tombstone.since + grace)  # one time for all that it is due for
         blocked = oldest is not None and tombstone.generation > oldest
         return GarbageItem(kind, name, why, size, "waiting" if due > now else "held" if blocked else "due", due)
 

@@ -222,11 +222,13 @@ def _read_marks(value: object, path: str) -> dict[str, Tombstone]:
     if not isinstance(value, dict):
         raise Malformed(f"{path} is {str(value)[:80]!r}; it must be an object")
     found: dict[str, Tombstone] = {}
+    same: dict[tuple[object, object], Tombstone] = {}  # one for all names that a collection marked
     for name, item in value.items():
         where = f"{path}.{name[:80]}"
         if not (isinstance(item, list) and len(item) == 2):
             raise Malformed(f"{where} is {str(item)[:80]!r}; it must be a time and a generation")
-        found[name] = Tombstone(read_stamp(item[0], where), parsing.count(item[1], where))
+        mark = Tombstone(read_stamp(item[0], where), parsing.count(item[1], where))
+        found[name] = same.setdefault((mark.since, mark.generation), mark)
     return found
 
 

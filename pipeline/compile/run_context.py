@@ -20,9 +20,9 @@ from enginery.core.codec import decode, encode_fields
 from enginery.core.digest import digest_of
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.text import now
-from enginery.registry.build_history import History
-from enginery.registry.build_lock import hold_build_lock
-from enginery.registry.records import RecordSource, StoredRecords, recall_from, remember
+from enginery.registry.builds.build_history import History
+from enginery.registry.builds.build_lock import hold_build_lock
+from enginery.registry.builds.records import RecordSource, StoredRecords, recall_from, remember
 from enginery.registry.store.base import Store
 from pipeline.progress.events import Finished, Progress, Waiting
 

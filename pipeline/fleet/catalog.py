@@ -19,7 +19,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from enginery.client.pull import locate_engines
+from enginery.client.judging import locate_engines
 from enginery.client.resolve import Policy
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.hardware.targets import parse_targets

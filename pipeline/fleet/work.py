@@ -9,7 +9,7 @@ from builders.backends import discovery
 from enginery.client.resolve import CPU_PREFERENCE, GPU_PREFERENCE
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Precision, Target
-from enginery.registry.build_history import Expectation, History
+from enginery.registry.builds.build_history import Expectation, History
 from enginery.registry.manifest import EngineEntry, request_of
 from enginery.registry.store.base import Store
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS

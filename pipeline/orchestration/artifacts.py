@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from enginery.core.text import format_metrics, pluralize, visible
-from enginery.registry.runs import OVER, RunState
+from enginery.registry.builds.runs import OVER, RunState
 from pipeline.orchestration.runs.views import RunView, view_run
 from pipeline.values import Json
 

@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL
 
 from enginery.core.digest import digest_of
 from enginery.core.errors import UnavailableError
-from enginery.registry.build_lock import hold_build_lock
+from enginery.registry.builds.build_lock import hold_build_lock
 from enginery.registry.registered_specs import Registration
 from enginery.registry.rollouts.state import Rollout
 from enginery.registry.store.base import Store

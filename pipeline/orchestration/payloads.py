@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from enginery.core.digest import digest_of
-from enginery.registry.records import recall, remember
+from enginery.registry.builds.records import recall, remember
 from enginery.registry.store.base import Store
 from enginery.serving import drift_event
 

@@ -11,7 +11,7 @@ from threading import Lock
 
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.text import pluralize
-from enginery.registry.record_copies import RecordCopies, StoreListing
+from enginery.registry.builds.record_copies import RecordCopies, StoreListing
 from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.forecast import on_record, open_records
 from pipeline.compile.plan import candidates, plan_builds

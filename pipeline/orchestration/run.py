@@ -17,7 +17,7 @@ from enginery.core.errors import InputError, UnavailableError, UnknownNameError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.origin import this_process
 from enginery.core.types import PRECISIONS, Precision, Target
-from enginery.registry.build_lock import is_held
+from enginery.registry.builds.build_lock import is_held
 from enginery.registry.leases import BUILDING, hold_lease
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import DEFAULT_REGISTRY

@@ -146,7 +146,7 @@ def _bound_reports(rollout: Rollout, heard: Heard) -> Rollout:
 
 def _foresee_reports(opened: Rollout, before: Rollout, heard: Heard) -> Rollout:
     """The same before a wave that reaches more nodes: by the growth of its share, where that is known."""
-    old, new = before.target, opened.target
+    old, new = before.aim, opened.aim
     if (old.region, old.label) != (new.region, new.label) or not heard.nodes:
         return opened
     expected = heard.nodes * new.share_ppm / old.share_ppm

@@ -28,6 +28,7 @@ from enginery.registry.versions import channels, lookup, policies
 from enginery.registry.versions.lookup import Channel
 from enginery.registry.versions.refresh import active_rollout, refresh_rollout
 from pipeline.rollout.advance import passes_of
+from pipeline.rollout.limits import count_nodes, with_limits
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,18 @@ def start(
 ) -> Rollout:
     """Start a rollout of a version to a channel, with its first wave open.
 
-    Raises InputError where the channel's policy does not allow the version, serves it already or serves nothing to
-    return to, ConflictError where another rollout runs or was started at the same time, IntegrityError for a version
-    that has lost a blob.
+    Its waves are limits where it is known how many nodes there are (`limits`), by the plan or by the reports of the
+    rollout before. Raises InputError where the channel's policy does not allow the version, serves it already or serves
+    nothing to return to, and for a plan whose waves have too few nodes to be limits; ConflictError where another
+    rollout runs or was started at the same time, IntegrityError for a version that has lost a blob.
     """
     check_waves(plan.waves)
     serving = _serving(store, manifest, channel)
     before = read_rollout(store, manifest.model, channel)
     if active := active_rollout(store, serving):
         raise ConflictError(_already(active))
-    rollout = _first_wave(manifest, serving, plan, who, proven_only, before)
+    waiting = _waiting(manifest, serving, plan, who, proven_only, before)
+    rollout = open_wave(with_limits(waiting, count_nodes(store, before)), 0, who.at)
     _check(store, manifest, rollout)
     clear_reports(store, manifest.model, channel)
     with hold_lease(store, f"starting a rollout of {manifest.model}@{manifest.version}") as guard:
@@ -87,7 +90,7 @@ def _serving(store: Store, manifest: Manifest, channel: str) -> Channel:
     return serving
 
 
-def _first_wave(
+def _waiting(
     manifest: Manifest,
     serving: Channel,
     plan: RolloutPlan,
@@ -97,7 +100,7 @@ def _first_wave(
 ) -> Rollout:
     time = format_time(who.at)
     earlier = (*before.earlier, before.summarize())[-MOST_EARLIER:] if before else ()
-    rollout = Rollout(
+    return Rollout(
         id=secrets.token_hex(6),
         model=manifest.model,
         channel=serving.name,
@@ -117,7 +120,6 @@ def _first_wave(
         history=(Decision(time, f"started, wave {plan.waves[0]}", 1, who.by, who.why[:1000]),),
         earlier=earlier,
     )
-    return open_wave(rollout, 0, who.at)
 
 
 def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:

@@ -8,6 +8,7 @@ from enginery.core.codec import encode
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.rollouts.reports import Heard, read_reports
 from enginery.registry.rollouts.state import Rollout, parse_time
+from enginery.registry.rollouts.waves import WHOLE, Slice
 from enginery.registry.store.base import Store
 from enginery.registry.versions import lookup
 from enginery.registry.versions.refresh import active_rollout
@@ -51,8 +52,14 @@ class RolloutStatus:
                 state = "" if not rollout.is_finished else "never"
             else:
                 state = self._open_wave()
-            rows.append([str(index + 1), str(wave), f"{soak_s} s", state])
+            rows.append([str(index + 1), self._describe_wave(wave), f"{soak_s} s", state])
         return rows
+
+    def _describe_wave(self, wave: Slice) -> str:
+        nodes = self.rollout.nodes
+        if not nodes or wave.share_ppm == WHOLE or wave.region or wave.label:
+            return str(wave)
+        return f"{wave}, at most {wave.share_ppm * nodes // WHOLE} of {nodes}"
 
     def _open_wave(self) -> str:
         rollout = self.rollout

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from enginery.core.text import now
-from enginery.registry.runs import read_runs, run_ids
+from enginery.registry.builds.runs import read_runs, run_ids
 from enginery.registry.store.base import Store
 from pipeline.fleet.coverage import STATES
 from pipeline.orchestration.runs.views import view_run

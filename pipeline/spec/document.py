@@ -121,7 +121,8 @@ def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
         elif isinstance(node, yaml.MappingNode):
             keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
             last = {key.value: key for key in keys}
-            for name in sorted(name for name, count in Counter(key.value for key in keys).items() if count > 1):
+            twins = Counter(key.value for key in keys) if len(last) < len(keys) else {}
+            for name in sorted(name for name, count in twins.items() if count > 1):
                 yield f"{path}:{last[name].start_mark.line + 1}: key {name!r} is given twice; keep one"
             pending += [(child, line) for _, child in node.value]
 

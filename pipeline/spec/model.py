@@ -116,13 +116,15 @@ def locate_mistakes(spec: ModelSpec, found: Iterable[tuple[Loc, str]]) -> SpecEr
 def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str]:
     """A message for each file that does not exist or is a folder, or that a symbolic link takes outside the spec's
     folder. Samples may be a folder."""
+    folder = spec.folder
     for loc, name in spec.named_files():
-        where = f"{path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {name!r}"
-        real = spec.file(name).resolve()
-        if not real.is_relative_to(spec.folder):
-            yield f"{where} leads outside the spec's folder; copy the file into {spec.folder}"
+        real, what = spec.file(name).resolve(), ""
+        if not real.is_relative_to(folder):
+            what = f"leads outside the spec's folder; copy the file into {folder}"
         elif real.is_dir():
             if loc[-1] != "data" or (loc[0] == "calibration" and spec.calibration and spec.calibration.function):
-                yield f"{where} is a folder; name the file in it"
+                what = "is a folder; name the file in it"
         elif not real.is_file():
-            yield f"{where} does not exist in {spec.folder}; paths are relative to the spec"
+            what = f"does not exist in {folder}; paths are relative to the spec"
+        if what:
+            yield f"{path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {name!r} {what}"

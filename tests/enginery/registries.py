@@ -11,7 +11,8 @@ import pytest
 
 from builders.backends import discovery
 from enginery.client.fetch import BlobFetcher
-from enginery.client.pull import Pulled, download_best, download_engine, locate_and_rank
+from enginery.client.judging import locate_and_rank
+from enginery.client.pull import Pulled, download_best, download_engine
 from enginery.client.resolve import Policy
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.hardware.machine import Machine

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from enginery.client.description import folder_name
 from enginery.client.fetch import BlobFetcher
 from enginery.client.layouts.base import Placed
-from enginery.client.pull import Pulled, download_best, download_engine, folder_name
+from enginery.client.pull import Pulled, download_best, download_engine
 from enginery.client.resolve import EngineRanking, Resolution
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import Machine

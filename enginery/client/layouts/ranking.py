@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from enum import Enum
 
+from enginery.client.judging import judge_located, rank_located
 from enginery.client.layouts.base import Layout, without_rejected
-from enginery.client.pull import judge_located, rank_located
 from enginery.client.resolve import EngineRanking, Policy
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware.machine import Machine

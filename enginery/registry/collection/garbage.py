@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from enginery.core.digest import digests_in
 from enginery.core.names import version_order
+from enginery.registry.builds.record_copies import KIND as COPIES
+from enginery.registry.builds.records import read_record
 from enginery.registry.collection.inventory import Version, inventory, keys_below, stored_blobs
 from enginery.registry.collection.references import Rules, find_references
-from enginery.registry.record_copies import KIND as COPIES
-from enginery.registry.records import read_record
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import RECORDS
 from enginery.registry.store.parallel import side_by_side
@@ -56,24 +56,26 @@ def find_garbage(store: Store, rules: Rules, tick: Callable[[], None] = lambda: 
     stored = stored_blobs(store)
     known = inventory(store)
     tick()
-    found = find_references(store, known, rules, tick)
+    found = find_references(store, known, stored, rules, tick)
     there = set(known.versions)
     versions = tuple(version for version in known.folders if version in there and version not in found.kept)
     remains = tuple(version for version in known.folders if version not in there)
-    orphans = stored.keys() - found.needed
+    orphans = found.orphans
     why, records = _read_records(store, stored, orphans, tick)
-    named: dict[str, list[str]] = {}
-    folders = {key: f"{version[0]}@{version[1]}" for version in versions for key in known.folders[version]}
-    for key, data in side_by_side(store.read, [key for key in folders if key.endswith(".json")]):
+    named: dict[str, tuple[str, ...]] = {}
+    only = {version: (f"{version[0]}@{version[1]}",) for version in versions}  # one tuple for all blobs of a version
+    documents = ((key, only[version]) for version in versions for key in known.folders[version])
+    folders = {key: name for key, name in documents if key.endswith(".json")}
+    for key, data in side_by_side(store.read, list(folders)):
         tick()
         for digest in orphans.intersection(digests_in(data or b"")):
-            named.setdefault(digest, []).append(folders[key])
-    why |= {digest: f"of {names[-1]}, which goes" for digest, names in named.items()}
+            before = named.setdefault(digest, folders[key])
+            if folders[key][0] not in before:
+                named[digest] = (*before, *folders[key])
+    goes = {names: f"of {names[-1]}, which goes" for names in set(named.values())}
+    why |= {digest: goes[names] for digest, names in named.items()}
     blobs = {digest: (why.get(digest, "nothing refers to it"), stored[digest]) for digest in sorted(orphans)}
-    by_version = {digest: tuple(dict.fromkeys(names)) for digest, names in named.items()}
-    return Garbage(
-        found.kept, versions, remains, blobs, by_version, records, _list_models(known.versions, found.channels)
-    )
+    return Garbage(found.kept, versions, remains, blobs, named, records, _list_models(known.versions, found.channels))
 
 
 def _list_models(versions: list[Version], channels: dict[str, dict[str, str]]) -> tuple[ListedModel, ...]:
@@ -92,6 +94,7 @@ def _read_records(
     """Orphan -> reason, of those that records name; and `Garbage.records`. Copies of records name no blobs."""
     why: dict[str, str] = {}
     found: dict[str, tuple[str, ...] | None] = {}
+    reasons: dict[str, str] = {}
     keys = [key for key in keys_below(store, RECORDS) if not key.startswith(f"{RECORDS}{COPIES}/")]
     for key, data in side_by_side(store.read, keys):
         tick()
@@ -101,5 +104,5 @@ def _read_records(
         elif going := [digest for digest in record.blobs if digest in orphans or digest not in stored]:
             found[key] = tuple(going)
             kind = key.removeprefix(RECORDS).partition("/")[0]
-            why |= dict.fromkeys(going, f"only the memory of a step ({kind}) refers to it")
+            why |= dict.fromkeys(going, reasons.setdefault(kind, f"only the memory of a step ({kind}) refers to it"))
     return why, found

@@ -33,26 +33,30 @@ class Rules:
 
 @dataclass(frozen=True)
 class References:
-    """What a registry needs. kept: version that stays -> reasons, in words.  needed: digests that documents name.
-
-    channels: model -> channel -> the version that it points to.
+    """What a registry needs. kept: version that stays -> reasons, in words.  orphans: the stored blobs that no document
+    names.  channels: model -> channel -> the version that it points to.
     """
 
     kept: dict[Version, tuple[str, ...]]
-    needed: set[str]
+    orphans: set[str]
     channels: dict[str, dict[str, str]]
 
 
 def find_references(
-    store: Store, known: RegistryInventory, rules: Rules, tick: Callable[[], None] = lambda: None
+    store: Store,
+    known: RegistryInventory,
+    stored: Iterable[str],
+    rules: Rules,
+    tick: Callable[[], None] = lambda: None,
 ) -> References:
     """Read what names blobs: the documents of the versions that are kept, channels (canary reports), policies, pins,
-    runs (logs), timing documents and feeds (shards). tick: called after each document.
+    runs (logs), timing documents and feeds (shards). stored: digests of the blobs.  tick: called after each document.
 
     Raises IntegrityError for a channel, or a manifest of a kept version, that cannot be read, as it may have named
     anything, and InputError for a pointer of a newer format.
     """
-    marking = _Marking(store, known, tick)
+    orphans = set(stored)
+    marking = _Marking(store, known, orphans.difference_update, tick)
     marking.keep_newest(rules.versions)
     marking.read_others(rules.moves)
     marking.read_kept()
@@ -60,16 +64,17 @@ def find_references(
         pass
     there = set(known.versions)
     kept = {version: tuple(why) for version, why in sorted(marking.reasons.items()) if version in there}
-    return References(kept, marking.needed, marking.channels)
+    return References(kept, orphans, marking.channels)
 
 
 def find_named_digests(store: Store, known: RegistryInventory) -> set[str]:
     """The digests in all documents that may name blobs, and in their keys; of a damaged one those that are left."""
-    marking = _Marking(store, known, lambda: None)
+    named: set[str] = set()
+    marking = _Marking(store, known, named.update, lambda: None)
     keys = [key for version in known.versions for key in known.folders[version]]
     for _ in marking.read([*keys, *known.others, *known.outside]):
         pass
-    return marking.needed
+    return named
 
 
 def find_served_versions(channel: Channel, moves: int) -> set[str]:
@@ -82,9 +87,9 @@ def find_served_versions(channel: Channel, moves: int) -> set[str]:
 class _Marking:
     store: Store
     known: RegistryInventory
+    note: Callable[[Iterable[str]], None]  # is given the digests that documents name; a set of them would be large
     tick: Callable[[], None]
     reasons: dict[Version, list[str]] = field(default_factory=dict)
-    needed: set[str] = field(default_factory=set)
     channels: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def keep(self, version: Version, why: str) -> None:
@@ -102,13 +107,13 @@ class _Marking:
         """Read documents, and take the digests in them and in their keys; each that is there, with its bytes."""
         documents = []
         for key in keys:
-            self.needed.update(digests_in(key.encode()))
+            self.note(digests_in(key.encode()))
             if key.endswith(".json"):
                 documents.append(key)
         for key, data in side_by_side(self.store.read, documents):
             self.tick()
             if data is not None:
-                self.needed.update(digests_in(data))
+                self.note(digests_in(data))
                 yield key, data
 
     def read_others(self, moves: int) -> None:

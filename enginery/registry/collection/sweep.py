@@ -12,6 +12,7 @@ from datetime import timedelta
 from itertools import islice
 
 from enginery.registry import leases
+from enginery.registry.builds.records import read_record
 from enginery.registry.collection.claim import Claim
 from enginery.registry.collection.garbage import Garbage, find_garbage
 from enginery.registry.collection.references import Rules
@@ -23,7 +24,6 @@ from enginery.registry.marks import (
     read_shards,
     update_shard,
 )
-from enginery.registry.records import read_record
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import blob_key, manifest_key, version_prefix
 from enginery.registry.store.parallel import side_by_side
@@ -85,6 +85,7 @@ class Sweep:
             here - _counted(self.shards.get(shard, MarkShard()), state.counts).keys() for shard, here in garbage.items()
         )
         generation = self.claim.begin_generation(garbage) if fresh else None
+        tombstone = Tombstone(now, generation or 0)
 
         def mark(shard: str) -> MarkShard:
             here = garbage.get(shard, frozenset())
@@ -92,7 +93,7 @@ class Sweep:
             def change(known: MarkShard) -> MarkShard:
                 kept = {name: item for name, item in _counted(known, state.counts).items() if name in here}
                 new = () if generation is None else sorted(here - kept.keys())[: max(0, MOST_IN_SHARD - len(kept))]
-                return MarkShard(kept | {name: Tombstone(now, generation or 0) for name in new})
+                return MarkShard(kept | dict.fromkeys(new, tombstone))
 
             self.claim.check()
             return update_shard(self.store, shard, change)

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Literal
 
 from enginery.core import parsing
-from enginery.core.codec import OMIT_NONE, encode
+from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
 from enginery.core.digest import canonical_json, is_digest
 from enginery.core.errors import ConflictError, InputError, IntegrityError, UndecidedError
 from enginery.core.names import is_name
@@ -52,7 +52,8 @@ class RolloutPlan:
     """The waves, each with the least time that it lasts in seconds, the gates of all of them, and how fast they open.
 
     look_s: seconds between two looks of a node.  step_ppm: parts per million of the nodes that may be reached within
-    one look; None: a wave opens at once.
+    one look; None: a wave opens at once.  nodes: how many nodes there are at least, of which the waves' shares are
+    limits; None: not said.
     """
 
     waves: tuple[Slice, ...]
@@ -60,6 +61,7 @@ class RolloutPlan:
     gates: Gates = Gates()
     look_s: int = 120
     step_ppm: int | None = None
+    nodes: int | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Rollout:
     its manifest's digest, and how many moves the channel had.  wave: index of the open one.  opened, soaking: when it
     was opened, and when all of it was reached (None: not yet).  raised: when `reach` grew last.  approved: number of
     waves that a person has approved.
+    nodes: how many there are at least, by the plan or the reports of the rollout before; None: not known.  shares_ppm:
+    of each wave the share of places that keeps it within its share of `nodes`; none: the plan's.
     reporters_ppm: parts per million of the nodes that report.  revision: grows with every write, from one rollout of
     the channel to the next too.
     """
@@ -120,6 +124,8 @@ class Rollout:
     reporters_ppm: int = WHOLE
     paused: str | None = field(default=None, metadata=OMIT_NONE)
     earlier: tuple[EarlierRollout, ...] = ()
+    nodes: int | None = field(default=None, metadata=OMIT_NONE)
+    shares_ppm: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT)
     format: int = FORMAT
 
     @property
@@ -131,6 +137,11 @@ class Rollout:
     def target(self) -> Slice:
         """The slice of the open wave."""
         return self.plan.waves[self.wave]
+
+    @property
+    def aim(self) -> Slice:
+        """The slice that nodes follow once all of the open wave is reached: `target`, or less where that is a limit."""
+        return replace(self.target, share_ppm=self.shares_ppm[self.wave]) if self.shares_ppm else self.target
 
     @property
     def where(self) -> str:
@@ -158,13 +169,13 @@ def open_wave(rollout: Rollout, wave: int, at: datetime) -> Rollout:
     plan, now = rollout.plan, format_time(at)
     before = replace(rollout, wave=wave, opened=now, raised=now, soaking=None)
     if plan.step_ppm is None:
-        return replace(before, reach=add_slice(rollout.reach, plan.waves[wave]), soaking=now)
+        return replace(before, reach=add_slice(rollout.reach, before.aim), soaking=now)
     return raise_reach(before, at)
 
 
 def raise_reach(rollout: Rollout, at: datetime) -> Rollout:
     """The rollout with one more step of its open wave reached."""
-    target, now = rollout.target, format_time(at)
+    target, now = rollout.aim, format_time(at)
     like = [item for item in rollout.reach if (item.region, item.label) == (target.region, target.label)]
     share = max((item.share_ppm for item in like), default=0) + (rollout.plan.step_ppm or WHOLE)
     whole = share >= target.share_ppm
@@ -194,6 +205,8 @@ def parse_rollout(data: bytes | None, model: str, channel: str) -> Rollout | Non
             raise Malformed("names no version, or has no history")
         if not rollout.wave < len(rollout.plan.waves) == len(rollout.plan.soaks_s):
             raise Malformed(f"is in wave {rollout.wave} of {len(rollout.plan.waves)}")
+        if rollout.shares_ppm and len(rollout.shares_ppm) != len(rollout.plan.waves):
+            raise Malformed(f"has {len(rollout.shares_ppm)} shares for {len(rollout.plan.waves)} waves")
         for text in (rollout.opened, rollout.raised, rollout.soaking or rollout.opened):
             parse_time(text)
     except IntegrityError as error:

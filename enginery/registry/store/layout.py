@@ -4,7 +4,7 @@ A key is a relative path with '/' between its parts::
 
     enginery-registry.json                                the marker, {"format": 1}: this place is a registry
     blobs/sha256/ab/abcd...                               bytes, by digest
-    records/<kind>/<key>.json                             the result of a step (`enginery.registry.records`)
+    records/<kind>/<key>.json                             the result of a step (`enginery.registry.builds.records`)
     records/copies/<key>.json                             copies of a model's records (`registry.record_copies`)
     models/<model>/versions/<version>/manifest.json       the description of a version; never rewritten
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
@@ -24,10 +24,10 @@ A key is a relative path with '/' between its parts::
     feeds/<feed>.json                                     where the channels of a group lead (`registry.versions.feeds`)
     rollouts/<model>/<channel>.json                       marks a rollout that is not finished
     serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
-    turns/<digest>.json                                   a build lock (`enginery.registry.build_lock`)
+    turns/<digest>.json                                   a build lock (`enginery.registry.builds.build_lock`)
     leases/<id>.json                                      a running writer (`enginery.registry.leases`)
     runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs
-    history/<backend>/models/<model>.json, all.json       finished builds (`enginery.registry.build_history`)
+    history/<backend>/models/<model>.json, all.json       finished builds (`enginery.registry.builds.build_history`)
     series/<model>/<digest>.json                          latencies of a unit (`registry.latency_series`)
     history/totals.json                                   number of builds by outcome, and their times
     timing/<product>/<driver>/<version>.json              which blob is a GPU's timing cache

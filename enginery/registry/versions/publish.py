@@ -24,10 +24,10 @@ from enginery.core.errors import (
     UndecidedError,
     UnknownNameError,
 )
+from enginery.registry.builds.records import recall, remember
 from enginery.registry.evidence.attestations import MAX_BYTES
 from enginery.registry.leases import Guard, hold_lease, secure_graphs, secure_version, version_name
 from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.records import recall, remember
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import manifest_key, page_data_key, page_key
 from enginery.registry.versions import channels

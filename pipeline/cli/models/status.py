@@ -11,7 +11,7 @@ from pipeline.cli.options import emit_json, json_option, number_option, registry
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.registry.runs import RunItem
+    from enginery.registry.builds.runs import RunItem
     from enginery.registry.store.base import Store
     from pipeline.orchestration.runs.views import RunView
 
@@ -54,7 +54,7 @@ def status(
 
 def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
     """Print the runs, or one of them. Returns whether something still runs."""
-    from enginery.registry.runs import find_run, read_runs, run_ids
+    from enginery.registry.builds.runs import find_run, read_runs, run_ids
     from pipeline.orchestration.runs.views import view_run
 
     if name is not None:
@@ -114,7 +114,7 @@ def _row(one: "RunView", item: "RunItem") -> list[str]:
 def _show_log(store: "Store", name: str | None, unit: str) -> None:
     """Print the whole log of a job that ended, or the end of what it printed so far."""
     from enginery.core.errors import InputError
-    from enginery.registry.runs import find_run, read_live
+    from enginery.registry.builds.runs import find_run, read_live
 
     if name is None:
         raise click.UsageError("--log needs a RUN or a MODEL; `enginery status` lists runs")

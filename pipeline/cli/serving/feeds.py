@@ -87,7 +87,7 @@ def notify(channels: tuple[str, ...], urls: tuple[str, ...], as_json: bool) -> N
 
     Exit code 3 if none of them answered. The others look when it is time.
     """
-    from enginery.client.notifications import notify as send
+    from enginery.client.watching.notifications import notify as send
 
     answers = send(urls, channels)
     failed = {place: reason for place, reason in answers if reason is not None}

@@ -65,6 +65,7 @@ def start_rollout(
     _print(found, as_json)
     if not as_json:
         echo(describe_plan(plan))
+        echo(_describe_limits(found))
 
 
 @rollout.command("status")
@@ -195,6 +196,14 @@ def _print(found: Rollout, as_json: bool) -> None:
         return
     last = found.history[-1]
     echo(f"{found.where}: rollout {found.id} of {found.version} is {found.state} ({last.what}; {found.base} is served)")
+
+
+def _describe_limits(found: Rollout) -> str:
+    if not found.nodes:
+        return "shares are those on average, as how many nodes there are is not known; --nodes makes them limits"
+    return (
+        f"first wave: {found.plan.waves[0]}, {found.aim} of places, so that it keeps within that of {found.nodes} nodes"
+    )
 
 
 def _print_status(status: "RolloutStatus") -> None:

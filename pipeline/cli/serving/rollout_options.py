@@ -9,7 +9,7 @@ import click
 
 from enginery.core.errors import InputError
 from enginery.registry.rollouts.state import Gates, RolloutPlan
-from enginery.registry.rollouts.waves import WHOLE, check_waves, parse_share, parse_wave
+from enginery.registry.rollouts.waves import WHOLE, Slice, check_waves, parse_share, parse_wave
 from pipeline.cli.options import Duration, combine
 
 _GATES = "health=95% (nodes that are well), errors=1% (requests that failed), canary (a PASS), reports=20 (nodes)"
@@ -46,7 +46,12 @@ def waves_options(waves: str) -> Callable[[Any], Any]:
             show_default="all",
             help="Most nodes that may swap within one look: 1%, or a number with --nodes.",
         ),
-        click.option("--nodes", type=click.IntRange(1), help="Number of nodes, for --max-unavailable."),
+        click.option(
+            "--nodes",
+            type=click.IntRange(1),
+            show_default="what the last rollout's reports say",
+            help="Least number of nodes: waves are limited to their shares of it; --max-unavailable may be a number.",
+        ),
         click.option("--look", type=Duration(), default="2m", show_default=True, help="Time between a node's looks."),
     )
 
@@ -78,7 +83,15 @@ class GivenPlan:
             raise InputError(f"{len(soaks)} times of --soak for {len(waves)} waves: give one, or one for each")
         soaks_s = tuple(soaks if len(soaks) > 1 else soaks * len(waves))
         look_s = max(1, int(self.look.total_seconds()))
-        return RolloutPlan(waves, soaks_s, read_gates(self.gates, self.approve), look_s, self._step())
+        self._check_limits(waves)
+        return RolloutPlan(waves, soaks_s, read_gates(self.gates, self.approve), look_s, self._step(), self.nodes)
+
+    def _check_limits(self, waves: tuple[Slice, ...]) -> None:
+        """Raise InputError where --nodes are too few for these waves."""
+        if self.nodes:
+            from pipeline.rollout.limits import limit_waves
+
+            limit_waves(waves, self.nodes)
 
     def _step(self) -> int | None:
         """Parts per million of the nodes that may be reached within one look; None: all."""
@@ -120,7 +133,8 @@ def describe_plan(plan: RolloutPlan) -> str:
     named += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
     named += ["a canary's PASS"] * gates.canary + ["a person"] * gates.approve
     step = f"; at most {plan.step_ppm / 10_000:g}% of the nodes a look" if plan.step_ppm else ""
-    return f"{', '.join(map(str, plan.waves))} with {times}; gates: {', '.join(named) or 'none'}{step}"
+    nodes = f"; waves are limits of {plan.nodes} nodes" if plan.nodes else ""
+    return f"{', '.join(map(str, plan.waves))} with {times}; gates: {', '.join(named) or 'none'}{step}{nodes}"
 
 
 def format_duration(seconds: int) -> str:

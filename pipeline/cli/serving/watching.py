@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def follow(client: "Client", references: tuple[str, ...], dest: Path, given: dict[str, Any], as_json: bool) -> None:
     """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay."""
     from enginery.client.client import Plain
-    from enginery.client.hooks import Command, Post
-    from enginery.client.looking import INTERVAL_S
-    from enginery.client.notifications import NotificationListener
+    from enginery.client.watching.hooks import Command, Post
+    from enginery.client.watching.looking import INTERVAL_S
+    from enginery.client.watching.notifications import NotificationListener
 
     if given["layout"] == "kserve":
         raise click.UsageError("--layout kserve writes objects once; a cluster follows no channel by them")

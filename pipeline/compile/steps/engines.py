@@ -25,8 +25,8 @@ from enginery.core.errors import EngineryError, StepError
 from enginery.core.hardware.machine import driver_version
 from enginery.core.text import now
 from enginery.core.types import Backend, BuildFailure, BuildRequest, Engine, Target
-from enginery.registry.build_history import Expectation
-from enginery.registry.records import remember
+from enginery.registry.builds.build_history import Expectation
+from enginery.registry.builds.records import remember
 from enginery.registry.store.base import Store, change, open_store
 from enginery.registry.store.layout import timing_key
 from pipeline.compile.run_context import RunContext, stops_run

@@ -163,7 +163,7 @@ class _ExportKeys:
             "onnx": onnx,
             "golden": golden.model_dump(exclude={"frozen"}) if golden else None,
             **({"states": encode(self.spec.states())} if self.spec.state else {}),
-            "shapes": shapes_of(self.spec),
+            "shapes": self.model["shapes"],
             "limits": limits_of(self.spec, "fp32", "export"),
             **code_key(ExportModel),
         }

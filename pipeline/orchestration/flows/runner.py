@@ -18,7 +18,7 @@ from prefect.tasks import exponential_backoff
 from builders.execution.local import QUEUED
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.text import visible
-from enginery.registry.runs import RunState
+from enginery.registry.builds.runs import RunState
 from pipeline.compile.run_context import RunContext
 from pipeline.orchestration.artifacts import ProgressArtifact
 from pipeline.progress import Progress

@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from enginery.core.errors import EngineryError
-from enginery.registry.build_history import BUCKETS_S, Totals, read_totals
+from enginery.registry.builds.build_history import BUCKETS_S, Totals, read_totals
+from enginery.registry.builds.runs import model_of, read_runs, run_ids
 from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.runs import model_of, read_runs, run_ids
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import TOTALS, version_prefix
 from enginery.registry.store.parallel import side_by_side

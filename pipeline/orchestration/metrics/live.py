@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from builders.execution.jobs import Usage
 from enginery.core.errors import UnavailableError
-from enginery.registry.build_history import BUCKETS_S
+from enginery.registry.builds.build_history import BUCKETS_S
 from enginery.registry.store import files
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.definitions import RegistryMetric

@@ -16,9 +16,9 @@ from enginery.core.digest import canonical_json, digest_of_bytes
 from enginery.core.errors import EngineryError, UndecidedError
 from enginery.core.origin import this_process, user
 from enginery.core.text import precise_now
-from enginery.registry import runs
-from enginery.registry.build_history import Past, remember_builds, remember_totals
-from enginery.registry.runs import RunState
+from enginery.registry.builds import runs
+from enginery.registry.builds.build_history import Past, remember_builds, remember_totals
+from enginery.registry.builds.runs import RunState
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import run_key, run_live_key
 from pipeline.orchestration.runs.tracker import Tracker

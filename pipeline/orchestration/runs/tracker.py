@@ -9,8 +9,8 @@ from builders.execution.jobs import Usage
 from enginery.compile_caches.recipe import BACKEND, PRECISION
 from enginery.core.errors import StepError
 from enginery.core.text import pluralize, precise_now
-from enginery.registry.build_history import Past
-from enginery.registry.runs import OVER, ItemState, RunItem, RunState, State, limit_items
+from enginery.registry.builds.build_history import Past
+from enginery.registry.builds.runs import OVER, ItemState, RunItem, RunState, State, limit_items
 from pipeline.orchestration.runs.logs import KeptLog
 from pipeline.progress import events
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from enginery.core.origin import Presence
-from enginery.registry.runs import OVER, RunItem, RunState
+from enginery.registry.builds.runs import OVER, RunItem, RunState
 
 # A driver that has missed this many signs of life counts as dead, also on another machine.
 MISSED_BEATS = 3

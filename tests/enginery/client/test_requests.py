@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from enginery.client.client import Client, Policy
-from enginery.client.watch import LOOKS_A_CHANNEL, ChannelWatcher
+from enginery.client.watching.watch import LOOKS_A_CHANNEL, ChannelWatcher
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import parse_reference

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from enginery.client.client import Client, ServingNode
-from enginery.client.reporting import Reporter
-from enginery.client.watch import ChannelWatcher
-from enginery.client.watch_group import GroupWatcher
+from enginery.client.watching.reporting import Reporter
+from enginery.client.watching.watch import ChannelWatcher
+from enginery.client.watching.watch_group import GroupWatcher
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import parse_reference
 from enginery.registry.rollouts.state import Gates, RolloutPlan

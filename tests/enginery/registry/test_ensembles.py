@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from enginery.client.pull import locate_and_rank
+from enginery.client.judging import locate_and_rank
 from enginery.client.resolve import Policy
 from enginery.core.ensemble import ENSEMBLE, PinnedGraph
 from enginery.core.errors import InputError, IntegrityError

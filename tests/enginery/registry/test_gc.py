@@ -6,13 +6,13 @@ import pytest
 
 from enginery.core.errors import ConflictError, IntegrityError, UnknownNameError
 from enginery.registry import leases
+from enginery.registry.builds.records import recall, remember
 from enginery.registry.collection.references import Rules
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.gc import collect
 from enginery.registry.leases import take_lease
 from enginery.registry.manifest import Manifest
 from enginery.registry.pins import list_pinned, pin, unpin
-from enginery.registry.records import recall, remember
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import (
     LEASES,

@@ -18,9 +18,9 @@ from enginery.core.digest import canonical_json, digest_of, digest_of_bytes
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import parse_reference
+from enginery.registry.builds.records import recall, remember
 from enginery.registry.evidence.build_details import quantization_records
 from enginery.registry.manifest import parse, request_of
-from enginery.registry.records import recall, remember
 from enginery.registry.store.base import open_store
 from enginery.registry.store.layout import attestation_key, channel_key, latency_key, manifest_key, record_key
 from enginery.registry.trust.policy import load_policy

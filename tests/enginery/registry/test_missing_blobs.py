@@ -9,7 +9,7 @@ from enginery.client.client import Client
 from enginery.client.fetch import BlobFetcher
 from enginery.client.locate import VersionLocator
 from enginery.client.resolve import Policy
-from enginery.client.watch import ChannelWatcher
+from enginery.client.watching.watch import ChannelWatcher
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.cpu_kinds import CPU
 from enginery.core.hardware.machine import Machine

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from enginery.core.types import BuildRequest
-from enginery.registry.build_history import Expectation
+from enginery.registry.builds.build_history import Expectation
 from enginery.registry.manifest import EngineEntry, make_request
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import registered_key

@@ -93,7 +93,7 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
     publish_engines(store, [engine(store, status="unproven"), engine(store, precision="fp16", status="unproven")])
     manifest = load(store, "digits", "1")
     monkeypatch.setattr(proving, "spec_of", lambda _: None)
-    monkeypatch.setattr("enginery.registry.build_lock._POLL_S", 0.01)
+    monkeypatch.setattr("enginery.registry.builds.build_lock._POLL_S", 0.01)
     ran: list[str] = []
     at_once: list[int] = []
 

@@ -13,7 +13,7 @@ import pytest
 from enginery.core.digest import canonical_json
 from enginery.core.origin import this_process
 from enginery.registry import leases
-from enginery.registry.build_lock import LockHolder
+from enginery.registry.builds.build_lock import LockHolder
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import build_lock_key
 from tests.pipeline.projects import Project
@@ -100,7 +100,7 @@ def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch
 
 def noting(names: list[str]) -> Callable[..., AbstractContextManager[None]]:
     """`hold_build_lock`, which notes what it is asked for."""
-    from enginery.registry.build_lock import hold_build_lock
+    from enginery.registry.builds.build_lock import hold_build_lock
 
     def noted(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
         names.append(name)

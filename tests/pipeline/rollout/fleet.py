@@ -9,7 +9,7 @@ from heapq import heapify, heapreplace
 from typing import Any
 
 from enginery.client.locate import VersionLocator
-from enginery.client.reporting import GRACE_S
+from enginery.client.watching.reporting import GRACE_S
 from enginery.core.digest import digest_of_bytes
 from enginery.core.names import parse_reference
 from enginery.registry.manifest import Manifest
@@ -31,9 +31,9 @@ def at(seconds: float) -> datetime:
     return BEGIN + timedelta(seconds=seconds)
 
 
-def plan(*waves: str, soak: int = 600, step: int | None = None, **gates: Any) -> RolloutPlan:
+def plan(*waves: str, soak: int = 600, step: int | None = None, nodes: int | None = None, **gates: Any) -> RolloutPlan:
     found = tuple(parse_wave(text) for text in waves or ("1%", "5%", "25%", "100%"))
-    return RolloutPlan(found, (soak,) * len(found), Gates(**gates), look_s=30, step_ppm=step)
+    return RolloutPlan(found, (soak,) * len(found), Gates(**gates), look_s=30, step_ppm=step, nodes=nodes)
 
 
 def registry() -> tuple[Any, Manifest, Manifest]:

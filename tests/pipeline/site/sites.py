@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from enginery.core.digest import canonical_json
+from enginery.registry.builds.runs import RunItem, RunState, new_id
 from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.runs import RunItem, RunState, new_id
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import run_key
 from enginery.registry.versions import channels, lookup, publish

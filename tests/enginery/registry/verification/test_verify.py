@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from enginery.core.names import parse_reference
+from enginery.registry.builds.records import remember
 from enginery.registry.gc import collect
 from enginery.registry.manifest import Manifest
-from enginery.registry.records import remember
 from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key, pin_key, record_key
 from enginery.registry.verification import repair, verify

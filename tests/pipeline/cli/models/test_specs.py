@@ -13,7 +13,7 @@ import yaml
 from enginery.core.digest import canonical_json
 from enginery.core.types import PRECISIONS
 from enginery.registry import leases
-from enginery.registry.build_lock import LockHolder, hold_build_lock
+from enginery.registry.builds.build_lock import LockHolder, hold_build_lock
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import build_lock_key
 from pipeline.spec.model import load_spec

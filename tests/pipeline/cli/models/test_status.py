@@ -10,7 +10,7 @@ import pytest
 from builders.execution.jobs import Job, Printed, ProcessEnded, Started, Usage, Watch, ignore_event
 from enginery.core.errors import StepError
 from enginery.core.text import precise_now
-from enginery.registry.build_history import History
+from enginery.registry.builds.build_history import History
 from enginery.registry.store.base import open_store
 from enginery.registry.store.layout import run_key, run_live_key
 from pipeline.cli.models import status as command

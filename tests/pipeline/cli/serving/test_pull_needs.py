@@ -12,7 +12,7 @@ from builders.execution.local import LocalExecutor
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import BuildRequest
-from enginery.registry.build_history import Expectation
+from enginery.registry.builds.build_history import Expectation
 from enginery.registry.manifest import request_of
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load

@@ -96,6 +96,7 @@ def test_a_policy_with_waves(serving: Store) -> None:
         (["--wave", "100%", "--gate", "health=0%"], "give a share"),
         (["--wave", "100%", "--gate", "reports=3"], "give health=SHARE too"),
         (["--wave", "100%", "--max-unavailable", "10"], "with --nodes"),
+        (["--wave", "5%,100%", "--nodes", "100"], "leave --nodes out"),
     ],
 )
 def test_what_is_no_plan(serving: Store, options: list[str], why: str) -> None:
@@ -109,6 +110,20 @@ def test_how_many_swap_at_once(serving: Store) -> None:
     (wave,) = told("rollout", "start", "digits@2", WHERE, *options)["reach"]
     assert wave["share_ppm"] == 10_000
     assert "opening: 1%" in said("rollout", "status", WHERE)
+
+
+def test_how_many_nodes_there_are_makes_waves_limits(serving: Store) -> None:
+    options = ("--wave", "1%,region=eu,100%", "--nodes", "10000")
+    text = said("rollout", "start", "digits@2", WHERE, *options)
+    assert "waves are limits of 10000 nodes" in text and "first wave: 1%, 0.5972% of places" in text
+    assert "1%, at most 100 of 10000" in said("rollout", "status", WHERE)
+    (found,) = told("rollout", "status", WHERE)
+    assert (found["nodes"], found["shares_ppm"]) == (10_000, [5_972, 1_000_000, 1_000_000])
+    said("rollout", "abort", WHERE)
+    assert "--nodes makes them limits" in said("rollout", "start", "digits@2", WHERE, "--wave", "1%,100%")
+    said("rollout", "abort", WHERE)
+    refused = run("policy", "set", WHERE, "--waves", "1%,100%", "--nodes", "50")
+    assert isinstance(refused.exception, InputError) and "of 50 nodes" in str(refused.exception)
 
 
 def test_there_is_none(serving: Store) -> None:

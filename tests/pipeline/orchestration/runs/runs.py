@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from builders.execution.jobs import Usage
-from enginery.registry.build_history import Expectation
-from enginery.registry.runs import RunItem, RunState
+from enginery.registry.builds.build_history import Expectation
+from enginery.registry.builds.runs import RunItem, RunState
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import run_key
 from pipeline.orchestration.runs.tracker import Tracker

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginery.core.errors import IntegrityError
-from enginery.registry.build_history import BUCKETS_S, Past, read_pasts, read_totals
-from enginery.registry.runs import parse_run
+from enginery.registry.builds.build_history import BUCKETS_S, Past, read_pasts, read_totals
+from enginery.registry.builds.runs import parse_run
 from enginery.registry.store.base import open_store
 from enginery.registry.store.layout import run_key
 from pipeline.orchestration.artifacts import description, percent

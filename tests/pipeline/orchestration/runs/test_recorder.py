@@ -10,10 +10,10 @@ import pytest
 from builders.execution.jobs import Usage
 from enginery.core.errors import StepError, UnavailableError, UndecidedError
 from enginery.core.origin import Presence, this_process
-from enginery.registry import runs
-from enginery.registry.build_history import read_pasts, read_totals
+from enginery.registry.builds import runs
+from enginery.registry.builds.build_history import read_pasts, read_totals
+from enginery.registry.builds.runs import RunState, parse_run
 from enginery.registry.gc import collect
-from enginery.registry.runs import RunState, parse_run
 from enginery.registry.store.base import open_store
 from enginery.registry.store.folder import FileStore
 from enginery.registry.store.layout import TOTALS, history_key, run_key, run_live_key
@@ -206,7 +206,7 @@ def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: Fi
 def test_of_more_units_than_a_document_holds_those_that_matter_are_told(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginery.registry.runs.MOST_ITEMS", 3)
+    monkeypatch.setattr("enginery.registry.builds.runs.MOST_ITEMS", 3)
     tracker, writer = by_hand(store)
     for number in range(5):
         tracker.emit(Started(f"unit {number}"))

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from enginery.core.origin import this_process
-from enginery.registry.runs import RunItem, RunState
+from enginery.registry.builds.runs import RunItem, RunState
 from pipeline.orchestration.artifacts import description, percent
 from pipeline.orchestration.runs.views import RunView, StepTime
 from tests.pipeline.orchestration.runs.runs import BEGAN, EXPECTED, UNIT, run_state, running, stamp

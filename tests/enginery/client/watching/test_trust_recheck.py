@@ -7,7 +7,7 @@ import pytest
 
 from enginery.client.client import Client, Policy
 from enginery.client.layouts.plain import MARK
-from enginery.client.watch import ChannelWatcher, Swap
+from enginery.client.watching.watch import ChannelWatcher, Swap
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import manifest_key
@@ -148,7 +148,7 @@ def test_an_unreachable_registry_revokes_nothing(
     def down(*_: object) -> None:
         raise UnavailableError("the registry is down")
 
-    monkeypatch.setattr("enginery.client.trust_recheck.require", down)
+    monkeypatch.setattr("enginery.client.watching.trust_recheck.require", down)
     with pytest.raises(UnavailableError):
         watch.once()
     assert not (dest / MARK).exists()

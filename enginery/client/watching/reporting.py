@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
-from enginery.client.health import Health, HealthAnswer
 from enginery.client.locate import VersionLocator
+from enginery.client.watching.health import Health, HealthAnswer
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.core.names import Reference

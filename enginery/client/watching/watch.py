@@ -16,15 +16,15 @@ from pathlib import Path
 from threading import Event
 
 from enginery.client.fetch import BlobFetcher, Origin
-from enginery.client.hooks import Hook
 from enginery.client.layouts.base import Layout, hold
 from enginery.client.layouts.plain import Plain
 from enginery.client.layouts.ranking import AllGenerations, rank_each
 from enginery.client.locate import VersionLocator
-from enginery.client.looking import INTERVAL_S, Wake, keep_looking
-from enginery.client.reporting import HookFailed, Reporter
 from enginery.client.resolve import Policy
-from enginery.client.trust_recheck import TrustRecheck
+from enginery.client.watching.hooks import Hook
+from enginery.client.watching.looking import INTERVAL_S, Wake, keep_looking
+from enginery.client.watching.reporting import HookFailed, Reporter
+from enginery.client.watching.trust_recheck import TrustRecheck
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference

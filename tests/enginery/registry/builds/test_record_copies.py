@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from enginery.core.digest import digest_of
-from enginery.registry.record_copies import KIND, RecordCopies, StoreListing
-from enginery.registry.records import remember
+from enginery.registry.builds.record_copies import KIND, RecordCopies, StoreListing
+from enginery.registry.builds.records import remember
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import record_key
 from tests.enginery.registry.memory import MemoryStore

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from enginery.registry.records import recall, remember
+from enginery.registry.builds.records import recall, remember
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import record_key
 from tests.enginery.registries import in_child, on_each_store

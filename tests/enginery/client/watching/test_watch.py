@@ -16,7 +16,7 @@ import pytest
 
 from enginery.client.client import Client, Command, Plain, Policy, Post
 from enginery.client.layouts.base import hold
-from enginery.client.watch import Swap
+from enginery.client.watching.watch import Swap
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
 from enginery.registry.store.s3.requests import client as s3_client
@@ -121,7 +121,7 @@ def test_an_unchanged_channel_costs_one_small_request(s3_uri: str, dest: Path) -
 
 
 def following(client: Client, dest: Path, hook=None, say=lambda text: None):
-    from enginery.client.watch import ChannelWatcher
+    from enginery.client.watching.watch import ChannelWatcher
     from enginery.core.hardware.machine import Machine
     from enginery.core.names import parse_reference
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from enginery.client.looking import LEAST_GAP_S, keep_looking
-from enginery.client.notifications import MAX_BYTES, TOKEN, NotificationListener, notify
+from enginery.client.watching.looking import LEAST_GAP_S, keep_looking
+from enginery.client.watching.notifications import MAX_BYTES, TOKEN, NotificationListener, notify
 from enginery.core.errors import InputError, UnavailableError
 
 

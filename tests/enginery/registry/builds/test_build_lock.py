@@ -10,8 +10,9 @@ import pytest
 
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.origin import this_process
-from enginery.registry import build_lock, leases
-from enginery.registry.build_lock import LockHolder, hold_build_lock, remove_stale_locks
+from enginery.registry import leases
+from enginery.registry.builds import build_lock
+from enginery.registry.builds.build_lock import LockHolder, hold_build_lock, remove_stale_locks
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import build_lock_key
 from tests.enginery.registries import on_each_store

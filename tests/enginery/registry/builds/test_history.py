@@ -8,8 +8,8 @@ import pytest
 
 from enginery.core.errors import UnavailableError
 from enginery.core.types import BuildRequest, Target
-from enginery.registry import build_history
-from enginery.registry.build_history import (
+from enginery.registry.builds import build_history
+from enginery.registry.builds.build_history import (
     BUCKETS_S,
     Expectation,
     History,

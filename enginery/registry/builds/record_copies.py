@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from threading import Lock
 
 from enginery.core.digest import canonical_json, digest_of
-from enginery.registry.records import Record, StoredRecords, as_record, remember
+from enginery.registry.builds.records import Record, StoredRecords, as_record, remember
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import blob_key, record_key
 
@@ -34,7 +34,7 @@ class StoreListing:
 
     def size(self, key: str) -> int | None:
         """Size of a document or a blob in bytes; None where it is not listed."""
-        folder = f"{key.rpartition('/')[0]}/"
+        folder = key[: key.rindex("/") + 1]
         if folder not in self._folders:
             with self._locks[folder]:
                 if folder not in self._folders:

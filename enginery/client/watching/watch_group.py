@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import Event
 
-from enginery.client.feed_reader import FeedReader
 from enginery.client.locate import VersionLocator
-from enginery.client.looking import INTERVAL_S, Wake, keep_looking
-from enginery.client.watch import LOOKS_A_CHANNEL, ChannelWatcher, Swap
+from enginery.client.watching.feed_reader import FeedReader
+from enginery.client.watching.looking import INTERVAL_S, Wake, keep_looking
+from enginery.client.watching.watch import LOOKS_A_CHANNEL, ChannelWatcher, Swap
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
 from enginery.core.names import Reference, parse_reference
 from enginery.registry.versions.pointers import Pointer

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from enginery.core.errors import IntegrityError, UnknownNameError
-from enginery.registry import runs as journal
+from enginery.registry.builds import runs as journal
+from enginery.registry.builds.runs import parse_run
 from enginery.registry.gc import collect
-from enginery.registry.runs import parse_run
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import run_key, run_live_key
 from tests.pipeline.orchestration.runs.runs import run_state, running, written

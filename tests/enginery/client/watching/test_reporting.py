@@ -12,9 +12,9 @@ import pytest
 from enginery.client.client import Client, Command, HealthCommand, HealthUrl, ReportUrl, ServingNode
 from enginery.client.fetch import BlobFetcher
 from enginery.client.locate import VersionLocator
-from enginery.client.reporting import Reporter
 from enginery.client.resolve import Policy
-from enginery.client.watch import ChannelWatcher
+from enginery.client.watching.reporting import Reporter
+from enginery.client.watching.watch import ChannelWatcher
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import parse_reference
@@ -104,7 +104,7 @@ def test_it_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, 
 
 
 def answer(**given):
-    from enginery.client.health import HealthAnswer
+    from enginery.client.watching.health import HealthAnswer
 
     return HealthAnswer(**given)
 
@@ -143,7 +143,7 @@ def test_reports_that_cannot_be_written_are_said_once_and_stop_nothing(store, ro
     def refuse(*_):
         raise UnavailableError("access denied")
 
-    monkeypatch.setattr("enginery.client.reporting.write_report", refuse)
+    monkeypatch.setattr("enginery.client.watching.reporting.write_report", refuse)
     mine, said = watcher(store, tmp_path / "a", clock)
     for _ in range(5):
         assert mine.once().version == "2"

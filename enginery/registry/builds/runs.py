@@ -13,7 +13,7 @@ from enginery.core.codec import decode
 from enginery.core.digest import canonical_json, is_digest
 from enginery.core.errors import EngineryError, IntegrityError, UnknownNameError
 from enginery.core.names import is_name
-from enginery.registry.build_history import Expectation
+from enginery.registry.builds.build_history import Expectation
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import RUNS, run_key, run_live_key
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from enginery.core import parsing
-from enginery.core.digest import canonical_json
+from enginery.core.digest import canonical_json, is_digest
 from enginery.registry.store.base import Store, change
 from enginery.registry.store.layout import record_key
 
@@ -94,9 +94,10 @@ def read_record(data: bytes | None) -> Record | None:
 
 def as_record(document: object) -> Record | None:
     """The record that a JSON value is; None where it is none."""
-    try:
-        fields = parsing.mapping(document, "record")
-        blobs = parsing.field(fields, "blobs", parsing.many(parsing.digest))
-        return Record(parsing.field(fields, "value", parsing.mapping), blobs)
-    except parsing.Malformed:
+    if not isinstance(document, dict):
         return None
+    value, blobs = document.get("value"), document.get("blobs")
+    if not (isinstance(value, dict) and isinstance(blobs, list)):
+        return None
+    sound = all(isinstance(digest, str) and is_digest(digest) for digest in blobs)
+    return Record(value, tuple(blobs)) if sound else None

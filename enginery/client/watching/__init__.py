@@ -1,0 +1,1 @@
+"""Follows channels on a serving node: looks, swaps, hooks, reports to rollouts."""

@@ -1,0 +1,56 @@
+"""Mends what a verification found: corrupt blobs are moved away, pointers and feeds written anew."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from enginery.core.errors import IntegrityError
+from enginery.registry.leases import hold_lease
+from enginery.registry.store.base import Store
+from enginery.registry.verification.findings import FEED, POINTERS, SNAPSHOT, Verification
+from enginery.registry.versions import feeds, refresh
+
+
+@dataclass(frozen=True)
+class Repairs:
+    """What was mended. blobs: digests of corrupt ones that were moved away.  pointers: of which channels
+    (`model:channel`) the pointer was written anew, and which feeds."""
+
+    blobs: tuple[str, ...] = ()
+    pointers: tuple[str, ...] = ()
+    feeds: tuple[str, ...] = ()
+
+
+def repair(store: Store, verification: Verification) -> Repairs:
+    """Move corrupt blobs away, so that the next build makes them again, and write pointers and their snapshots anew.
+
+    Raises InputError for a pointer of a newer format.
+    """
+    corrupt = tuple(problem.what for problem in verification.problems if problem.kind == "corrupt")
+    for digest in corrupt:
+        store.discard(digest)
+    pointers = {item.what for item in verification.problems if item.kind in POINTERS and ":" in item.what}
+    for problem in verification.problems:
+        if problem.kind in ("missing", "corrupt", "size"):
+            named = (affected.rpartition(" ") for affected in problem.affects)
+            pointers |= {where for where, _, what in named if what == SNAPSHOT}
+    for where in sorted(pointers):
+        model, _, channel = where.partition(":")
+        with hold_lease(store, f"refreshing the pointer of {where}") as guard:
+            refresh.refresh_channel(guard, model, channel, force=True)
+    return Repairs(corrupt, tuple(sorted(pointers)), _repair_feeds(store, verification))
+
+
+def _repair_feeds(store: Store, verification: Verification) -> tuple[str, ...]:
+    """Write feeds anew whose shards are lost or that lead elsewhere, by their patterns; one whose root is damaged has
+    none that can be read, and stays."""
+    named = {item.what for item in verification.problems if item.kind == "stale" and item.what.startswith(FEED)}
+    for problem in verification.problems:
+        if problem.kind in ("missing", "corrupt"):
+            named |= {item.removesuffix(" shard") for item in problem.affects if item.startswith(FEED)}
+    mended = []
+    for what in sorted(named):
+        name = what.removeprefix(FEED)
+        with suppress(IntegrityError):
+            feeds.set_feed(store, name, feeds.read_feed(store, name).channels)
+            mended.append(name)
+    return tuple(mended)

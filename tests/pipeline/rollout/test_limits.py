@@ -1,0 +1,118 @@
+"""Waves as limits: no fleet of at least so many nodes has more than the share in a wave, but once in a million."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from enginery.core.errors import InputError
+from enginery.registry.rollouts.reports import SILENT_S, NodeReport, report_key, write_report
+from enginery.registry.rollouts.state import format_time
+from enginery.registry.rollouts.waves import WHOLE, ServingNode, Slice, is_reached, parse_wave
+from pipeline.rollout.limits import LEVEL, count_nodes, limit_share, limit_waves
+from pipeline.rollout.operations import Operator, abort
+from tests.pipeline.rollout.fleet import at, begin, plan, registry
+
+
+def tail(most: int, nodes: int, share: float) -> float:
+    """P(Binomial(nodes, share) > most), by its terms, those beyond it that matter."""
+    log = (
+        math.lgamma(nodes + 1) - math.lgamma(k + 1) - math.lgamma(nodes - k + 1)
+        + k * math.log(share) + (nodes - k) * math.log1p(-share)
+        for k in range(most + 1, min(nodes, most + 400) + 1)
+    )  # fmt: skip
+    return math.fsum(map(math.exp, log))
+
+
+@settings(max_examples=60, deadline=None)
+@example(10_000, 10_000, 0)
+@example(10_000, 10_000, 99)
+@given(st.integers(20, 200_000), st.integers(1_000, 500_000), st.integers(0, 300_000))
+def test_no_more_than_the_share_of_these_nodes_or_of_more(nodes, share_ppm, more):
+    found = limit_share(share_ppm, nodes)
+    for total in (nodes, nodes + more):
+        assert not found or tail(share_ppm * total // WHOLE, total, found / WHOLE) <= LEVEL * 1.001
+
+
+def test_the_limit_is_the_greatest_that_keeps_within_it():
+    found = limit_share(10_000, 10_000)
+    assert 0.0058 < found / WHOLE < 0.0061
+    assert tail(100, 10_099, (found + 1) / WHOLE) > LEVEL
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1_900, 100_000), st.lists(st.integers(10_000, WHOLE), min_size=1, max_size=5, unique=True))
+def test_waves_stay_nested_and_below_their_shares(nodes, shares):
+    waves = [Slice(share) for share in sorted(shares)]
+    found = limit_waves(waves, nodes)
+    assert list(found) == sorted(found)
+    assert all(limit <= wave.share_ppm for limit, wave in zip(found, waves, strict=True))
+
+
+def test_no_first_wave_of_forty_rollouts_has_more_than_its_share():
+    nodes = [ServingNode(f"node-{number}") for number in range(2_000)]
+
+    def sizes(share):
+        return [sum(is_reached(node, f"rollout-{n}", [Slice(share)]) for node in nodes) for n in range(40)]
+
+    limited, average = sizes(limit_share(20_000, len(nodes))), sizes(20_000)
+    assert 0 < min(limited) <= max(limited) <= 40 < max(average)
+
+
+def test_a_rollout_opens_its_waves_by_their_limits_and_grows():
+    store, _, two = registry()
+    rollout = begin(store, two, plan("1%", "5%", "100%", nodes=10_000))
+    assert (rollout.nodes, rollout.shares_ppm[-1]) == (10_000, WHOLE)
+    assert rollout.reach == (Slice(rollout.shares_ppm[0]),) == (rollout.aim,)
+    assert rollout.shares_ppm[0] < rollout.shares_ppm[1] < 50_000 and rollout.target == Slice(10_000)
+
+
+@pytest.mark.parametrize("wave", ["region=eu", "region=eu:1%", "label=canary:1%", "100%"])
+def test_waves_of_a_region_or_label_keep_their_share(wave):
+    assert limit_waves([parse_wave(wave)], 10_000) == (parse_wave(wave).share_ppm,)
+
+
+def test_a_fleet_that_is_too_small_for_a_limit_is_refused_with_the_remedy():
+    store, _, two = registry()
+    with pytest.raises(InputError, match=r"wave 1% of 300 nodes: at most 3 by a hash are .* name the first nodes by a"):
+        begin(store, two, plan("1%", "100%", nodes=300))
+
+
+def _report(store, rollout, count, seconds=0, start=0):
+    for number in range(start, start + count):
+        name, time = f"node-{number}", format_time(at(seconds))
+        report = NodeReport(name, "", "2", time, time)
+        write_report(store, report_key("digits", "stable", rollout.id, name), report, None)
+
+
+def test_reports_of_the_rollout_before_say_how_many_nodes_there_are_at_least():
+    store, _, two = registry()
+    rollout = begin(store, two, plan("100%"))
+    assert count_nodes(store, None) == count_nodes(store, rollout) == 0
+    _report(store, rollout, 500, seconds=SILENT_S + 2)
+    _report(store, rollout, 100, start=500)  # silent by then
+    assert count_nodes(store, rollout) == 500
+
+
+def test_a_sample_of_reports_gives_a_lower_bound():
+    store, _, two = registry()
+    rollout = begin(store, two, plan("100%"))
+    _report(store, rollout, 1_000)
+    sampled = replace(rollout, reporters_ppm=200_000)
+    assert 500 < count_nodes(store, sampled) < 1_000
+    # Half of the places were reached: those that reported are about half of the nodes.
+    assert 1_300 < count_nodes(store, replace(rollout, reach=(Slice(500_000),))) < 2_000
+    assert count_nodes(store, replace(rollout, reach=(parse_wave("label=canary"),))) == 0
+
+
+def test_the_next_rollout_keeps_within_what_was_reported_and_a_small_fleet_within_the_average():
+    for count, wave, limited in ((600, "10%", True), (100, "1%", False)):
+        store, _, two = registry()
+        rollout = begin(store, two, plan("100%", soak=0))
+        _report(store, rollout, count)
+        abort(store, "digits", "stable", Operator("ada", at(1)))
+        found = begin(store, two, plan(wave, "100%"), 9)
+        assert (found.nodes == count) == limited == bool(found.shares_ppm)
+        assert (found.aim.share_ppm < found.target.share_ppm) == limited
