@@ -93,7 +93,7 @@ class Rollout:
     manifest: digest of the version's.  base, base_manifest, base_moves: the version that the channel serves meanwhile,
     its manifest's digest, and how many moves the channel had.  wave: index of the open one.  opened, soaking: when it
     was opened, and when all of it was reached (None: not yet).  raised: when `reach` grew last.  approved: number of
-    waves that a person has approved.
+    waves that a person has approved; waived: of those whose gates without data a person lets pass.
     reporters_ppm: parts per million of the nodes that report.  revision: grows with every write, from one rollout of
     the channel to the next too.
     """
@@ -117,6 +117,7 @@ class Rollout:
     history: tuple[Decision, ...]
     revision: int = 0
     approved: int = 0
+    waived: int = 0
     reporters_ppm: int = WHOLE
     paused: str | None = field(default=None, metadata=OMIT_NONE)
     earlier: tuple[EarlierRollout, ...] = ()

@@ -118,6 +118,21 @@ def test_without_reports_health_does_not_pass():
     assert look(store, 10_000).action == "wave"
 
 
+def test_a_person_lets_a_wave_pass_that_reaches_nobody_who_reports():
+    store, _, two = registry()
+    rollout = begin(store, two, plan("1%", "50%", "100%", health_ppm=950_000, approve=True))
+    assert "resume digits:stable --without-data` ends the wave" in look(store, 700).why
+    operations.resume(store, *WHERE, Operator("bob", at(701), "three nodes"), without_data=True)
+    with pytest.raises(InputError, match="needs no data in this wave already"):
+        operations.resume(store, *WHERE, Operator("eve", at(702)), without_data=True)
+    found = look(store, 703)
+    assert found.action == "wave" and "health: no reports" in found.why and "(waived)" in found.why
+    assert look(store, 2000).action == "waiting"  # of this wave alone
+    operations.resume(store, *WHERE, Operator("bob", at(2001)), without_data=True)
+    tell(store, rollout, 2002, NODES[:9], "hook")
+    assert look(store, 2003).action == "halted"
+
+
 def test_requests_that_fail_halt_it_and_those_of_one_node_count_as_one():
     store, _, two = registry()
     rollout = begin(store, two, plan("50%", "100%", errors_ppm=10_000))
