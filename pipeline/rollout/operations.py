@@ -178,8 +178,8 @@ def resume(store: Store, model: str, channel: str, who: Operator, *, without_dat
         after = found.decide(who.at, "approved", who.by, who.why, approved=found.wave + 1)
         return change_rollout(store, found, after)
     raise InputError(
-        f"the rollout of {found.where} is {found.state} and waits for nobody; there is nothing to resume (--without-data "
-        "approves its open wave though gates lack data)"
+        f"the rollout of {found.where} is {found.state} and waits for nobody; there is nothing to resume "
+        "(--without-data approves its open wave though gates lack data)"
     )
 
 

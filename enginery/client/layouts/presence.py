@@ -1,6 +1,5 @@
 """Whether what was placed for a server still lies there: what somebody deleted or overwrote is found by a few stats."""
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path

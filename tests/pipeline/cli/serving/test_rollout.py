@@ -53,7 +53,7 @@ def test_an_abort_and_the_next_one_remembers_it(serving: Store) -> None:
     assert "is aborted" in said("rollout", "abort", WHERE, "--why", "no")
     assert run("rollout", "watch", WHERE, "--once").exit_code == 1
     assert "is aborted since" in str(run("rollout", "abort", WHERE).exception)
-    said("rollout", "start", "digits@3", WHERE, "--wave", "region=eu,100%", "--soak", "1m", "--soak", "2h")
+    said("rollout", "start", "digits@3", WHERE, "--wave", "region=eu,100%", "--soak", "1m,2h")
     text = said("rollout", "status", WHERE)
     assert "earlier rollouts" in text and "region=eu" in text and "7200 s" in text
 
