@@ -95,7 +95,7 @@ class ChannelWatcher:
     ) -> None:
         if reference.channel is None:
             raise InputError(
-                f"{reference.model!r} is no channel, and only channels move; give {reference.model}:stable"
+                f"{str(reference)!r} is no channel, and only channels move; give {reference.model}:stable"
             )
         self._locator, self._reference, self._machines, self._policy = locator, reference, machines, policy
         self._fetcher, self._hook, self._keep, self._layout = fetcher, hook, keep, layout
