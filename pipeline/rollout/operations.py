@@ -61,7 +61,10 @@ def start(
         written = write_rollout(store, rollout, before)
     if written is None:
         winner = read_rollout(store, manifest.model, channel)
-        raise ConflictError(_already(winner) if winner else "the rollout was deleted at the same time; start again")
+        runs = winner is not None and not winner.is_finished
+        raise ConflictError(
+            _already(winner) if winner and runs else "another one was ended or deleted at the same time; start again"
+        )
     refresh_rollout(store, manifest.model, channel)
     return written
 

@@ -203,16 +203,19 @@ def parse_rollout(data: bytes | None, model: str, channel: str) -> Rollout | Non
 
 
 def write_rollout(store: Store, after: Rollout, before: Rollout | None) -> Rollout | None:
-    """Write a rollout if its document is still `before`; what was written, None where another writer was faster.
+    """Write a rollout if its document still says `before`; what was written, None where another writer was faster.
 
-    Writes or removes its mark.
+    Writes or removes its mark. The bytes are read again: another release may write the same state in other words.
     """
     after = replace(after, revision=(before.revision if before else 0) + 1)
     key = rollout_key(after.model, after.channel)
+    stored = store.read(key)
+    if parse_rollout(stored, after.model, after.channel) != before:
+        return None
     if not after.is_finished:
         _mark(store, after)
     try:
-        written = store.replace(key, after.to_bytes(), before.to_bytes() if before else None)
+        written = store.replace(key, after.to_bytes(), stored)
     except UndecidedError:
         written = store.read(key) == after.to_bytes()
     if written and after.is_finished:
