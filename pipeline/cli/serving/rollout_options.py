@@ -129,7 +129,8 @@ def describe_plan(plan: RolloutPlan) -> str:
     soaks = [format_duration(seconds) for seconds in plan.soaks_s]
     times = f"{soaks[0]} each" if len(set(soaks)) == 1 else ", ".join(soaks)
     gates = plan.gates
-    named = [f"health {gates.health_ppm / 10_000:g}%"] if gates.health_ppm is not None else []
+    least = f" of at least {gates.least_reports} nodes" if gates.least_reports > 1 else ""
+    named = [f"health {gates.health_ppm / 10_000:g}%{least}"] if gates.health_ppm is not None else []
     named += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
     named += ["a canary's PASS"] * gates.canary + ["a person"] * gates.approve
     step = f"; at most {plan.step_ppm / 10_000:g}% of the nodes a look" if plan.step_ppm else ""

@@ -104,6 +104,12 @@ def test_what_is_no_plan(serving: Store, options: list[str], why: str) -> None:
     assert read_rollout(serving, "digits", "stable") is None
 
 
+def test_the_plan_is_told_with_all_that_was_asked_for(serving: Store) -> None:
+    gates = ("--gate", "health=90%", "--gate", "reports=20", "--gate", "errors=1%")
+    text = said("rollout", "start", "digits@2", WHERE, "--wave", "5%,100%", "--soak", "10m,1h", *gates)
+    assert "5%, 100% with 10m, 1h; gates: health 90% of at least 20 nodes, errors 1%" in text
+
+
 def test_how_many_swap_at_once(serving: Store) -> None:
     options = ("--wave", "100%", "--max-unavailable", "100", "--nodes", "10000")
     (wave,) = told("rollout", "start", "digits@2", WHERE, *options)["reach"]
