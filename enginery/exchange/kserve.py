@@ -69,6 +69,8 @@ def pull_arguments(uri: str) -> list[str]:
     for name, value in given:
         if name not in (*_OPTIONS, *_FLAGS):
             raise InputError(f"{uri!r} has {name!r}; it can have {', '.join((*_OPTIONS, *_FLAGS))}")
+        if name in _FLAGS and value not in ("", "true"):
+            raise InputError(f"{uri!r}: {name} has no value; leave it out, or write {name} alone")
         found += [f"--{name}"] if name in _FLAGS else [f"--{name}", value]
     return found if any(name == "layout" for name, _ in given) else [*found, "--layout", "triton"]
 

@@ -151,7 +151,7 @@ class Blobs:
         """Open a blob, which is fetched if it is not kept. Raises NotServedError."""
         result = "hit"
         while True:
-            stream = await self._origin.run(lambda: self._cache.open_sound(digest))
+            stream = await self._origin.run(lambda: self._cache.open_sound(digest, self._counts.damaged.inc))
             if stream is not None:
                 with stream:
                     return OpenBlob(os.dup(stream.fileno()), os.fstat(stream.fileno()).st_size, result)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from enginery.core.errors import InputError, UnavailableError
+from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.registry.store.base import absolute_uri
 from enginery.registry.store.cache import BlobCache
 from enginery.registry.store.files import reachable
+from enginery.registry.store.layout import MARKER
 from pipeline.cache_server.application import CacheApplication
 from pipeline.cache_server.blobs import Blobs
 from pipeline.cache_server.counts import CacheCounts
@@ -54,6 +55,8 @@ def serve(settings: CacheSettings, say: Callable[[str], object], announce: Calla
     Raises InputError for a registry's URI that cannot be one, UnavailableError where it cannot listen or write.
     """
     absolute_uri(settings.registry)
+    if (settings.folder / MARKER).exists():
+        raise InputError(f"{settings.folder} is a registry; give the cache a folder of its own with --dir")
     with reachable(f"making the cache's folder {settings.folder}"):
         (settings.folder / "blobs").mkdir(parents=True, exist_ok=True)
         (settings.folder / "locks").mkdir(exist_ok=True)
@@ -85,13 +88,23 @@ async def _serve(settings: CacheSettings, say: Callable[[str], object], announce
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         announce(await _listen(runner, settings))
+        asking = asyncio.create_task(_tell_absence(origin, say))
         await stop.wait()
+        asking.cancel()
         application.ending = True
         say("ending: no more connections are taken, and what is being sent is sent")
     finally:
         await runner.cleanup()
         blobs.stop()
         origin.close()
+
+
+async def _tell_absence(origin: Origin, say: Callable[[str], object]) -> None:
+    """Say why the registry cannot be read now, if so: a cache starts without it, and asks again with every request."""
+    try:
+        await origin.run(lambda: origin.store().read(MARKER))
+    except EngineryError as error:
+        say(f"{error}; until then requests for what is not kept are refused")
 
 
 async def _listen(runner: web.AppRunner, settings: CacheSettings) -> str:

@@ -125,6 +125,8 @@ def _go_on(rollout: Rollout, now: datetime, by: str, gates: tuple[GateResult, ..
         return Advance(rollout, "waiting", f"wave {rollout.target} until {end:%H:%M:%S} at least", gates, heard)
     if waiting := [gate for gate in gates if gate.verdict == "wait"]:
         why = "; ".join(f"{gate.name}: {gate.why}" for gate in waiting)
+        if any(gate.name != "person" for gate in waiting):
+            why += f" (`enginery rollout resume {rollout.where} --without-data` ends the wave all the same)"
         return Advance(rollout, "waiting", why, gates, heard)
     why = join_first([f"{gate.name}: {gate.why}" for gate in gates], 4, "; ") or "its time is over"
     if rollout.wave + 1 == len(rollout.plan.waves):

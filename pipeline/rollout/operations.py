@@ -64,7 +64,10 @@ def start(
         written = write_rollout(store, rollout, before)
     if written is None:
         winner = read_rollout(store, manifest.model, channel)
-        raise ConflictError(_already(winner) if winner else "the rollout was deleted at the same time; start again")
+        runs = winner is not None and not winner.is_finished
+        raise ConflictError(
+            _already(winner) if winner and runs else "another one was ended or deleted at the same time; start again"
+        )
     refresh_rollout(store, manifest.model, channel)
     return written
 
@@ -162,9 +165,15 @@ def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
     return change_rollout(store, found, after)
 
 
-def resume(store: Store, model: str, channel: str, who: Operator) -> Rollout:
-    """Let a paused rollout go on, its wave's time without the pause; or approve the open wave where a person must."""
+def resume(store: Store, model: str, channel: str, who: Operator, *, without_data: bool = False) -> Rollout:
+    """Let a paused rollout go on, its wave's time without the pause; or approve the open wave where a person must.
+
+    without_data: approve the open wave whatever its gates wait for; those that fail still halt the rollout. Raises
+    InputError where there is nothing to resume or to approve.
+    """
     found = _unfinished(store, model, channel)
+    if without_data:
+        return _waive_data(store, found, who)
     if found.state == "paused":
         gone = who.at - parse_time(found.paused or format_time(who.at))
         soaking = format_time(parse_time(found.soaking) + gone) if found.soaking else None
@@ -173,7 +182,19 @@ def resume(store: Store, model: str, channel: str, who: Operator) -> Rollout:
     if found.state == "running" and found.plan.gates.approve and found.approved <= found.wave:
         after = found.decide(who.at, "approved", who.by, who.why, approved=found.wave + 1)
         return change_rollout(store, found, after)
-    raise InputError(f"the rollout of {found.where} is {found.state} and waits for nobody; there is nothing to resume")
+    raise InputError(
+        f"the rollout of {found.where} is {found.state} and waits for nobody; there is nothing to resume "
+        "(--without-data approves its open wave though gates lack data)"
+    )
+
+
+def _waive_data(store: Store, found: Rollout, who: Operator) -> Rollout:
+    if found.state != "running" or found.waived > found.wave:
+        reason = "needs no data in this wave already" if found.waived > found.wave else f"is {found.state}"
+        raise InputError(f"the rollout of {found.where} {reason}; --without-data is for a wave that is open and waits")
+    done = found.wave + 1
+    after = found.decide(who.at, "approved without data", who.by, who.why, approved=done, waived=done)
+    return change_rollout(store, found, after)
 
 
 def abort(store: Store, model: str, channel: str, who: Operator) -> Rollout:

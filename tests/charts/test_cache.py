@@ -38,6 +38,10 @@ def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_i
         cache, "s3://example-engines/enginery?region=eu-central-1&sse=aws:kms"
     ]  # fmt: skip
     assert environment["ENGINERY_CACHE_BYTES"] == str(20 << 30)
+    # A pod's name, which is its host's, is another after each restart: rollouts would give the node another version.
+    (named,) = [item["valueFrom"] for item in watch["env"] if item["name"] == "ENGINERY_NODE"]
+    assert named == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert watch["command"][watch["command"].index("--interval") + 1] == "120"
     (volume,) = [item for item in spec["volumes"] if "hostPath" in item]
     assert volume["hostPath"] == {"path": "/var/lib/enginery", "type": "DirectoryOrCreate"}
     (own,) = spec["initContainers"]  # all that runs as root: one program with one capability

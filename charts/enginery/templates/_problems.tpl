@@ -4,7 +4,7 @@
 {{- define "enginery.ownVariables" -}}
 {{- $texts := list (include "enginery.env.base" .) (include "enginery.env.registry" .) (include "enginery.env.prefect" .)
       (include "enginery.env.prefectWorker" .) -}}
-{{- $names := list "ENGINERY_CACHE" -}}
+{{- $names := list "ENGINERY_CACHE" "ENGINERY_NODE" -}}
 {{- if .Values.ray.enabled }}{{ $texts = append $texts (include "enginery.env.ray" .) }}{{ $names = append $names "RAY_AUTH_TOKEN_PATH" }}{{ end -}}
 {{- range $texts }}{{ range fromYamlArray . }}{{ $names = append $names .name }}{{ end }}{{ end -}}
 {{- toJson $names -}}

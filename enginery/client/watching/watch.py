@@ -18,6 +18,7 @@ from threading import Event
 from enginery.client.fetch import BlobFetcher, Origin
 from enginery.client.layouts.base import Layout, hold
 from enginery.client.layouts.plain import Plain
+from enginery.client.layouts.presence import PlacedFiles, placed_files
 from enginery.client.layouts.ranking import AllGenerations, rank_each
 from enginery.client.locate import VersionLocator
 from enginery.client.resolve import Policy
@@ -29,7 +30,7 @@ from enginery.core.errors import EngineryError, InputError, UnavailableError, Un
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.registry.store.base import Store
-from enginery.registry.store.files import write_whole
+from enginery.registry.store.files import reachable, write_whole
 from enginery.registry.versions.lookup import Channel, Located, channel_names
 from enginery.registry.versions.pointers import Pointer
 from enginery.registry.versions.refresh import is_current
@@ -93,9 +94,7 @@ class ChannelWatcher:
         reporter: Reporter | None = None,
     ) -> None:
         if reference.channel is None:
-            raise InputError(
-                f"{reference.model!r} is no channel, and only channels move; give {reference.model}:stable"
-            )
+            raise InputError(f"{str(reference)!r} is no channel, and only channels move; give {reference.model}:stable")
         self._locator, self._reference, self._machines, self._policy = locator, reference, machines, policy
         self._fetcher, self._hook, self._keep, self._layout = fetcher, hook, keep, layout
         self._place = layout.at(dest.expanduser().absolute(), reference.model)
@@ -105,6 +104,7 @@ class ChannelWatcher:
         self._stale: Pointer | None = None
         self._looks = 0
         self.served: Swap | None = None
+        self._files: PlacedFiles | None = None
         self._reporter = reporter
         self._complaint = ""
 
@@ -174,17 +174,25 @@ class ChannelWatcher:
         return swap
 
     def _follow(self, locator: VersionLocator, given: Pointer | None) -> Swap:
-        """Swap if the channel moved."""
+        """Swap if the channel moved; bring again what somebody deleted or overwrote."""
         pointer = given if given is not None and self._is_news(given) else self._read_pointer(locator)
         leads: Pointer | Channel = pointer or self._read_channel(locator)
         if self._is_for_others(leads, locator):
             self._followed = leads
-        if leads != self._followed or self.served is None:
+        if leads != self._followed or self.served is None or not self._is_there():
             located = locator.locate_by(pointer, self._reference)
             self.served, whole = self._serve(locator.store, located)
             # Last, so that whatever fails is tried again, as is an engine that was lost.
             self._followed = leads if whole else None
         return self.served
+
+    def _is_there(self) -> bool:
+        """Whether what is served lies where it was placed; where not, that is said, and tried until it does."""
+        if self._files is None or self._files.are_there(self._place):
+            return True
+        self._files = self._followed = None
+        self._say(f"what {self._reference} serves was deleted or overwritten, and is brought again")
+        return False
 
     def _is_news(self, given: Pointer) -> bool:
         """Whether a feed's pointer is no older than what was followed: a feed may be late, and is then passed by."""
@@ -251,6 +259,8 @@ class ChannelWatcher:
             origin=first.origin,
             identity=placed.identity,
         )
+        with reachable(f"reading {swap.folder}"):
+            self._files = placed_files(self._place, swap.folder)
         self._trust_recheck.note_served(self._place.served(), located.manifest, located.documents)
         if swap.swapped:
             units = ", ".join(f"{item.engine.unit} ({item.origin})" for item in placed.pulled)

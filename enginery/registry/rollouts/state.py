@@ -95,7 +95,7 @@ class Rollout:
     manifest: digest of the version's.  base, base_manifest, base_moves: the version that the channel serves meanwhile,
     its manifest's digest, and how many moves the channel had.  wave: index of the open one.  opened, soaking: when it
     was opened, and when all of it was reached (None: not yet).  raised: when `reach` grew last.  approved: number of
-    waves that a person has approved.
+    waves that a person has approved; waived: of those whose gates without data a person lets pass.
     nodes: how many there are at least, by the plan or the reports of the rollout before; None: not known.  shares_ppm:
     of each wave the share of places that keeps it within its share of `nodes`; none: the plan's.
     reporters_ppm: parts per million of the nodes that report.  revision: grows with every write, from one rollout of
@@ -121,6 +121,7 @@ class Rollout:
     history: tuple[Decision, ...]
     revision: int = 0
     approved: int = 0
+    waived: int = 0
     reporters_ppm: int = WHOLE
     paused: str | None = field(default=None, metadata=OMIT_NONE)
     earlier: tuple[EarlierRollout, ...] = ()
@@ -215,16 +216,19 @@ def parse_rollout(data: bytes | None, model: str, channel: str) -> Rollout | Non
 
 
 def write_rollout(store: Store, after: Rollout, before: Rollout | None) -> Rollout | None:
-    """Write a rollout if its document is still `before`; what was written, None where another writer was faster.
+    """Write a rollout if its document still says `before`; what was written, None where another writer was faster.
 
-    Writes or removes its mark.
+    Writes or removes its mark. The bytes are read again: another release may write the same state in other words.
     """
     after = replace(after, revision=(before.revision if before else 0) + 1)
     key = rollout_key(after.model, after.channel)
+    stored = store.read(key)
+    if parse_rollout(stored, after.model, after.channel) != before:
+        return None
     if not after.is_finished:
         _mark(store, after)
     try:
-        written = store.replace(key, after.to_bytes(), before.to_bytes() if before else None)
+        written = store.replace(key, after.to_bytes(), stored)
     except UndecidedError:
         written = store.read(key) == after.to_bytes()
     if written and after.is_finished:

@@ -150,10 +150,11 @@ class BlobCache:
             yield self._blob(found.name), found
         self._evict()
 
-    def open_sound(self, digest: str) -> BinaryIO | None:
+    def open_sound(self, digest: str, tell_damage: Callable[[], object] = lambda: None) -> BinaryIO | None:
         """Open a blob's file, kept from eviction until it is closed; None where there is none, or it was damaged.
 
-        A file that changed since it was verified is digested, and deleted if it holds other bytes. Raises OSError.
+        A file that changed since it was verified is digested, and if it holds other bytes, `tell_damage` is called and
+        it is deleted. Raises OSError.
         """
         path = self._blob(check_digest(digest))
         stream = _open_shared(path)
@@ -162,6 +163,7 @@ class BlobCache:
                 self.verifications.note_use(digest)
                 return stream
             path.unlink()
+            tell_damage()
         if stream is not None:
             stream.close()
         return None

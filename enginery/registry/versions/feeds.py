@@ -20,7 +20,7 @@ from enginery.core import parsing
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json, digest_of_bytes, is_digest
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
-from enginery.core.names import check_channel, is_name
+from enginery.core.names import check_feed, is_name
 from enginery.core.parsing import Malformed
 from enginery.registry.leases import Guard, hold_lease
 from enginery.registry.store.base import Documents, Store, change
@@ -130,7 +130,7 @@ def set_feed(store: Store, name: str, patterns: Sequence[str]) -> tuple[Feed, in
         raise InputError(f"{wrong[0][:80]!r} is no pattern of channels; give 'MODEL:CHANNEL', as in 'digits*:stable'")
     if not patterns:
         raise InputError(f"feed {name!r} needs a pattern of channels, as in 'digits*:stable', or '*:*' for all")
-    check_channel(name)
+    check_feed(name)
     counts: list[int] = []
     with hold_lease(store, f"making feed {name}") as guard:
 

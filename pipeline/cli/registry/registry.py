@@ -284,12 +284,17 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
         echo(f"written anew: the pointer of {channel}")
     for feed in repairs.feeds:
         echo(f"written anew: feed {feed}")
-    if not result.sound:
+    faults = [problem for problem in result.problems if problem.fault]
+    left = [problem for problem in faults if problem.kind != "stale"]
+    if len(left) < len(faults) and not (repairs.pointers or repairs.feeds):
+        say("`enginery verify --repair` writes what is stale anew")
+    if left:
         say(
             "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "
             "version, models/NAME/versions/VERSION, and run `enginery gc`"
         )
-    verdict = "sound" if result.sound else "DAMAGED"
+    mended = bool(faults) and not left and bool(repairs.pointers or repairs.feeds)
+    verdict = "sound" if result.sound else "mended" if mended else "DAMAGED"
     read = format_bytes(result.size_bytes)
     echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {read} read")
 

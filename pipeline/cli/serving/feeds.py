@@ -2,6 +2,7 @@
 
 import click
 
+from enginery.core.text import pluralize
 from pipeline.cli.options import emit_json, json_option, registry_option, say
 from pipeline.cli.tables import echo, print_table
 
@@ -25,7 +26,8 @@ def set_one(name: str, patterns: tuple[str, ...], registry: str, as_json: bool) 
     if as_json:
         emit_json({"feed": name, "patterns": list(found.channels), "channels": channels, "shards": len(found.shards)})
         return
-    echo(f"feed {name}: {channels} channels of {', '.join(found.channels)}, in {len(found.shards)} shards")
+    of, shards = ", ".join(found.channels), pluralize(len(found.shards), "shard")
+    echo(f"feed {name}: {pluralize(channels, 'channel')} of {of}, in {shards}")
 
 
 @feed.command("list")

@@ -2,6 +2,7 @@
 
 import click
 
+from enginery.core.errors import InputError
 from enginery.exchange.kserve import pull_arguments
 from pipeline.cli.options import registry_option
 from pipeline.cli.serving import pull
@@ -19,6 +20,9 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
     if len(pairs) % 2:
         raise click.UsageError(f"{pairs[-1]!r} has no folder: give SRC and DEST in pairs")
     asked = [pull_arguments(uri) for uri in pairs[::2]]
-    for arguments, dest in zip(asked, pairs[1::2], strict=True):
+    for uri, arguments, dest in zip(pairs[::2], asked, pairs[1::2], strict=True):
         named = [] if "--registry" in arguments else ["--registry", registry]
-        pull.pull.main([*arguments, *named, "--dest", dest, "--quiet"], standalone_mode=False)
+        try:
+            pull.pull.main([*arguments, *named, "--dest", dest, "--quiet"], standalone_mode=False)
+        except click.UsageError as error:
+            raise InputError(f"{uri!r}: {error.format_message()}") from error

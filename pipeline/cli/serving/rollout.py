@@ -8,6 +8,7 @@ import click
 from enginery.core.errors import UnknownNameError
 from enginery.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginery.core.origin import user
+from enginery.core.text import pluralize
 from enginery.registry.rollouts.state import Rollout, read_rollout, running_rollouts
 from enginery.registry.store.base import Store, open_store
 from pipeline.cli.options import (
@@ -104,14 +105,18 @@ def pause_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
 
 @rollout.command("resume")
 @channel_argument
+@click.option(
+    "--without-data", is_flag=True, help="Approve the open wave though gates lack data; those that fail still halt it."
+)
 @why_option
 @registry_option
 @json_option
-def resume_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
+def resume_rollout(where: str, without_data: bool, why: str, registry: str, as_json: bool) -> None:
     """Let a paused rollout go on, or approve its open wave."""
     from pipeline.rollout.operations import resume
 
-    _print(resume(open_store(registry), *parse_channel(where, STABLE), _operator(why)), as_json)
+    found = resume(open_store(registry), *parse_channel(where, STABLE), _operator(why), without_data=without_data)
+    _print(found, as_json)
 
 
 @rollout.command("abort")
@@ -213,7 +218,7 @@ def _print_status(status: "RolloutStatus") -> None:
     print_table(("wave", "who", "least_time", "state"), status.list_waves())
     if not found.is_finished:
         failing = sum(bool(report.failure) for report in heard.reports)
-        echo(f"reports: {heard.nodes} nodes; of {len(heard.reports)} that were read {failing} fail")
+        echo(f"reports: {pluralize(heard.nodes, 'node')}; of {len(heard.reports)} that were read {failing} fail")
     if status.gates:
         print_table(("gate", "", "why"), [[gate.name, gate.verdict, gate.why] for gate in status.gates])
     rows = [[item.at, item.what, item.by, item.why] for item in found.history]

@@ -15,6 +15,18 @@ from pipeline.cli.options import Duration, combine
 _GATES = "health=95% (nodes that are well), errors=1% (requests that failed), canary (a PASS), reports=20 (nodes)"
 
 
+class Durations(click.ParamType[tuple[timedelta, ...]]):
+    """'10m', '10m,1h': durations, as `Duration` reads them."""
+
+    name = "durations"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[timedelta, ...]:
+        """The durations. Raises click's usage error for another text."""
+        if isinstance(value, tuple):
+            return value
+        return tuple(Duration().convert(text.strip(), param, ctx) for text in str(value).split(","))
+
+
 def waves_options(waves: str) -> Callable[[Any], Any]:
     """The options of a plan, which `read_plan` reads. waves: the name of the option for waves."""
     return combine(
@@ -27,10 +39,11 @@ def waves_options(waves: str) -> Callable[[Any], Any]:
         ),
         click.option(
             "--soak",
-            type=Duration(),
+            type=Durations(),
             multiple=True,
+            metavar="DURATION,...",
             show_default="10m",
-            help="Least time of a wave; once for all waves, or once for each.",
+            help="Least time of a wave; one for all waves, or one for each.",
         ),
         click.option(
             "--gate",
@@ -61,7 +74,7 @@ class GivenPlan:
     """The values of `waves_options`."""
 
     waves: tuple[str, ...]
-    soak: tuple[timedelta, ...]
+    soak: tuple[tuple[timedelta, ...], ...]
     gates: tuple[str, ...]
     approve: bool
     max_unavailable: str | None
@@ -78,7 +91,7 @@ class GivenPlan:
             return None
         waves = tuple(parse_wave(text) for group in self.waves for text in group.replace(",", " ").split())
         check_waves(waves)
-        soaks = [int(soak.total_seconds()) for soak in self.soak] or [600]
+        soaks = [int(soak.total_seconds()) for group in self.soak for soak in group] or [600]
         if len(soaks) not in (1, len(waves)):
             raise InputError(f"{len(soaks)} times of --soak for {len(waves)} waves: give one, or one for each")
         soaks_s = tuple(soaks if len(soaks) > 1 else soaks * len(waves))
@@ -129,7 +142,8 @@ def describe_plan(plan: RolloutPlan) -> str:
     soaks = [format_duration(seconds) for seconds in plan.soaks_s]
     times = f"{soaks[0]} each" if len(set(soaks)) == 1 else ", ".join(soaks)
     gates = plan.gates
-    named = [f"health {gates.health_ppm / 10_000:g}%"] if gates.health_ppm is not None else []
+    least = f" of at least {gates.least_reports} nodes" if gates.least_reports > 1 else ""
+    named = [f"health {gates.health_ppm / 10_000:g}%{least}"] if gates.health_ppm is not None else []
     named += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
     named += ["a canary's PASS"] * gates.canary + ["a person"] * gates.approve
     step = f"; at most {plan.step_ppm / 10_000:g}% of the nodes a look" if plan.step_ppm else ""

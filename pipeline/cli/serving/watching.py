@@ -65,6 +65,8 @@ def _reporting(given: dict[str, Any]) -> dict[str, Any]:
     line, health, url = given["health_command"], given["health_url"], given["report_url"]
     if (line and health) or (url and given["no_report"]):
         raise click.UsageError("give --health-command or --health-url, and --report-url or --no-report, not both")
+    if (line or health) and given["no_report"]:
+        raise click.UsageError("what --health-command and --health-url find is reported; leave out --no-report")
     report = ReportUrl(url) if url else not given["no_report"]
     return {"health": HealthCommand(line) if line else HealthUrl(health) if health else None, "report": report}
 

@@ -80,6 +80,16 @@ LAST_RUN_OK = RegistryMetric(
     ("model",),
     ("registry",),
 )
+ROLLOUTS = RegistryMetric(
+    "enginery_rollouts", "gauge", "Rollouts that are not finished, by state.", ("state",), ("registry",)
+)
+ROLLOUT_STEP = RegistryMetric(
+    "enginery_rollout_step_timestamp_seconds",
+    "gauge",
+    "When a rollout that is not finished made its last step, or a person decided something of it.",
+    ("model", "channel"),
+    ("registry",),
+)
 MODELS = RegistryMetric("enginery_models", "gauge", "Models that have a version.", (), ("registry",))
 LEFT_OUT = RegistryMetric(
     "enginery_models_left_out",
@@ -104,5 +114,5 @@ READ_AT = RegistryMetric(
 
 METRICS = (
     BUILDS, BUILD_SECONDS, CACHE, QUEUE, RUNNING, RETRIES, PEAK, ERRORS, REPEATED, UNPROVEN, ENGINES, DRIFT, RUNS,
-    LAST_RUN, LAST_RUN_OK, MODELS, LEFT_OUT, UNREAD, UP, READ_AT,
+    LAST_RUN, LAST_RUN_OK, ROLLOUTS, ROLLOUT_STEP, MODELS, LEFT_OUT, UNREAD, UP, READ_AT,
 )  # fmt: skip

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from enginery.core.errors import EngineryError
+from enginery.core.errors import EngineryError, InputError, IntegrityError
 from enginery.registry.builds.build_history import BUCKETS_S, Totals, read_totals
 from enginery.registry.builds.runs import model_of, read_runs, run_ids
 from enginery.registry.evidence.attestations import judge_entries
+from enginery.registry.rollouts.state import UNFINISHED, Rollout, read_rollout, running_rollouts
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import TOTALS, version_prefix
 from enginery.registry.store.parallel import side_by_side
@@ -62,11 +63,18 @@ class RegistryView:
     totals: Totals
 
 
-def view_of(runs: Sequence[RunView], models: Sequence[ModelView], all_models: int, totals: Totals) -> RegistryView:
+def view_of(
+    runs: Sequence[RunView],
+    models: Sequence[ModelView],
+    all_models: int,
+    totals: Totals,
+    rollouts: Sequence[Rollout | None] = (),
+) -> RegistryView:
     """The numbers of a look. runs: the newest first.  models: that were read.  all_models: number of models that have a
-    version."""
+    version.  rollouts: that are not finished; None for one whose document cannot be read."""
     states = Counter(one.item_state(item) for one in runs if one.state == "running" for item in one.run.units)
     counts = Counter(one.state for one in runs)
+    rolling = Counter("unreadable" if one is None else one.state for one in rollouts)
     engines: Counter[tuple[str, ...]] = Counter()
     for model in models:
         engines.update(model.statuses)
@@ -79,6 +87,10 @@ def view_of(runs: Sequence[RunView], models: Sequence[ModelView], all_models: in
         definitions.LAST_RUN: {(one.run.model,): _epoch(one.run.started_at) for one in reversed(runs)},
         definitions.LAST_RUN_OK: {
             (one.run.model,): float(one.state == "done") for one in reversed(runs) if one.state != "running"
+        },
+        definitions.ROLLOUTS: {(state,): rolling[state] for state in (*UNFINISHED, "unreadable")},
+        definitions.ROLLOUT_STEP: {
+            (one.model, one.channel): _epoch(one.history[-1].at) for one in rollouts[:MOST_MODELS] if one
         },
         definitions.ENGINES: engines,
         definitions.UNPROVEN: {labels[1:]: count for labels, count in engines.items() if labels[0] == "unproven"},
@@ -117,7 +129,12 @@ class Looker:
         self._look_at(newest)
         drawn = set(list(newest)[:MOST_MODELS])
         models = [one.view if model in drawn else replace(one.view, drift={}) for model, one in self._known.items()]
-        return view_of(runs, models, len(newest), read_totals(self._store.read(TOTALS)))
+        return view_of(runs, models, len(newest), read_totals(self._store.read(TOTALS)), self._rollouts())
+
+    def _rollouts(self) -> list[Rollout | None]:
+        """The rollouts that are not finished, as `view_of` takes them."""
+        found = side_by_side(lambda where: _rollout(self._store, *where), list(running_rollouts(self._store)))
+        return [one for _, one in found if one is None or not one.is_finished]
 
     def _look_at(self, newest: Mapping[str, str]) -> None:
         """Look at some models. newest: model -> its newest version, of all models."""
@@ -134,6 +151,13 @@ class Looker:
         if known and (known.version, known.keys) == (version, keys):
             return known
         return _Look(version, keys, _view(self._store, model, version))
+
+
+def _rollout(store: Store, model: str, channel: str) -> Rollout | None:
+    try:
+        return read_rollout(store, model, channel)
+    except (InputError, IntegrityError):  # `enginery rollout status` gives the reason
+        return None
 
 
 def _view(store: Store, model: str, version: str) -> ModelView:

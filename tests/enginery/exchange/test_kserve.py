@@ -106,6 +106,7 @@ def test_uris_are_arguments_of_pull() -> None:
         ("enginery:digits", InputError),
         ("enginery://digits?dest=%2Fetc", InputError),
         ("enginery://digits?hook=rm", InputError),
+        ("enginery://digits?proven-only=false", InputError),
         ("enginery://../digits", UnknownNameError),
         ("enginery://--help", UnknownNameError),
     ]:
@@ -131,6 +132,8 @@ def test_the_command_answers_as_kserve_asks(store: Store, tmp_path: Path, capsys
     assert names_in(tmp_path / "two") == ["letters-1-cpu-fp32.json", "letters-1-cpu-fp32.onnx"]
     assert run("initialize", "enginery://digits?target=l4", dest[0], "--registry", store.uri) == 2
     assert "has no engine for sm_89" in capsys.readouterr().err
+    assert run("initialize", "enginery://digits?target=cpu&most=few", dest[0], "--registry", store.uri) == 2
+    assert "error: 'enginery://digits?target=cpu&most=few': Invalid value for '--most'" in capsys.readouterr().err
     assert run("initialize", "enginery://digits", "--registry", store.uri) == 2
     assert "has no folder" in capsys.readouterr().err
 

@@ -109,6 +109,7 @@ def test_a_damaged_file_is_noticed_and_fetched_again(
     assert before.st_size == kept.stat().st_size
     assert pull(cache.url, tmp_path / "second") == ENGINE
     assert cache.metric("enginery_cache_origin_bytes_total") == once(store) + len(ENGINE)
+    assert cache.metric("enginery_cache_damaged_total") == 1
     assert kept.read_bytes() == ENGINE
 
 

@@ -145,12 +145,18 @@ def test_what_it_cannot_do_is_said_before_it_listens(store: Store, cache: Runnin
     code, told = run("--dir", kept, "--registry", "ftp://x", "--listen", "127.0.0.1:0")
     assert code == 2 and "scheme 'ftp'" in told
     assert "no size" in run("--dir", kept, "--bytes", "100 potatoes")[1]
+    code, told = run("--dir", store.uri.removeprefix("file://"), "--registry", store.uri, "--listen", "127.0.0.1:0")
+    assert code == 2 and "is a registry; give the cache a folder of its own" in told
     code, told = run(*listen, "127.0.0.1:0", "--token-file", str(tmp_path / "file"))
     assert code == 2 and "no token" in told
 
 
 def test_it_starts_while_its_registry_is_away(tmp_path: Path) -> None:
     with run_cache(str(tmp_path / "later"), tmp_path / "kept") as cache:
+        deadline = time.monotonic() + 20
+        while not any("there is no registry at" in line for line in cache.said):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         status, headers, body = cache.ask("/enginery-registry.json")
         assert status == 503 and headers["Retry-After"] and b"no registry" in body
         open_store(tmp_path / "later", create=True)

@@ -118,6 +118,21 @@ def test_without_reports_health_does_not_pass():
     assert look(store, 10_000).action == "wave"
 
 
+def test_a_person_lets_a_wave_pass_that_reaches_nobody_who_reports():
+    store, _, two = registry()
+    rollout = begin(store, two, plan("1%", "50%", "100%", health_ppm=950_000, approve=True))
+    assert "resume digits:stable --without-data` ends the wave" in look(store, 700).why
+    operations.resume(store, *WHERE, Operator("bob", at(701), "three nodes"), without_data=True)
+    with pytest.raises(InputError, match="needs no data in this wave already"):
+        operations.resume(store, *WHERE, Operator("eve", at(702)), without_data=True)
+    found = look(store, 703)
+    assert found.action == "wave" and "health: no reports" in found.why and "(waived)" in found.why
+    assert look(store, 2000).action == "waiting"  # of this wave alone
+    operations.resume(store, *WHERE, Operator("bob", at(2001)), without_data=True)
+    tell(store, rollout, 2002, NODES[:9], "hook")
+    assert look(store, 2003).action == "halted"
+
+
 def test_requests_that_fail_halt_it_and_those_of_one_node_count_as_one():
     store, _, two = registry()
     rollout = begin(store, two, plan("50%", "100%", errors_ppm=10_000))
@@ -381,6 +396,18 @@ def test_a_damaged_document_is_told_and_moves_nobody(damage):
     with pytest.raises(EngineryError, match="rollout digits:stable"):
         advance(store, *WHERE, at(1))
     assert served(store, NODES[0]) == "2"
+
+
+def test_the_same_state_in_other_words_can_be_changed():
+    store, _, two = registry()
+    begin(store, two, plan("100%"))
+    key = rollout_key(*WHERE)
+    for _ in range(2):  # one that runs, one that is finished: as a release wrote them that knew one field less
+        store.objects[key] = store.objects[key].replace(b'"waived":0', b'"before":0').replace(b'"before":0,', b"")
+        assert b"waived" not in store.objects[key]
+        if not read_rollout(store, *WHERE).is_finished:
+            operations.abort(store, *WHERE, Operator("ada", at(1)))
+    assert begin(store, two, plan("100%"), 2).state == "running"
 
 
 def test_a_newer_format_is_refused():

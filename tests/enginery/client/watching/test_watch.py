@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -206,6 +207,26 @@ def test_a_swap_that_failed_is_tried_again_though_the_channel_stays(store: Store
             watch.once()
     store.put_bytes(b"two")
     assert watch.once().version == "2"
+
+
+def test_what_somebody_deletes_or_overwrites_under_a_watch_is_brought_again(store: Store, dest: Path) -> None:
+    version(store, b"one")
+    said: list[str] = []
+    watch = following(Client(store.uri), dest, say=said.append)
+    swap = watch.once()
+    assert watch.once() == swap and len(said) == 1
+    swap.engine.chmod(0o644)
+    for harm in (
+        lambda: swap.engine.write_bytes(b"two"),
+        swap.description.unlink,
+        (dest / "current").unlink,
+        lambda: shutil.rmtree(dest),
+    ):
+        harm()
+        said.clear()
+        assert watch.once().version == "1" and (dest / "current" / swap.engine.name).read_bytes() == b"one"
+        assert watch.once().version == "1" and "deleted or overwritten" in said[0]
+        assert not any("deleted or overwritten" in line for line in said[1:])
 
 
 def test_one_watcher_a_folder(store: Store, dest: Path, look: Callable[..., Swap]) -> None:

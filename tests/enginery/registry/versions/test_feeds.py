@@ -60,6 +60,8 @@ def test_a_feed_has_the_pointers_of_its_channels_and_follows_their_moves(store: 
     assert entries(store)["digits:stable"] == read_pointer(store, "digits", "stable")
     assert verify(store).sound
     remove_feed(store, "few")
+    with pytest.raises(UnknownNameError, match="feed name 'a/b'"):
+        set_feed(store, "a/b", ["*:*"])
     with pytest.raises(UnknownNameError, match="there are: all"):
         read_feed(store, "few")
 

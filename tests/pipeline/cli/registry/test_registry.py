@@ -5,6 +5,7 @@ from pathlib import Path
 
 from enginery.core.errors import InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
+from enginery.registry.store.layout import pointer_key
 from tests.enginery.registries import engine, flip
 from tests.pipeline.cli.registry.commands import run, told
 
@@ -26,6 +27,19 @@ def test_verify(mixed: Store) -> None:
     assert result.exit_code == 1 and f"corrupt: {digest}" in result.stdout and "DAMAGED" in result.stdout
     assert told("verify", "--repair")["moved_away"] == [digest]
     assert [problem["kind"] for problem in told("verify")["problems"]] == ["missing"]
+
+
+def test_verify_tells_how_a_stale_pointer_is_mended(mixed: Store) -> None:
+    run("promote", "digits@1")
+    old = mixed.read(key := pointer_key("digits", "stable"))
+    run("promote", "digits@2", "--proven-only")
+    mixed.replace(key, old or b"", mixed.read(key))
+    found = run("verify")
+    assert found.exit_code == 1 and "`enginery verify --repair` writes what is stale anew" in found.stderr
+    assert "delete the folder" not in found.stderr and "DAMAGED" in found.stdout
+    mended = run("verify", "--repair")
+    assert mended.exit_code == 1 and "\nmended: " in mended.stdout and "to mend it" not in mended.stderr
+    assert run("verify").exit_code == 0
 
 
 def test_promote_and_rollback(mixed: Store) -> None:

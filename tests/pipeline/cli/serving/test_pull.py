@@ -27,8 +27,13 @@ def test_the_table(published: Store, tmp_path: Path) -> None:
     assert none.exit_code == 1 and '"candidates": []' in none.stdout
     for wrong in (["--once"], ["--hook", "x"], ["--interval", "3"]):
         assert run("pull", "digits", *wrong).exit_code == 2
-    both = ["--watch", "--hook", "x", "--hook-url", "http://x"]
-    assert run("pull", "digits:candidate", *both).exit_code == 2
+    for both in (
+        ["--hook", "x", "--hook-url", "http://x"],
+        ["--health-command", "x", "--health-url", "http://x"],
+        ["--report-url", "http://x", "--no-report"],
+        ["--health-command", "x", "--no-report"],
+    ):
+        assert run("pull", "digits:candidate", "--watch", "--once", "--target", "cpu", *both).exit_code == 2, both
 
 
 def test_watching_once(published: Store, tmp_path: Path) -> None:

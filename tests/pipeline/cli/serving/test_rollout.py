@@ -53,7 +53,7 @@ def test_an_abort_and_the_next_one_remembers_it(serving: Store) -> None:
     assert "is aborted" in said("rollout", "abort", WHERE, "--why", "no")
     assert run("rollout", "watch", WHERE, "--once").exit_code == 1
     assert "is aborted since" in str(run("rollout", "abort", WHERE).exception)
-    said("rollout", "start", "digits@3", WHERE, "--wave", "region=eu,100%", "--soak", "1m", "--soak", "2h")
+    said("rollout", "start", "digits@3", WHERE, "--wave", "region=eu,100%", "--soak", "1m,2h")
     text = said("rollout", "status", WHERE)
     assert "earlier rollouts" in text and "region=eu" in text and "7200 s" in text
 
@@ -103,6 +103,12 @@ def test_what_is_no_plan(serving: Store, options: list[str], why: str) -> None:
     refused = run("rollout", "start", "digits@2", WHERE, *options)
     assert isinstance(refused.exception, InputError) and why in str(refused.exception)
     assert read_rollout(serving, "digits", "stable") is None
+
+
+def test_the_plan_is_told_with_all_that_was_asked_for(serving: Store) -> None:
+    gates = ("--gate", "health=90%", "--gate", "reports=20", "--gate", "errors=1%")
+    text = said("rollout", "start", "digits@2", WHERE, "--wave", "5%,100%", "--soak", "10m,1h", *gates)
+    assert "5%, 100% with 10m, 1h; gates: health 90% of at least 20 nodes, errors 1%" in text
 
 
 def test_how_many_swap_at_once(serving: Store) -> None:

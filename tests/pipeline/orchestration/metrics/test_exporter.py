@@ -12,13 +12,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from enginery.core.errors import UnavailableError
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.folder import FileStore
-from enginery.registry.store.layout import run_key
+from enginery.registry.store.layout import rollout_key, run_key
+from enginery.registry.versions import channels
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics import exporter as registry_view
 from pipeline.orchestration.metrics.exporter import Exporter, Looker
+from pipeline.rollout import operations
+from pipeline.rollout.operations import Operator
 from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.orchestration.runs.runs import run_state, running
 from tests.pipeline.projects import Project
+from tests.pipeline.rollout.fleet import at, begin, plan
 
 DASHBOARD = Path(__file__).parents[4] / "manifests" / "grafana" / "enginery.json"
 
@@ -79,6 +83,25 @@ def test_runs_that_go_on_and_runs_that_were_lost(store: Store) -> None:
     assert view.values[definitions.QUEUE] == view.values[definitions.RUNNING] == {(): 0}
     assert view.values[definitions.LAST_RUN_OK] == {("digits",): 0.0, ("other",): 0.0}
     assert view.values[definitions.LAST_RUN]["digits",] > 1.7e9
+
+
+def test_rollouts_that_are_not_finished_and_when_they_moved(store: Store) -> None:
+    for model in ("digits", "letters"):
+        one, two = (publish_engines(store, [engine(store)], name, model=model).manifest for name in ("one", "two"))
+        channels.promote(store, one, "stable")
+        begin(store, two, plan("5%", "100%"))
+    operations.pause(store, "letters", "stable", Operator("ada", at(60)))
+    view = Looker(store).look()
+    assert view.values[definitions.ROLLOUTS] == {
+        ("running",): 1, ("paused",): 1, ("promoting",): 0, ("unreadable",): 0,
+    }  # fmt: skip
+    steps = view.values[definitions.ROLLOUT_STEP]
+    assert steps["letters", "stable"] - steps["digits", "stable"] == 60
+    operations.abort(store, "letters", "stable", Operator("ada", at(61)))
+    key = rollout_key("digits", "stable")
+    assert store.replace(key, b"{}", store.read(key))
+    view = Looker(store).look()
+    assert {state for (state,), count in view.values[definitions.ROLLOUTS].items() if count} == {"unreadable"}
 
 
 def test_models_beyond_the_bound_have_no_series(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
