@@ -14,7 +14,7 @@ from enginery.registry.store.layout import manifest_key
 from enginery.registry.trust.requirement import UntrustedError
 from enginery.registry.trust.signing import SigningKey, sign
 from enginery.registry.versions import channels
-from tests.enginery.client.test_watch import Looks
+from tests.enginery.client.watching.test_watch import Looks
 from tests.enginery.registries import engine, on_each_store, publish_engines
 from tests.enginery.registry.trust.keys import written
 from tests.enginery.registry.trust.test_signing import policy_file

@@ -15,7 +15,7 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference, parse_reference
 from enginery.registry.store.layout import feed_key
 from enginery.registry.versions.feeds import set_feed
-from tests.enginery.client.test_watch import Looks
+from tests.enginery.client.watching.test_watch import Looks
 from tests.enginery.registries import engine, publish_engines
 from tests.enginery.registry.counting import CountingStore
 
