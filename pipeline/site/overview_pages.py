@@ -46,6 +46,7 @@ def search_data(notes: Mapping[str, ModelNote]) -> bytes:
         [
             *(name, note["version"], note["versions"], note["at"], note["channels"], note["statuses"]),
             *(note["targets"], bool(note["problem"])),
+            *([{item["channel"]: [item["version"], item["reach"]] for item in note["rollouts"]}] if note["rollouts"] else []),
         ]
         for name, note in sorted(notes.items())
     ]
@@ -84,9 +85,9 @@ def _fleet(notes: Mapping[str, ModelNote], known: KnownMachines) -> bytes:
             for machine in row["machines"]:
                 counts.setdefault(machine, Counter())[row["state"]] += 1
             if row["state"] != "covered":
-                gaps.append((name, note["version"], row))
+                gaps.append((name, row))
     order: Sequence[str] = STATES
-    gaps.sort(key=lambda item: (order.index(item[2]["state"]), -item[2]["nodes"], item[0]))
+    gaps.sort(key=lambda item: (order.index(item[1]["state"]), -item[1]["nodes"], item[0]))
     return draw(
         "fleet",
         "fleet.html",
@@ -94,6 +95,7 @@ def _fleet(notes: Mapping[str, ModelNote], known: KnownMachines) -> bytes:
         groups={group: dict(found) for group, found in counts.items()},
         nodes=sum(group.nodes for group in known.groups),
         states=STATES,
+        rollouts=[(name, item) for name, note in sorted(notes.items()) for item in note["rollouts"]],
         gaps=gaps[:MOST_GAPS],
         more=max(0, len(gaps) - MOST_GAPS),
     )
