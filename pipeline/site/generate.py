@@ -64,7 +64,7 @@ def write_site(
     for model in [name for name in notes if name not in keys]:
         unfinished[model] = notes.pop(model)
         gone[_group(model)] = folder.pages_of(_group(model))
-    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, known, sources.title))
+    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, known, sources.title, salt))
     _keep(folder, {**notes, **unfinished})
     for group, paths in gone.items():
         folder.delete(group, paths)

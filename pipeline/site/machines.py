@@ -12,12 +12,14 @@ from enginery.core.types import Target
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
-from pipeline.fleet.catalog import Catalog, Demand, Served, load_catalog, read_served
+from pipeline.fleet.catalog import Catalog, Demand, Served, load_catalog, parse_spec_targets, read_served
 from pipeline.fleet.coverage import Coverage, list_coverage
 from pipeline.fleet.groups import Hardware, NodeGroup
 from pipeline.fleet.inventory import read_inventory
 
 EVERYWHERE = parse_targets("all")
+# State of a machine that neither an inventory, nor a catalog, nor the model's spec asks for: no engine is missing there.
+NOT_ASKED = "not asked for"
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class KnownMachines:
 @dataclass(frozen=True)
 class MachineRow:
     """Machines that get the same engine of a version in the same way. names: of their groups.  nodes: how many; 0 where
-    there is no inventory.  serves: whether they can pull the engine, which a channel may refuse as unproven.  why: the
+    there is no inventory.  state: as in `Coverage`, or NOT_ASKED.  serves: whether they can pull the engine, which a channel may refuse as unproven.  why: the
     reason of the state, else how well the engine fits and what could not be checked.  asked: the reference that they
     ask for, 'digits:stable'.  version: that it names; '' where there is none."""
 
@@ -77,9 +79,11 @@ def served_by(store: Store, known: KnownMachines, model: str) -> tuple[Served, .
     return read_served(store, demands)
 
 
-def served_version(model: str, version: str, engines: Sequence[EngineEntry]) -> Served:
-    """A version as if machines asked for it by name. engines: with their present status."""
-    return Served(Demand(Reference(model, version), EVERYWHERE), version, tuple(engines))
+def served_version(model: str, version: str, engines: Sequence[EngineEntry], targets: object) -> Served:
+    """A version as if machines asked for it by name. engines: with their present status.  targets: as its spec has
+    them."""
+    demand = Demand(Reference(model, version), EVERYWHERE)
+    return Served(demand, version, tuple(engines), targets=parse_spec_targets(targets))
 
 
 def machine_rows(served: Served, known: KnownMachines) -> tuple[MachineRow, ...]:
@@ -89,16 +93,23 @@ def machine_rows(served: Served, known: KnownMachines) -> tuple[MachineRow, ...]
     for item in list_coverage(groups, [served], known.catalog):
         unit = item.engine.unit if item.engine else ""
         why = item.reason or "; ".join((item.fit, *item.remarks))
-        alike.setdefault((item.precision or "", item.state, unit, why), []).append(item)
-    return tuple(_row(served, items, why) for (*_, why), items in alike.items())
+        state = NOT_ASKED if item.state == "missing" and not _is_asked(item, known) else item.state
+        alike.setdefault((item.precision or "", state, unit, why), []).append(item)
+    return tuple(_row(served, items, state, why) for (_, state, _, why), items in alike.items())
 
 
-def _row(served: Served, items: list[Coverage], why: str) -> MachineRow:
+def _is_asked(item: Coverage, known: KnownMachines) -> bool:
+    """Whether somebody wants an engine there: whoever has such nodes, the catalog, or the spec by its targets."""
+    wanted = item.served.targets
+    return bool(known.source or known.catalog.demands) or wanted is None or item.group.hardware.is_one_of(wanted)
+
+
+def _row(served: Served, items: list[Coverage], state: str, why: str) -> MachineRow:
     names = tuple(dict.fromkeys(_name(item.group) for item in items))
     first = items[0]
     nodes = sum(item.group.nodes for item in items)
     asked = (str(served.demand.reference), served.version or "")
-    return MachineRow(names, nodes, first.state, first.engine, first.serves, why, first.precision or "", *asked)
+    return MachineRow(names, nodes, state, first.engine, first.serves, why, first.precision or "", *asked)
 
 
 def _name(group: NodeGroup) -> str:

@@ -75,7 +75,8 @@ def _version(site: ModelSite, path: str, version: str) -> bytes:
     read = site.read(version)
     rows: Sequence[MachineRow] = ()
     if read.document:
-        rows = machine_rows(served_version(site.model, version, read.document.engines), site.known)
+        targets = read.document.spec.get("targets")
+        rows = machine_rows(served_version(site.model, version, read.document.engines, targets), site.known)
     return draw(
         "version",
         path,

@@ -60,13 +60,13 @@ class RolloutNote(TypedDict):
 class ModelNote(TypedDict):
     """What the pages over all models show of one, as it is kept between runs. key: digest of its keys.
 
-    version: that it serves by its usual channel, else its newest.  statuses: number of that version's engines by
+    version: that it serves by its usual channel, else its newest.  versions: all, oldest first.  statuses: number of that version's engines by
     status.  at: when it was published.  problem: why it cannot be read.
     """
 
     key: str
     version: str
-    versions: int
+    versions: list[str]
     at: str
     channels: dict[str, str]
     statuses: dict[str, int]
@@ -87,7 +87,7 @@ def note_of(site: ModelSite) -> ModelNote:
     return ModelNote(
         key=site.keys.digest,
         version=site.usual,
-        versions=len(site.versions),
+        versions=list(site.versions),
         at=(usual.created_at if usual else None) or "",
         channels={channel.name: channel.version or "?" for channel in site.channels},
         statuses=dict(usual.engines) if usual else {},
