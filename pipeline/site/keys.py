@@ -40,7 +40,9 @@ def read_models(store: Store, salt: str = "") -> list[ModelKeys]:
             found.setdefault(model, []).append((rest, size))
     beside = _read_beside(store)
     shared = [salt, *(digest_of_bytes(store.read(key) or b"") for key, _ in sorted(store.sizes("policies/")))]
-    models = (_model(store, model, sorted(keys), shared, beside.get(model, ())) for model, keys in sorted(found.items()))
+    models = (
+        _model(store, model, sorted(keys), shared, beside.get(model, ())) for model, keys in sorted(found.items())
+    )
     return [model for model in models if model.versions]
 
 

@@ -18,7 +18,7 @@ from pipeline.fleet.groups import Hardware, NodeGroup
 from pipeline.fleet.inventory import read_inventory
 
 EVERYWHERE = parse_targets("all")
-# State of a machine that neither an inventory, nor a catalog, nor the model's spec asks for: no engine is missing there.
+# State of a machine that neither an inventory, a catalog nor the spec asks for: no engine is missing there.
 NOT_ASKED = "not asked for"
 
 
@@ -32,12 +32,11 @@ class KnownMachines:
     source: str = ""
 
 
-@dataclass(frozen=True)
-class MachineRow:
-    """Machines that get the same engine of a version in the same way. names: of their groups.  nodes: how many; 0 where
-    there is no inventory.  state: as in `Coverage`, or NOT_ASKED.  serves: whether they can pull the engine, which a channel may refuse as unproven.  why: the
-    reason of the state, else how well the engine fits and what could not be checked.  asked: the reference that they
-    ask for, 'digits:stable'.  version: that it names; '' where there is none."""
+@dataclass(frozen=True) class MachineRow: """Machines that get the same engine of a version in the same way. names: of
+their groups.  nodes: how many; 0 where there is no inventory.  state: as in `Coverage`, or NOT_ASKED.  serves: whether
+they can pull the engine, which a channel may refuse as unproven.  why: the reason of the state, else how well the
+engine fits and what could not be checked.  asked: the reference that they ask for, 'digits:stable'.  version: that it
+names; '' where there is none."""
 
     names: tuple[str, ...]
     nodes: int
@@ -88,7 +87,9 @@ def served_version(model: str, version: str, engines: Sequence[EngineEntry], tar
 
 def machine_rows(served: Served, known: KnownMachines) -> tuple[MachineRow, ...]:
     """What each machine gets, machines in the order of `known`; those alike are one row."""
-    groups = known.groups if known.source else [*_by_generation(known.groups, served.engines), *_cpu_groups(served.engines)]
+    groups = (
+        known.groups if known.source else [*_by_generation(known.groups, served.engines), *_cpu_groups(served.engines)]
+    )
     alike: dict[tuple[str, ...], list[Coverage]] = {}
     for item in list_coverage(groups, [served], known.catalog):
         unit = item.engine.unit if item.engine else ""
@@ -99,9 +100,12 @@ def machine_rows(served: Served, known: KnownMachines) -> tuple[MachineRow, ...]
 
 
 def _is_asked(item: Coverage, known: KnownMachines) -> bool:
-    """Whether somebody wants an engine there: whoever has such nodes, the catalog, or the spec by its targets."""
-    wanted = item.served.targets
-    return bool(known.source or known.catalog.demands) or wanted is None or item.group.hardware.is_one_of(wanted)
+    """Whether somebody wants an engine there: whoever has such nodes, the catalog, or the spec by its targets (of an
+    ensemble, which has none: those of its engines)."""
+    if known.source or known.catalog.demands:
+        return True
+    wanted = item.served.targets or parse_spec_targets([entry.target for entry in item.served.engines])
+    return wanted is None or item.group.hardware.is_one_of(wanted)
 
 
 def _row(served: Served, items: list[Coverage], state: str, why: str) -> MachineRow:

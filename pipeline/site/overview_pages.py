@@ -67,7 +67,11 @@ def search_data(notes: Mapping[str, ModelNote]) -> bytes:
         [
             *(name, note["version"], len(note["versions"]), note["at"], note["channels"], note["statuses"]),
             *(note["targets"], bool(note["problem"])),
-            *([{item["channel"]: [item["version"], item["reach"]] for item in note["rollouts"]}] if note["rollouts"] else []),
+            *(
+                [{item["channel"]: [item["version"], item["reach"]] for item in note["rollouts"]}]
+                if note["rollouts"]
+                else []
+            ),
         ]
         for name, note in sorted(notes.items())
     ]
@@ -130,7 +134,9 @@ def _runs(store: Store, notes: Mapping[str, ModelNote], failed: Collection[str])
     live = [run for run in found if run.state == "running"]
     more = max(0, len(ids) - MOST_RUNS)
     # The newest of each model that published nothing: its report, if there is one, is of that run or of one before it.
-    nothing = {view.run.model: view.run.id for view in reversed(found) if view.state == "failed" and not view.run.version}
+    nothing = {
+        view.run.model: view.run.id for view in reversed(found) if view.state == "failed" and not view.run.version
+    }
     reports = {run for model, run in nothing.items() if model in failed}
     at = now() if live else ""
     return draw("runs", "runs.html", live=live, runs=found, models=notes, more=more, at=at, reports=reports)

@@ -78,10 +78,10 @@ def _waves(rollout: Rollout) -> Iterable[ShownWave]:
 
 def _gates(gates: Gates) -> Iterable[str]:
     if gates.health_ppm is not None:
-        reports = f", of {gates.least_reports} reports at least" if gates.least_reports > 1 else ""
-        yield f"{gates.health_ppm / 10_000:g} % of the nodes that report are well{reports}"
+        reports = f", of at least {gates.least_reports}" if gates.least_reports > 1 else ""
+        yield f"at least {gates.health_ppm / 10_000:g} % of the nodes that report are well{reports}"
     if gates.errors_ppm is not None:
-        yield f"{gates.errors_ppm / 10_000:g} % of the requests fail at most"
+        yield f"at most {gates.errors_ppm / 10_000:g} % of the requests failed"
     if gates.canary:
         yield "a canary's PASS"
     if gates.approve:

@@ -9,7 +9,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.layout import SERIES
 from pipeline.regressions.trend import Trend, Value, describe_change, find_trend
 
-WIDTH, HEIGHT, _MARGIN = 600, 90, 6
+WIDTH, HEIGHT, _MARGIN = 600, 120, 6
 # Newest points of a series that its table lists; `enginery trend --json` has all.
 MOST_POINTS = 40
 
