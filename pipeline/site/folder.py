@@ -5,23 +5,24 @@ Beside the pages lies `.enginery-site/`: for each model the digest of what its p
 again when that digest changed, and written when its bytes did. Pages are deleted last, so that a run that is killed
 leaves links that lead somewhere; the next run goes on from what was noted.
 
-A page is renamed into its place and not synced, since it can be drawn again. `keep` syncs all of them at once, and only
-then writes what is noted of them: after a loss of power nothing is noted of a page that the disk does not have.
+A page is renamed into its place and not synced, since it can be drawn again. `keep` syncs all of them together and then
+writes what is noted of them: after a loss of power nothing is noted of a page that the disk does not have.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError
-from enginery.registry.store.files import reachable, start_atomic_write, sweep
+from enginery.registry.store.files import reachable, start_atomic_write, sweep, sync_folder
 
 STATE = ".enginery-site"
 _OVERVIEW = "registry.json"
 _HALF_WRITTEN = "new"
+_MOST_SYNCED = 64
 FORMAT = 1
 
 
@@ -52,7 +53,7 @@ class SiteFolder:
         self.done = Written()
         # Notes that are not on disk yet, by file name; None: to be deleted.
         self._notes: dict[str, Mapping[str, object] | None] = {}
-        self._unsynced = False
+        self._unsynced: list[Path] = []
         with reachable(f"reading {root}"):
             if root.exists() and not root.is_dir():
                 raise InputError(f"{root} is no folder; give one for the site")
@@ -75,14 +76,14 @@ class SiteFolder:
         notes = {**self._notes, _OVERVIEW: {"format": FORMAT, "models": models}}
         new = {name: json.dumps(found, separators=(",", ":")).encode() for name, found in notes.items() if found}
         changed = {name: data for name, data in new.items() if data != self._read_bytes(name)}
-        if changed and self._unsynced:
-            os.sync()
+        if changed:
+            _sync(self._unsynced)
         for name, data in changed.items():
             self._write(f"{STATE}/{name}", data)
         with reachable(f"deleting notes in {self.root / STATE}"):
             for name in notes.keys() - new.keys():
                 (self.root / STATE / name).unlink(missing_ok=True)
-        self._notes, self._unsynced = {}, False
+        self._notes, self._unsynced = {}, []
 
     def update(self, group: str, pages: Iterable[Page]) -> list[str]:
         """Draw the pages of a group whose key changed, write those whose bytes did, and return the paths of the group's
@@ -100,7 +101,7 @@ class SiteFolder:
             if not known or known[1] != digest or not (self.root / page.path).is_file():
                 self._write(page.path, data)
                 self.done.written += 1
-                self._unsynced = True
+                self._unsynced.append(self.root / page.path)
             after[page.path] = [page.key, digest]
         gone = [path for path in before if path not in after]
         # Those that are to be deleted stay noted until they are.
@@ -161,6 +162,19 @@ class SiteFolder:
             return (self.root / STATE / name).read_bytes()
         except OSError:
             return None
+
+
+def _sync(paths: Sequence[Path]) -> None:
+    """Sync files to the disk: few one by one, many by one sync of everything, which waits for other programs' too."""
+    if len(paths) > _MOST_SYNCED:
+        os.sync()
+        return
+    with reachable("syncing pages"):
+        for path in paths:
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+        for folder in {path.parent for path in paths}:
+            sync_folder(folder)
 
 
 def _is_inside(path: str) -> bool:

@@ -12,7 +12,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.trust.policy import load_policy
 from pipeline.site.drawing import script, style_sheet
 from pipeline.site.folder import Page, SiteFolder, Written
-from pipeline.site.keys import digest_lines, read_models
+from pipeline.site.keys import ModelKeys, digest_lines, read_models
 from pipeline.site.machines import known_machines
 from pipeline.site.model_pages import model_pages
 from pipeline.site.model_site import ModelSite
@@ -47,8 +47,8 @@ def write_site(
     folder.sweep()
     known = known_machines(sources.inventory, sources.catalog)
     salt = _salt(sources)
-    keys = {item.model: item for item in read_models(store, salt)}
     notes = cast("dict[str, ModelNote]", folder.read_overview())
+    keys = _with_graphs({item.model: item for item in read_models(store, salt)}, notes)
     changed = [item for name, item in keys.items() if name not in notes or notes[name]["key"] != item.digest]
     folder.update(_ASSETS, [Page("site.css", "", style_sheet), Page("site.js", "", script)])
     # Pages to be deleted, by group, and what stays noted until they are: that something is left to do.
@@ -71,6 +71,16 @@ def write_site(
     if any(gone.values()):
         _keep(folder, notes)
     return folder.done
+
+
+def _with_graphs(keys: Mapping[str, ModelKeys], notes: Mapping[str, ModelNote]) -> dict[str, ModelKeys]:
+    """The keys of models, those of ensembles with the digests of their graphs' models: what is found out about an
+    engine of a graph holds for the whole."""
+    graphs = {name: notes[name]["graphs"] if name in notes else [] for name in keys}
+    return {
+        name: item.with_lines([keys[graph].digest for graph in graphs[name] if graph in keys])
+        for name, item in keys.items()
+    }
 
 
 def _keep(folder: SiteFolder, notes: Mapping[str, ModelNote]) -> None:

@@ -6,8 +6,8 @@ series), so that a change of any shows in the names or the sizes.
 """
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from enginery.core.digest import digest_of_bytes, is_digest
 from enginery.core.names import is_name, version_order
@@ -26,6 +26,13 @@ class ModelKeys:
     channels: tuple[str, ...]
     canaries: tuple[str, ...]
     digest: str
+
+    def with_lines(self, lines: Sequence[str]) -> "ModelKeys":
+        """The same with digests that depend on these lines, too; itself for none."""
+        if not lines:
+            return self
+        versions = tuple((version, digest_lines([digest, *lines])) for version, digest in self.versions)
+        return replace(self, versions=versions, digest=digest_lines([self.digest, *lines]))
 
 
 def read_models(store: Store, salt: str = "") -> list[ModelKeys]:

@@ -32,11 +32,12 @@ class KnownMachines:
     source: str = ""
 
 
-@dataclass(frozen=True) class MachineRow: """Machines that get the same engine of a version in the same way. names: of
-their groups.  nodes: how many; 0 where there is no inventory.  state: as in `Coverage`, or NOT_ASKED.  serves: whether
-they can pull the engine, which a channel may refuse as unproven.  why: the reason of the state, else how well the
-engine fits and what could not be checked.  asked: the reference that they ask for, 'digits:stable'.  version: that it
-names; '' where there is none."""
+@dataclass(frozen=True)
+class MachineRow:
+    """Machines that get the same engine of a version in the same way. names: of their groups.  nodes: how many; 0 where
+    there is no inventory.  state: as in `Coverage`, or NOT_ASKED.  serves: whether they can pull the engine, which a
+    channel may refuse as unproven.  why: the reason of the state, else how well the engine fits and what could not be
+    checked.  asked: the reference that they ask for, 'digits:stable'.  version: that it names; '' for none."""
 
     names: tuple[str, ...]
     nodes: int

@@ -60,8 +60,9 @@ class RolloutNote(TypedDict):
 class ModelNote(TypedDict):
     """What the pages over all models show of one, as it is kept between runs. key: digest of its keys.
 
-    version: that it serves by its usual channel, else its newest.  versions: all, oldest first.  statuses: number of that version's engines by
-    status.  at: when it was published.  problem: why it cannot be read.
+    version: that it serves by its usual channel, else its newest.  versions: all, oldest first.  statuses: number of
+    that version's engines by status.  at: when it was published.  problem: why it cannot be read.  graphs: the models
+    that it pins versions of, where it is an ensemble.
     """
 
     key: str
@@ -71,6 +72,7 @@ class ModelNote(TypedDict):
     channels: dict[str, str]
     statuses: dict[str, int]
     targets: list[str]
+    graphs: list[str]
     problem: str
     canaries: list[CanaryNote]
     machines: list[GapNote]
@@ -81,9 +83,10 @@ def note_of(site: ModelSite) -> ModelNote:
     """What is noted of a model."""
     usual = next((item for item in site.listed if item.version == site.usual), None)
     try:
-        targets = [entry.target for entry in lookup.load(site.store, site.model, site.usual).engines]
+        manifest = lookup.load(site.store, site.model, site.usual)
+        targets, graphs = [entry.target for entry in manifest.engines], [pin.model for pin in manifest.graphs]
     except EngineryError:  # the version's own page says so
-        targets = []
+        targets, graphs = [], []
     return ModelNote(
         key=site.keys.digest,
         version=site.usual,
@@ -92,6 +95,7 @@ def note_of(site: ModelSite) -> ModelNote:
         channels={channel.name: channel.version or "?" for channel in site.channels},
         statuses=dict(usual.engines) if usual else {},
         targets=list(dict.fromkeys(targets)),
+        graphs=graphs,
         problem=(usual.damage if usual else None) or "",
         canaries=_canaries(site),
         machines=[
