@@ -11,8 +11,9 @@ import pytest
 from enginery.registry.latency_series import append_point
 from enginery.registry.store.base import open_store
 from enginery.registry.versions import lookup
+from pipeline.rollout.operations import Operator, start
 from tests.enginery.registry.test_latency_series import SERIES, point
-from tests.pipeline.rollout.fleet import begin, plan
+from tests.pipeline.rollout.fleet import BEGIN, plan
 from tests.pipeline.site.chromium import Tab, chromium
 from tests.pipeline.site.sites import move, publish_hostile, publish_small, write
 from tests.validation.browser import CHROMIUM
@@ -40,7 +41,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         publish_small(store, content=content)
     move(store, "digits", "1")
     publish_hostile(store)
-    begin(store, lookup.load(store, "digits", "2"), plan("5%", "100%", approve=True))
+    waves, operator = plan("5%", "100%", approve=True), Operator("ada", BEGIN, "faster")
+    start(store, lookup.load(store, "digits", "2"), "stable", waves, operator, proven_only=True)
     for day in range(16):
         append_point(store, SERIES, point(day, relative=1.0 if day < 8 else 1.1))
     write(store, place / "site")
