@@ -165,7 +165,8 @@ def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
     """
     references = list(dict.fromkeys(demand.reference for demand in demands))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(zip(references, pool.map(lambda item: _look(store, Demand(item)), references), strict=True))
+        look = map if len(references) < 2 else pool.map  # the pool starts its threads when it has work
+        found = dict(zip(references, look(lambda item: _look(store, Demand(item)), references), strict=True))
     return tuple(replace(found[demand.reference], demand=demand) for demand in demands)
 
 

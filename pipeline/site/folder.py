@@ -64,7 +64,8 @@ class SiteFolder:
         """What the last run noted of each model; empty where there is nothing that can be read."""
         found = self._read_state(_OVERVIEW)
         models = found.get("models") if found.get("format") == FORMAT else None
-        return models if isinstance(models, dict) else {}
+        known = models.items() if isinstance(models, dict) else ()
+        return {name: note for name, note in known if isinstance(note, dict) and isinstance(note.get("key"), str)}
 
     def sweep(self) -> None:
         """Delete what killed runs left half written."""

@@ -76,7 +76,8 @@ def write_site(
 def _with_graphs(keys: Mapping[str, ModelKeys], notes: Mapping[str, ModelNote]) -> dict[str, ModelKeys]:
     """The keys of models, those of ensembles with the digests of their graphs' models: what is found out about an
     engine of a graph holds for the whole."""
-    graphs = {name: notes[name]["graphs"] if name in notes else [] for name in keys}
+    # Notes of another release may lack it; what they are of is drawn again anyway.
+    graphs = {name: notes[name].get("graphs", []) if name in notes else [] for name in keys}
     return {
         name: item.with_lines([keys[graph].digest for graph in graphs[name] if graph in keys])
         for name, item in keys.items()
@@ -111,6 +112,7 @@ def _code() -> str:
     """Digest of the files that draw pages."""
     parts = (
         resources.files("pipeline.site"),
+        resources.files("pipeline.site.shown"),
         resources.files("pipeline.site") / "templates",
         resources.files("validation.reporting"),
     )

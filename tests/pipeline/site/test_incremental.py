@@ -178,7 +178,13 @@ def test_a_folder_with_other_things_is_left_alone(registry: Store, out: Path) ->
         write(registry, out / "thesis.txt")
 
 
-@pytest.mark.parametrize("state", [b"", b"{", b'{"format": 2}', b'{"format": 1, "models": [], "pages": []}'])
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"", b"{", b'{"format": 2}', b'{"format": 1, "models": [], "pages": []}', b'{"format": 1, "models": {"digits": 1}}',
+        b'{"format": 1, "models": {"digits": {"key": "of another release"}, "gone": {"key": ""}}}',
+    ],
+)  # fmt: skip
 def test_a_damaged_state_costs_time_and_nothing_else(registry: Store, out: Path, state: bytes) -> None:
     publish_small(registry)
     write(registry, out)
