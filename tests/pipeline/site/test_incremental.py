@@ -181,7 +181,8 @@ def test_a_folder_with_other_things_is_left_alone(registry: Store, out: Path) ->
 @pytest.mark.parametrize(
     "state",
     [
-        b"", b"{", b'{"format": 2}', b'{"format": 1, "models": [], "pages": []}', b'{"format": 1, "models": {"digits": 1}}',
+        b"", b"{", b'{"format": 2}', b'{"format": 1, "models": [], "pages": []}',
+        b'{"format": 1, "models": {"digits": 1}}',
         b'{"format": 1, "models": {"digits": {"key": "of another release"}, "gone": {"key": ""}}}',
     ],
 )  # fmt: skip
