@@ -55,6 +55,11 @@ def classify(engine: Path) -> float:
     return float(np.mean(np.concatenate(answers) == held_out["label"]))
 
 
+def show_site() -> None:
+    """Print how to look at the registry as a website."""
+    print(f"look at what is in the registry: {os.path.relpath(ENGINERY)} serve --registry {REGISTRY}")
+
+
 def main() -> None:
     """Run the demo."""
     begun, is_first = time.monotonic(), not REGISTRY.exists()
@@ -65,14 +70,15 @@ def main() -> None:
     built = run(*words, announce=is_first)
     print(built, end="")
     if "everything was cached" in built:
+        show_site()
         return
     dest = REGISTRY / "pulled"
     pulled = json.loads(run("pull", "digits", "--target", "cpu", "--registry", REGISTRY, "--dest", dest, "--json"))
     print(f"pulled {pulled['path']}")
     accuracy = classify(Path(pulled["path"]))
     print(f"held-out digits classified by the pulled engine: {accuracy:.1%} right")
-    print(f"\nlook at it: enginery serve --registry {REGISTRY}")
     print(f"\ndemo finished in {time.monotonic() - begun:.0f} s; run it again, and everything is cached")
+    show_site()
 
 
 if __name__ == "__main__":

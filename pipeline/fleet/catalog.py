@@ -165,7 +165,8 @@ def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
     """
     references = list(dict.fromkeys(demand.reference for demand in demands))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(zip(references, pool.map(lambda item: _look(store, Demand(item)), references), strict=True))
+        look = map if len(references) < 2 else pool.map  # the pool starts its threads when it has work
+        found = dict(zip(references, look(lambda item: _look(store, Demand(item)), references), strict=True))
     return tuple(replace(found[demand.reference], demand=demand) for demand in demands)
 
 
@@ -177,13 +178,18 @@ def _look(store: Store, demand: Demand) -> Served:
     except EngineryError as error:
         return Served(demand, problem=str(error))
     manifest = located.manifest
-    names, precisions = (
-        tuple(map(str, found)) if isinstance(found, list | tuple) else None
-        for found in (manifest.spec.get("targets"), manifest.spec.get("precisions"))
-    )
-    try:
-        targets = None if names is None else tuple(target for name in names for target in parse_targets(name))
-    except EngineryError:  # a target that this release does not know
-        targets = None
+    targets = parse_spec_targets(manifest.spec.get("targets"))
+    found = manifest.spec.get("precisions")
+    precisions = tuple(map(str, found)) if isinstance(found, list | tuple) else None
     kept = store.read(registered_key(manifest.model)) is not None
     return Served(demand, manifest.version, engines, located.proven_only, targets, precisions, registered=kept)
+
+
+def parse_spec_targets(names: object) -> tuple[Target, ...] | None:
+    """The targets that a manifest's spec names; None where it does not say, or one is not known to this release."""
+    if not isinstance(names, list | tuple):
+        return None
+    try:
+        return tuple(target for name in names for target in parse_targets(str(name)))
+    except EngineryError:
+        return None

@@ -160,5 +160,5 @@ def _list_reasons(served: Served, found: EngineRanking, machine: Machine) -> str
     reasons = list(dict.fromkeys(f"{unit}: {why}" for unit, why in found.rejected if unit in alike))
     if reasons:
         return join_first(reasons, 3, "; ")
-    targets = sorted({entry.target for entry in served.engines})
+    targets = sorted({entry.target for entry in served.engines if entry.usable})
     return f"no engine for {machine.target.sm}; {served.name} has {', '.join(targets) or 'no engine at all'}"

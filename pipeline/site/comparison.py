@@ -15,17 +15,23 @@ from validation.reporting.version_document import VersionDocument
 MOST_CHARACTERS = 300
 # Rows of one section that are shown; scales of a large model are thousands.
 MOST_ROWS = 200
+# A ratio from which on it is written as such, since nobody reads +4690 %.
+_LARGE = 3
 
 
 @dataclass(frozen=True)
 class Fact:
     """A value as text. number: to compare it by, None for one that is only equal or not.  relative: whether a change of
-    it is a share of the older value, else a difference in `unit`."""
+    it is a share of the older value, else a difference in `unit`.  engine: the unit that it is of; '' for none.
+
+    Of an engine that one version alone has, nothing is compared but its status.
+    """
 
     text: str
     number: float | None = None
     relative: bool = True
     unit: str = ""
+    engine: str = ""
 
 
 # By the title of a section and the name of the value.
@@ -71,11 +77,19 @@ def facts_of(document: VersionDocument) -> Facts:
 
 def compare(before: Facts, after: Facts) -> tuple[ComparedSection, ...]:
     """All sections, each with what differs. The order of names is that of the newer version."""
-    return tuple(_compare_section(title, before.get(title, {}), after[title]) for title in after)
+    both = _engines_of(before) & _engines_of(after)
+    return tuple(_compare_section(title, before.get(title, {}), after[title], both) for title in after)
 
 
-def _compare_section(title: str, before: Mapping[str, Fact], after: Mapping[str, Fact]) -> ComparedSection:
-    names = dict.fromkeys([*after, *before])
+def _engines_of(facts: Facts) -> set[str]:
+    return {fact.engine for section in facts.values() for fact in section.values()} | {""}
+
+
+def _compare_section(
+    title: str, before: Mapping[str, Fact], after: Mapping[str, Fact], engines: set[str]
+) -> ComparedSection:
+    known = {**before, **after}
+    names = [name for name in dict.fromkeys([*after, *before]) if known[name].engine in engines]
     changed = [
         ComparedRow(name, _text(before.get(name)), _text(after.get(name)), _change(before.get(name), after.get(name)))
         for name in names
@@ -98,7 +112,10 @@ def _change(before: Fact | None, after: Fact | None) -> str:
     if not after.relative:
         sign = "+" if after.number > before.number else ""
         return f"{sign}{number_text(after.number - before.number)} {after.unit}".strip()
-    return percent_text(after.number / before.number - 1) if before.number else ""
+    if not before.number:
+        return ""
+    ratio = after.number / before.number
+    return percent_text(ratio - 1) if 1 / _LARGE < ratio < _LARGE else f"{ratio:.3g} ×"  # noqa: RUF001 - times
 
 
 def _flatten(value: object, path: str) -> Iterator[tuple[str, str]]:
@@ -116,10 +133,10 @@ def _engines(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
         yield f"{entry.unit}: status", Fact(entry.status)
         if entry.digest:
             size = document.size_of(entry)
-            yield f"{entry.unit}: size", Fact(format_bytes(size), size)
-            yield f"{entry.unit}: bytes", Fact(entry.digest[:16])
+            yield f"{entry.unit}: size", Fact(format_bytes(size), size, engine=entry.unit)
+            yield f"{entry.unit}: bytes", Fact(entry.digest[:16], engine=entry.unit)
         for name, text in entry.toolchain.items():
-            yield f"{entry.unit}: {name}", Fact(text)
+            yield f"{entry.unit}: {name}", Fact(text, engine=entry.unit)
 
 
 def _quality(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
@@ -138,7 +155,7 @@ def _worst_sqnr(report: Report) -> Iterator[tuple[str, Fact]]:
         if check.name == "sqnr_db" and check.value is not None and not math.isnan(check.value):
             worst[check.joint] = min(worst.get(check.joint, math.inf), check.value)
     for stage, value in worst.items():
-        yield f"{report.unit}: SQNR at {stage}", Fact(metric_text(value, "sqnr_db"), value, False, "dB")
+        yield f"{report.unit}: SQNR at {stage}", Fact(metric_text(value, "sqnr_db"), value, False, "dB", report.unit)
 
 
 def _latency(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
@@ -147,8 +164,8 @@ def _latency(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
             for bucket in report.buckets:
                 seconds = bucket.runtime_s
                 busy = " (busy machine)" if report.busy else ""
-                name = f"{report.unit}, {bucket.name}, on {report.machine}: median of the runtime's call"
-                yield name, Fact(seconds_text(seconds) + busy, seconds)
+                name = f"{report.unit}, {bucket.name}, on {report.machine}"
+                yield name, Fact(seconds_text(seconds) + busy, seconds, engine=report.unit)
 
 
 def _scales(document: VersionDocument) -> Iterator[tuple[str, Fact]]:

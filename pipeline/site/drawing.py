@@ -9,6 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from enginery.registry.manifest import EngineEntry
+from pipeline.site.shown.series import line_of
 from validation.canary.judging.formatting import describe_interval, describe_value
 from validation.reporting.html import templates as report_templates
 
@@ -47,6 +48,7 @@ def _templates() -> "Environment":
     environment.filters |= known.filters | {
         "anchor": engine_anchor,
         "interval": describe_interval,
+        "line": line_of,
         "criterion": lambda value, kind: "" if value is None else describe_value(value, kind),
     }
     return environment

@@ -4,19 +4,25 @@ there.
 Beside the pages lies `.enginery-site/`: for each model the digest of what its pages were drawn from. A page is drawn
 again when that digest changed, and written when its bytes did. Pages are deleted last, so that a run that is killed
 leaves links that lead somewhere; the next run goes on from what was noted.
+
+A page is renamed into its place and not synced, since it can be drawn again. `keep` syncs all of them together and then
+writes what is noted of them: after a loss of power nothing is noted of a page that the disk does not have.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError
-from enginery.registry.store.files import reachable, write_whole
+from enginery.registry.store.files import reachable, start_atomic_write, sweep, sync_folder
 
 STATE = ".enginery-site"
 _OVERVIEW = "registry.json"
+_HALF_WRITTEN = "new"
+_MOST_SYNCED = 64
 FORMAT = 1
 
 
@@ -45,6 +51,9 @@ class SiteFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.done = Written()
+        # Notes that are not on disk yet, by file name; None: to be deleted.
+        self._notes: dict[str, Mapping[str, object] | None] = {}
+        self._unsynced: list[Path] = []
         with reachable(f"reading {root}"):
             if root.exists() and not root.is_dir():
                 raise InputError(f"{root} is no folder; give one for the site")
@@ -55,11 +64,27 @@ class SiteFolder:
         """What the last run noted of each model; empty where there is nothing that can be read."""
         found = self._read_state(_OVERVIEW)
         models = found.get("models") if found.get("format") == FORMAT else None
-        return models if isinstance(models, dict) else {}
+        known = models.items() if isinstance(models, dict) else ()
+        return {name: note for name, note in known if isinstance(note, dict) and isinstance(note.get("key"), str)}
 
-    def write_overview(self, models: Mapping[str, Mapping[str, object]]) -> None:
-        """Note what is known of each model."""
-        self._write_state(_OVERVIEW, {"format": FORMAT, "models": models})
+    def sweep(self) -> None:
+        """Delete what killed runs left half written."""
+        with reachable(f"reading {self.root}"):
+            sweep(self.root / STATE / _HALF_WRITTEN)
+
+    def keep(self, models: Mapping[str, Mapping[str, object]]) -> None:
+        """Sync the pages that were written, then note them, and what is known of each model."""
+        notes = {**self._notes, _OVERVIEW: {"format": FORMAT, "models": models}}
+        new = {name: json.dumps(found, separators=(",", ":")).encode() for name, found in notes.items() if found}
+        changed = {name: data for name, data in new.items() if data != self._read_bytes(name)}
+        if changed:
+            _sync(self._unsynced)
+        for name, data in changed.items():
+            self._write(f"{STATE}/{name}", data)
+        with reachable(f"deleting notes in {self.root / STATE}"):
+            for name in notes.keys() - new.keys():
+                (self.root / STATE / name).unlink(missing_ok=True)
+        self._notes, self._unsynced = {}, []
 
     def update(self, group: str, pages: Iterable[Page]) -> list[str]:
         """Draw the pages of a group whose key changed, write those whose bytes did, and return the paths of the group's
@@ -75,13 +100,14 @@ class SiteFolder:
             self.done.drawn += 1
             digest = digest_of_bytes(data)
             if not known or known[1] != digest or not (self.root / page.path).is_file():
-                write_whole(self.root / page.path, data)
+                self._write(page.path, data)
                 self.done.written += 1
+                self._unsynced.append(self.root / page.path)
             after[page.path] = [page.key, digest]
         gone = [path for path in before if path not in after]
         # Those that are to be deleted stay noted until they are.
         if after != before:
-            self._write_state(f"{group}.json", {"format": FORMAT, "pages": {**before, **after}})
+            self._notes[f"{group}.json"] = {"format": FORMAT, "pages": {**before, **after}}
         return gone
 
     def pages_of(self, group: str) -> list[str]:
@@ -101,10 +127,7 @@ class SiteFolder:
                         break
                     folder.rmdir()
         left = {path: known for path, known in self._keys(group).items() if path not in gone}
-        if left:
-            self._write_state(f"{group}.json", {"format": FORMAT, "pages": left})
-        else:
-            (self.root / STATE / f"{group}.json").unlink(missing_ok=True)
+        self._notes[f"{group}.json"] = {"format": FORMAT, "pages": left} if left else None
 
     def _keys(self, group: str) -> dict[str, list[str]]:
         found = self._read_state(f"{group}.json")
@@ -113,16 +136,46 @@ class SiteFolder:
             return {}
         return {path: known for path, known in pages.items() if _is_inside(path) and isinstance(known, list)}
 
-    def _read_state(self, name: str) -> dict[str, object]:
-        path = self.root / STATE / name
+    def _read_state(self, name: str) -> Mapping[str, object]:
+        if name in self._notes:
+            return self._notes[name] or {}
         try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            found = json.loads(self._read_bytes(name) or b"")
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _write_state(self, name: str, document: Mapping[str, object]) -> None:
-        write_whole(self.root / STATE / name, json.dumps(document, separators=(",", ":")).encode())
+    def _write(self, path: str, data: bytes) -> None:
+        """Write a file that appears whole or not at all, without a sync. What a killed run leaves of one lies beside
+        the notes, where no copy of the site takes it along."""
+        half_written, place = self.root / STATE / _HALF_WRITTEN, self.root / path
+        with reachable(f"writing {place}"):
+            if not half_written.is_dir():
+                half_written.mkdir(parents=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with start_atomic_write(half_written) as file:
+                file.stream.write(data)
+                file.stream.flush()
+                file.path.replace(place)
+
+    def _read_bytes(self, name: str) -> bytes | None:
+        try:
+            return (self.root / STATE / name).read_bytes()
+        except OSError:
+            return None
+
+
+def _sync(paths: Sequence[Path]) -> None:
+    """Sync files to the disk: few one by one, many by one sync of everything, which waits for other programs' too."""
+    if len(paths) > _MOST_SYNCED:
+        os.sync()
+        return
+    with reachable("syncing pages"):
+        for path in paths:
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+        for folder in {path.parent for path in paths}:
+            sync_folder(folder)
 
 
 def _is_inside(path: str) -> bool:

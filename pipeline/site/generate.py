@@ -12,7 +12,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.trust.policy import load_policy
 from pipeline.site.drawing import script, style_sheet
 from pipeline.site.folder import Page, SiteFolder, Written
-from pipeline.site.keys import digest_lines, read_models
+from pipeline.site.keys import ModelKeys, digest_lines, read_models
 from pipeline.site.machines import known_machines
 from pipeline.site.model_pages import model_pages
 from pipeline.site.model_site import ModelSite
@@ -20,7 +20,7 @@ from pipeline.site.notes import ModelNote, note_of
 from pipeline.site.overview_pages import overview_pages
 
 # Models between two notes of what was done, so that a run that is killed goes on from there.
-_NOTED_EVERY = 200
+_NOTED_EVERY = 500
 # Groups of pages that are no model's.
 _ASSETS, _OVERVIEW = "assets", "overview"
 
@@ -44,27 +44,48 @@ def write_site(
     Raises UnavailableError when the registry is out of reach or the folder cannot be written, and as `known_machines`.
     """
     folder.done = Written()
+    folder.sweep()
     known = known_machines(sources.inventory, sources.catalog)
     salt = _salt(sources)
-    keys = {item.model: item for item in read_models(store, salt)}
     notes = cast("dict[str, ModelNote]", folder.read_overview())
+    keys = _with_graphs({item.model: item for item in read_models(store, salt)}, notes)
     changed = [item for name, item in keys.items() if name not in notes or notes[name]["key"] != item.digest]
     folder.update(_ASSETS, [Page("site.css", "", style_sheet), Page("site.js", "", script)])
+    # Pages to be deleted, by group, and what stays noted until they are: that something is left to do.
     gone: dict[str, list[str]] = {}
+    unfinished: dict[str, ModelNote] = {}
     for number, item in enumerate(changed, 1):
-        gone[_group(item.model)] = _write_model(folder, ModelSite(store, item, known, sources.trust, salt), notes)
+        if paths := _write_model(folder, ModelSite(store, item, known, sources.trust, salt), notes):
+            gone[_group(item.model)] = paths
+            unfinished[item.model] = {**notes[item.model], "key": ""}
         if number % _NOTED_EVERY == 0:
-            folder.write_overview(notes)
+            _keep(folder, {**notes, **unfinished})
             say(f"{number} of {len(changed)} changed models")
     for model in [name for name in notes if name not in keys]:
-        del notes[model]
+        unfinished[model] = notes.pop(model)
         gone[_group(model)] = folder.pages_of(_group(model))
-    left = folder.update(_OVERVIEW, overview_pages(store, notes, known, sources.title))
-    folder.write_overview(cast("Mapping[str, Mapping[str, object]]", notes))
-    for group, paths in {**gone, _OVERVIEW: left}.items():
-        if paths:
-            folder.delete(group, paths)
+    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, known, sources.title, salt))
+    _keep(folder, {**notes, **unfinished})
+    for group, paths in gone.items():
+        folder.delete(group, paths)
+    if any(gone.values()):
+        _keep(folder, notes)
     return folder.done
+
+
+def _with_graphs(keys: Mapping[str, ModelKeys], notes: Mapping[str, ModelNote]) -> dict[str, ModelKeys]:
+    """The keys of models, those of ensembles with the digests of their graphs' models: what is found out about an
+    engine of a graph holds for the whole."""
+    # Notes of another release may lack it; what they are of is drawn again anyway.
+    graphs = {name: notes[name].get("graphs", []) if name in notes else [] for name in keys}
+    return {
+        name: item.with_lines([keys[graph].digest for graph in graphs[name] if graph in keys])
+        for name, item in keys.items()
+    }
+
+
+def _keep(folder: SiteFolder, notes: Mapping[str, ModelNote]) -> None:
+    folder.keep(cast("Mapping[str, Mapping[str, object]]", notes))
 
 
 def _write_model(folder: SiteFolder, site: ModelSite, notes: dict[str, ModelNote]) -> list[str]:
@@ -91,6 +112,7 @@ def _code() -> str:
     """Digest of the files that draw pages."""
     parts = (
         resources.files("pipeline.site"),
+        resources.files("pipeline.site.shown"),
         resources.files("pipeline.site") / "templates",
         resources.files("validation.reporting"),
     )

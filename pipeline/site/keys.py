@@ -1,18 +1,19 @@
 """What a registry's keys say of its models: which versions and channels there are, and whether anything changed.
 
-One listing of all keys with their sizes, and no document is read but policies, which are few and are replaced. All
-other documents that a page shows are named by their digest, or only grow (channels), so that a change of any shows in
-the names or the sizes.
+One listing of all keys with their sizes, and no document is read but policies and the rollouts that are not finished,
+which are few and are replaced. All other documents that a page shows are named by their digest, or only grow (channels,
+series), so that a change of any shows in the names or the sizes.
 """
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from enginery.core.digest import digest_of_bytes, is_digest
 from enginery.core.names import is_name, version_order
+from enginery.registry.rollouts.state import running_rollouts
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import MANIFEST, MODELS
+from enginery.registry.store.layout import MANIFEST, MODELS, SERIES, rollout_key
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,13 @@ class ModelKeys:
     canaries: tuple[str, ...]
     digest: str
 
+    def with_lines(self, lines: Sequence[str]) -> "ModelKeys":
+        """The same with digests that depend on these lines, too; itself for none."""
+        if not lines:
+            return self
+        versions = tuple((version, digest_lines([digest, *lines])) for version, digest in self.versions)
+        return replace(self, versions=versions, digest=digest_lines([self.digest, *lines]))
+
 
 def read_models(store: Store, salt: str = "") -> list[ModelKeys]:
     """The models that have a version, sorted. salt: text that every digest depends on, too.
@@ -37,14 +45,30 @@ def read_models(store: Store, salt: str = "") -> list[ModelKeys]:
         model, _, rest = key.removeprefix(MODELS).partition("/")
         if is_name(model) and rest:
             found.setdefault(model, []).append((rest, size))
+    beside = _read_beside(store)
     shared = [salt, *(digest_of_bytes(store.read(key) or b"") for key, _ in sorted(store.sizes("policies/")))]
-    models = (_model(store, model, sorted(keys), shared) for model, keys in sorted(found.items()))
+    models = (
+        _model(store, model, sorted(keys), shared, beside.get(model, ())) for model, keys in sorted(found.items())
+    )
     return [model for model in models if model.versions]
 
 
-def _model(store: Store, model: str, keys: list[tuple[str, int]], shared: list[str]) -> ModelKeys:
+def _read_beside(store: Store) -> dict[str, list[str]]:
+    """By model a line for each document that its pages show and that lies elsewhere, or is replaced."""
+    found: dict[str, list[str]] = {}
+    for key, size in sorted(store.sizes(SERIES)):
+        found.setdefault(key.removeprefix(SERIES).partition("/")[0], []).append(f"{key} {size}")
+    for model, channel in running_rollouts(store):
+        data = store.read(rollout_key(model, channel)) or b""
+        found.setdefault(model, []).append(f"rollout {channel} {digest_of_bytes(data)}")
+    return found
+
+
+def _model(
+    store: Store, model: str, keys: list[tuple[str, int]], shared: list[str], beside: Iterable[str]
+) -> ModelKeys:
     versions: dict[str, list[str]] = {}
-    channels, canaries, complete, all_keys = [], set(), set(), list(shared)
+    channels, canaries, complete, all_keys = [], set(), set(), [*shared, *beside]
     for key, size in keys:
         all_keys.append(f"{key} {size}")
         match key.split("/"):

@@ -1,7 +1,7 @@
 """Which engine each kind of machine gets of a version, and why none: an inventory's groups, or every GPU known."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from enginery.core.hardware.gpu_generations import GENERATIONS
@@ -12,12 +12,14 @@ from enginery.core.types import Target
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
-from pipeline.fleet.catalog import Catalog, Demand, Served, load_catalog, read_served
+from pipeline.fleet.catalog import Catalog, Demand, Served, load_catalog, parse_spec_targets, read_served
 from pipeline.fleet.coverage import Coverage, list_coverage
 from pipeline.fleet.groups import Hardware, NodeGroup
 from pipeline.fleet.inventory import read_inventory
 
 EVERYWHERE = parse_targets("all")
+# State of a machine that neither an inventory, a catalog nor the spec asks for: no engine is missing there.
+NOT_ASKED = "not asked for"
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class KnownMachines:
 @dataclass(frozen=True)
 class MachineRow:
     """Machines that get the same engine of a version in the same way. names: of their groups.  nodes: how many; 0 where
-    there is no inventory.  serves: whether they can pull the engine, which a channel may refuse as unproven.  why: the
-    reason of the state, else how well the engine fits and what could not be checked."""
+    there is no inventory.  state: as in `Coverage`, or NOT_ASKED.  serves: whether they can pull the engine, which a
+    channel may refuse as unproven.  why: the reason of the state, else how well the engine fits and what could not be
+    checked.  asked: the reference that they ask for, 'digits:stable'.  version: that it names; '' for none."""
 
     names: tuple[str, ...]
     nodes: int
@@ -43,6 +46,8 @@ class MachineRow:
     serves: bool
     why: str
     precision: str = ""
+    asked: str = ""
+    version: str = ""
 
 
 def known_machines(inventory: Path | None = None, catalog: Path | None = None) -> KnownMachines:
@@ -74,28 +79,42 @@ def served_by(store: Store, known: KnownMachines, model: str) -> tuple[Served, .
     return read_served(store, demands)
 
 
-def served_version(model: str, version: str, engines: Sequence[EngineEntry]) -> Served:
-    """A version as if machines asked for it by name. engines: with their present status."""
-    return Served(Demand(Reference(model, version), EVERYWHERE), version, tuple(engines))
+def served_version(model: str, version: str, engines: Sequence[EngineEntry], targets: object) -> Served:
+    """A version as if machines asked for it by name. engines: with their present status.  targets: as its spec has
+    them."""
+    demand = Demand(Reference(model, version), EVERYWHERE)
+    return Served(demand, version, tuple(engines), targets=parse_spec_targets(targets))
 
 
 def machine_rows(served: Served, known: KnownMachines) -> tuple[MachineRow, ...]:
     """What each machine gets, machines in the order of `known`; those alike are one row."""
-    groups = [*known.groups, *_cpu_groups(served.engines)] if not known.source else known.groups
+    groups = (
+        known.groups if known.source else [*_by_generation(known.groups, served.engines), *_cpu_groups(served.engines)]
+    )
     alike: dict[tuple[str, ...], list[Coverage]] = {}
     for item in list_coverage(groups, [served], known.catalog):
         unit = item.engine.unit if item.engine else ""
         why = item.reason or "; ".join((item.fit, *item.remarks))
-        alike.setdefault((item.precision or "", item.state, unit, why), []).append(item)
-    rows = (_row(items, why) for (*_, why), items in alike.items())
-    return tuple(rows)
+        state = NOT_ASKED if item.state == "missing" and not _is_asked(item, known) else item.state
+        alike.setdefault((item.precision or "", state, unit, why), []).append(item)
+    return tuple(_row(served, items, state, why) for (_, state, _, why), items in alike.items())
 
 
-def _row(items: list[Coverage], why: str) -> MachineRow:
+def _is_asked(item: Coverage, known: KnownMachines) -> bool:
+    """Whether somebody wants an engine there: whoever has such nodes, the catalog, or the spec by its targets (of an
+    ensemble, which has none: those of its engines)."""
+    if known.source or known.catalog.demands:
+        return True
+    wanted = item.served.targets or parse_spec_targets([entry.target for entry in item.served.engines])
+    return wanted is None or item.group.hardware.is_one_of(wanted)
+
+
+def _row(served: Served, items: list[Coverage], state: str, why: str) -> MachineRow:
     names = tuple(dict.fromkeys(_name(item.group) for item in items))
     first = items[0]
     nodes = sum(item.group.nodes for item in items)
-    return MachineRow(names, nodes, first.state, first.engine, first.serves, why, first.precision or "")
+    asked = (str(served.demand.reference), served.version or "")
+    return MachineRow(names, nodes, state, first.engine, first.serves, why, first.precision or "", *asked)
 
 
 def _name(group: NodeGroup) -> str:
@@ -105,6 +124,16 @@ def _name(group: NodeGroup) -> str:
         return f"cpu {machine.cpu}" if machine.cpu else "cpu"
     sm = f" ({machine.target.sm})" if machine.target.sm != group.name else ""
     return f"{group.name}{sm}" + (f", driver {machine.driver}" if machine.driver else "")
+
+
+def _by_generation(groups: Iterable[NodeGroup], engines: Iterable[EngineEntry]) -> Iterator[NodeGroup]:
+    """The groups, where products of a generation that no engine was built for are one machine, which is judged once."""
+    named = {entry.product for entry in engines}
+    first: dict[object, Machine] = {}
+    for group in groups:
+        machine = group.machine
+        alike = machine.product if machine.product in named else machine.compute_capability
+        yield replace(group, hardware=replace(group.hardware, machine=first.setdefault(alike, machine)))
 
 
 def _cpu_groups(engines: Iterable[EngineEntry]) -> list[NodeGroup]:

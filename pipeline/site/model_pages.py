@@ -1,4 +1,5 @@
-"""The pages of one model: the model, versions with their reports, pairs of them side by side, canaries' reports."""
+"""The pages of one model: the model, versions with their reports, pairs of them side by side, canaries' reports, its
+latencies over time."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,7 +8,6 @@ from functools import partial
 
 from enginery.core.errors import IntegrityError
 from enginery.registry.store.layout import page_key
-from enginery.registry.versions.views import list_versions
 from pipeline.site.comparison import compare
 from pipeline.site.drawing import copy_report, draw
 from pipeline.site.folder import Page
@@ -38,6 +38,9 @@ def model_pages(site: ModelSite) -> Iterator[Page]:
         path = f"{site.folder}/versions/{version}/index.html"
         key = digest_lines([site.salt, digests[version], *site.channels_at(version), repr(site.compared_with(version))])
         yield Page(path, key, partial(_version, site, path, version))
+    if site.series:
+        path = f"{site.folder}/latency.html"
+        yield Page(path, site.keys.digest, partial(draw, "series", path, site=site))
     path = f"{site.folder}/index.html"
     yield Page(path, site.keys.digest, lambda: _model(site, path))
 
@@ -58,12 +61,13 @@ def _model(site: ModelSite, path: str) -> bytes:
         "model",
         path,
         site=site,
-        versions=list_versions(site.store, site.model)[::-1],
+        versions=site.listed[::-1],
         pairs={version: site.compared_with(version) for version in site.versions},
         order={version: index for index, version in enumerate(site.versions)},
         moves=moves[:MOST_MOVES],
         more=max(0, len(moves) - MOST_MOVES),
         machines=site.machines,
+        links={version: f"versions/{version}/index.html" for version in site.versions},
     )
 
 
@@ -71,7 +75,8 @@ def _version(site: ModelSite, path: str, version: str) -> bytes:
     read = site.read(version)
     rows: Sequence[MachineRow] = ()
     if read.document:
-        rows = machine_rows(served_version(site.model, version, read.document.engines), site.known)
+        targets = read.document.spec.get("targets")
+        rows = machine_rows(served_version(site.model, version, read.document.engines, targets), site.known)
     return draw(
         "version",
         path,

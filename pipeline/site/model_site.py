@@ -4,12 +4,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from enginery.core.errors import UnknownNameError
 from enginery.registry.store.base import Store
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS, Move
+from enginery.registry.versions.views import ListedVersion, list_versions
 from pipeline.site.comparison import Facts, facts_of
 from pipeline.site.keys import ModelKeys
 from pipeline.site.machines import KnownMachines, MachineRow, machine_rows, served_by
 from pipeline.site.reading import ReadChannel, ReadVersion, read_channels, read_version
+from pipeline.site.shown.rollouts import ShownRollout, read_rollouts
+from pipeline.site.shown.series import ShownSeries, read_all_series
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,26 @@ class ModelSite:
     def versions(self) -> tuple[str, ...]:
         """The names of its versions, oldest first."""
         return tuple(version for version, _ in self.keys.versions)
+
+    @cached_property
+    def listed(self) -> tuple[ListedVersion, ...]:
+        """Its versions with their engines by status, oldest first; those alone that have a page, since one may come or
+        go while the site is made."""
+        try:
+            found = list_versions(self.store, self.model)
+        except UnknownNameError:
+            return ()
+        return tuple(item for item in found if item.version in self.versions)
+
+    @cached_property
+    def rollouts(self) -> tuple[ShownRollout, ...]:
+        """The rollouts of its channels, also those that are finished."""
+        return read_rollouts(self.store, self.model, [(item.name, item.channel) for item in self.channels])
+
+    @cached_property
+    def series(self) -> tuple[ShownSeries, ...]:
+        """Its series of latencies."""
+        return read_all_series(self.store, self.model)
 
     @cached_property
     def usual(self) -> str:

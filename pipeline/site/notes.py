@@ -5,7 +5,6 @@ from typing import TypedDict
 from enginery.core.errors import EngineryError
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.versions import lookup
-from enginery.registry.versions.views import list_versions
 from pipeline.site.drawing import engine_anchor
 from pipeline.site.model_site import ModelSite
 
@@ -27,53 +26,76 @@ class CanaryNote(TypedDict):
 
 
 class GapNote(TypedDict):
-    """Machines and the engine that they get of a model, or would but for `why`. anchor: of the engine on its version's
-    page, or ''."""
+    """Machines and the engine that they get of a model, or would but for `why`. version: of the engine; '' where it has
+    no page.  anchor: of the engine there, or ''."""
 
     machines: list[str]
     nodes: int
     state: str
     engine: str
     serves: bool
+    asked: str
+    version: str
     anchor: str
+    why: str
+
+
+class RolloutNote(TypedDict):
+    """A rollout that nodes follow. before, version: what the channel serves, and what comes.  reach: the share of the
+    nodes that get it already, in words.  wave, waves: the open one, from 1, and how many there are.  at: when that was
+    opened.  by, why: of its start."""
+
+    channel: str
+    before: str
+    version: str
+    state: str
+    reach: str
+    wave: int
+    waves: int
+    at: str
+    by: str
     why: str
 
 
 class ModelNote(TypedDict):
     """What the pages over all models show of one, as it is kept between runs. key: digest of its keys.
 
-    version: that it serves by its usual channel, else its newest.  statuses: number of that version's engines by
-    status.  at: when it was published.  problem: why it cannot be read.
+    version: that it serves by its usual channel, else its newest.  versions: all, oldest first.  statuses: number of
+    that version's engines by status.  at: when it was published.  problem: why it cannot be read.  graphs: the models
+    that it pins versions of, where it is an ensemble.
     """
 
     key: str
     version: str
-    versions: int
+    versions: list[str]
     at: str
     channels: dict[str, str]
     statuses: dict[str, int]
     targets: list[str]
+    graphs: list[str]
     problem: str
     canaries: list[CanaryNote]
     machines: list[GapNote]
+    rollouts: list[RolloutNote]
 
 
 def note_of(site: ModelSite) -> ModelNote:
     """What is noted of a model."""
-    listed = {item.version: item for item in list_versions(site.store, site.model)}
-    usual = listed.get(site.usual)
+    usual = next((item for item in site.listed if item.version == site.usual), None)
     try:
-        targets = [entry.target for entry in lookup.load(site.store, site.model, site.usual).engines]
+        manifest = lookup.load(site.store, site.model, site.usual)
+        targets, graphs = [entry.target for entry in manifest.engines], [pin.model for pin in manifest.graphs]
     except EngineryError:  # the version's own page says so
-        targets = []
+        targets, graphs = [], []
     return ModelNote(
         key=site.keys.digest,
         version=site.usual,
-        versions=len(site.versions),
+        versions=list(site.versions),
         at=(usual.created_at if usual else None) or "",
         channels={channel.name: channel.version or "?" for channel in site.channels},
         statuses=dict(usual.engines) if usual else {},
         targets=list(dict.fromkeys(targets)),
+        graphs=graphs,
         problem=(usual.damage if usual else None) or "",
         canaries=_canaries(site),
         machines=[
@@ -83,12 +105,34 @@ def note_of(site: ModelSite) -> ModelNote:
                 state=row.state,
                 engine=row.engine.unit if row.engine else "",
                 serves=row.serves,
+                asked=row.asked,
+                version=row.version if row.version in site.versions else "",
                 anchor=engine_anchor(row.engine) if row.engine else "",
                 why=row.why,
             )
             for row in site.machines
         ],
+        rollouts=_rollouts(site),
     )
+
+
+def _rollouts(site: ModelSite) -> list[RolloutNote]:
+    return [
+        RolloutNote(
+            channel=item.channel,
+            before=rollout.base,
+            version=rollout.version,
+            state=item.state,
+            reach=item.reach,
+            wave=rollout.wave + 1,
+            waves=len(rollout.plan.waves),
+            at=rollout.opened,
+            by=rollout.history[0].by,
+            why=rollout.history[0].why,
+        )
+        for item in site.rollouts
+        if (rollout := item.rollout) and item.is_active
+    ]
 
 
 def _canaries(site: ModelSite) -> list[CanaryNote]:

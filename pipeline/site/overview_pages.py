@@ -2,17 +2,20 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
+from enginery.core.names import is_name
 from enginery.core.text import now
 from enginery.registry.builds.runs import read_runs, run_ids
 from enginery.registry.store.base import Store
+from enginery.registry.store.layout import FAILED, failed_page_key
 from pipeline.fleet.coverage import STATES
 from pipeline.orchestration.runs.views import view_run
-from pipeline.site.drawing import draw
+from pipeline.site.drawing import copy_report, draw
 from pipeline.site.folder import Page
-from pipeline.site.machines import KnownMachines
+from pipeline.site.keys import digest_lines
+from pipeline.site.machines import NOT_ASKED, KnownMachines
 from pipeline.site.notes import ModelNote
 
 # Models on a page of the index, rows of the other pages.
@@ -20,18 +23,36 @@ PER_PAGE = 100
 MOST_CANARIES, MOST_OF_MODEL, MOST_GAPS, MOST_RUNS = 300, 20, 500, 200
 
 
-def overview_pages(store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, title: str) -> Iterator[Page]:
-    """The pages over all models, in the order of their names."""
+def overview_pages(
+    store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, title: str, salt: str
+) -> Iterator[Page]:
+    """The pages over all models, in the order of their names. salt: digest of what all pages depend on."""
     names = sorted(notes)
+    failed = _failed(store)
+    for model, sizes in failed.items():
+        key = failed_page_key(model)
+        draw_copy = partial(lambda key: copy_report(store.read(key) or b""), key)
+        yield Page(f"failed/{model}/report.html", digest_lines([salt, *sizes]), draw_copy)
     yield Page("models.js", "", lambda: search_data(notes))
     yield Page("canaries.html", "", lambda: _canaries(notes))
     yield Page("fleet.html", "", lambda: _fleet(notes, known))
-    yield Page("runs.html", "", lambda: _runs(store, notes))
+    yield Page("runs.html", "", lambda: _runs(store, notes, failed))
     pages = max(1, -(-len(names) // PER_PAGE))
     for number in range(pages, 0, -1):
         shown = names[(number - 1) * PER_PAGE : number * PER_PAGE]
         path = index_path(number)
         yield Page(path, "", partial(_index, path, shown, notes, number, title))
+
+
+def _failed(store: Store) -> dict[str, list[str]]:
+    """Each model that has a report of engines that failed, with the sizes of its files: the page, and its data, in
+    which the digests of all reports are."""
+    found: dict[str, list[str]] = {}
+    for key, size in sorted(store.sizes(FAILED)):
+        model = key.removeprefix(FAILED).partition("/")[0]
+        if is_name(model):
+            found.setdefault(model, []).append(f"{key} {size}")
+    return {model: sizes for model, sizes in found.items() if len(sizes) == 2}
 
 
 def index_path(number: int) -> str:
@@ -44,8 +65,13 @@ def search_data(notes: Mapping[str, ModelNote]) -> bytes:
     columns that `site.js` names."""
     rows = [
         [
-            *(name, note["version"], note["versions"], note["at"], note["channels"], note["statuses"]),
+            *(name, note["version"], len(note["versions"]), note["at"], note["channels"], note["statuses"]),
             *(note["targets"], bool(note["problem"])),
+            *(
+                [{item["channel"]: [item["version"], item["reach"]] for item in note["rollouts"]}]
+                if note["rollouts"]
+                else []
+            ),
         ]
         for name, note in sorted(notes.items())
     ]
@@ -83,26 +109,34 @@ def _fleet(notes: Mapping[str, ModelNote], known: KnownMachines) -> bytes:
         for row in note["machines"]:
             for machine in row["machines"]:
                 counts.setdefault(machine, Counter())[row["state"]] += 1
-            if row["state"] != "covered":
-                gaps.append((name, note["version"], row))
+            if row["state"] not in ("covered", NOT_ASKED):
+                gaps.append((name, row))
     order: Sequence[str] = STATES
-    gaps.sort(key=lambda item: (order.index(item[2]["state"]), -item[2]["nodes"], item[0]))
+    gaps.sort(key=lambda item: (order.index(item[1]["state"]), -item[1]["nodes"], item[0]))
     return draw(
         "fleet",
         "fleet.html",
         known=known,
         groups={group: dict(found) for group, found in counts.items()},
+        not_asked=NOT_ASKED,
         nodes=sum(group.nodes for group in known.groups),
         states=STATES,
+        rollouts=[(name, item) for name, note in sorted(notes.items()) for item in note["rollouts"]],
         gaps=gaps[:MOST_GAPS],
         more=max(0, len(gaps) - MOST_GAPS),
     )
 
 
-def _runs(store: Store, notes: Mapping[str, ModelNote]) -> bytes:
+def _runs(store: Store, notes: Mapping[str, ModelNote], failed: Collection[str]) -> bytes:
     ids = run_ids(store)
     found = [view_run(run) for run in read_runs(store, ids[:MOST_RUNS])]
     # Only what runs has a time that goes on, so the page of a registry where nothing runs stays as it is.
     live = [run for run in found if run.state == "running"]
     more = max(0, len(ids) - MOST_RUNS)
-    return draw("runs", "runs.html", live=live, runs=found, models=notes, more=more, at=now() if live else "")
+    # The newest of each model that published nothing: its report, if there is one, is of that run or of one before it.
+    nothing = {
+        view.run.model: view.run.id for view in reversed(found) if view.state == "failed" and not view.run.version
+    }
+    reports = {run for model, run in nothing.items() if model in failed}
+    at = now() if live else ""
+    return draw("runs", "runs.html", live=live, runs=found, models=notes, more=more, at=at, reports=reports)

@@ -1,7 +1,7 @@
 """Reads what a model's pages show: its channels with their histories, and its versions with all that was measured."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import TypeVar
 from enginery.core.digest import digest_of_bytes, is_digest
 from enginery.core.errors import EngineryError, IntegrityError, UnavailableError, UnknownNameError
 from enginery.core.reports.latency import LatencyReport
+from enginery.registry.ensembles import pinned_engines
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.canaries import CanaryVerdict, canaries
 from enginery.registry.evidence.latencies import latencies
 from enginery.registry.evidence.loads import load_reports
-from enginery.registry.manifest import Manifest
+from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import evidence_prefix
 from enginery.registry.versions import lookup, policies
@@ -41,7 +42,8 @@ class Signatures:
 class ReadVersion:
     """A version as it is now. document: None where its manifest cannot be read; `page` is what its page shows, and
     `manifest` the manifest's digest, then.
-    problems: what could not be read, each in words."""
+    problems: what could not be read, each in words.  sizes: of each engine by its unit, in bytes, with all that one of
+    an ensemble stands for.  pinned: the graphs of an ensemble whose versions are there."""
 
     model: str
     version: str
@@ -50,6 +52,8 @@ class ReadVersion:
     problems: tuple[str, ...] = ()
     manifest: str = ""
     signatures: Signatures = field(default_factory=Signatures)
+    sizes: Mapping[str, int | None] = field(default_factory=dict)
+    pinned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,20 @@ def read_version(store: Store, model: str, version: str, trust: Path | None = No
     whole = _try(lambda: _view(published_document(store, manifest)), None, problems)
     document, page = whole or _view(_bare_document(store, manifest, problems))
     signatures = _try(lambda: _signatures(store, manifest, trust), Signatures(), problems)
-    return ReadVersion(model, version, document, page, tuple(dict.fromkeys(problems)), manifest.digest, signatures)
+    sizes = {
+        entry.unit: _try(partial(_size, store, document, entry), entry.size_bytes, problems)
+        for entry in document.engines
+    }
+    there = tuple(pin.name for pin in document.graphs if lookup.load_if_there(store, pin.model, pin.version))
+    problems = list(dict.fromkeys(problems))
+    return ReadVersion(model, version, document, page, tuple(problems), manifest.digest, signatures, sizes, there)
+
+
+def _size(store: Store, document: VersionDocument, entry: EngineEntry) -> int | None:
+    """Size of an engine in bytes; of one of an ensemble that of its graphs' engines. Raises IntegrityError."""
+    if not (document.graphs and entry.usable):
+        return document.size_of(entry)
+    return sum(pinned.size_of(engine) or 0 for _, pinned, engine in pinned_engines(store, document, entry))
 
 
 def _view(document: VersionDocument) -> tuple[VersionDocument, VersionPage]:

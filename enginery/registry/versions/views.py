@@ -111,6 +111,8 @@ def list_versions(
     found = [version for version in found if after is None or version_order(version) > version_order(after)]
     count = len(found) if limit is None else limit
     wanted = found[:count] if after is not None else found[max(0, len(found) - count) :]
+    if store.near or len(wanted) < 2:  # nothing to wait for
+        return [_listed_version(store, model, version, pointing) for version in wanted]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(lambda version: _listed_version(store, model, version, pointing), wanted))
 

@@ -196,6 +196,8 @@ def _coverage_rows(standings: Iterable[Coverage]) -> list[list[str]]:
     alike: dict[tuple[str, ...], list[Coverage]] = {}
     for item in standings:
         engine = item.engine.unit if item.engine else ""
+        if not item.serves:
+            engine = f"none; there is {engine}" if engine else "none"
         why = item.reason or "; ".join((item.fit, *item.remarks))
         name = str(item.demand.reference) + (f" {item.precision}" if item.precision else "")
         key = (name, item.served.version or "", item.state, engine, why)

@@ -30,7 +30,7 @@ function cell(label, ...parts) {
   return made;
 }
 
-function row([name, version, versions, at, channels, statuses, , damaged]) {
+function row([name, version, versions, at, channels, statuses, , damaged, rollouts = {}]) {
   const head = element("th");
   head.scope = "row";
   head.append(link(`models/${name}/index.html`, name));
@@ -39,6 +39,11 @@ function row([name, version, versions, at, channels, statuses, , damaged]) {
   const pointing = Object.entries(channels).flatMap(([channel, target]) => {
     const made = element("span", `${channel} `, "channel");
     made.append(element("b", target));
+    if (channel in rollouts) {
+      const coming = element("span", "→ ", "coming");
+      coming.append(element("b", rollouts[channel][0]), ` on ${rollouts[channel][1]}`);
+      made.append(" ", coming);
+    }
     return [made, " "];
   });
   const number = cell("versions", String(versions));

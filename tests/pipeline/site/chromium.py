@@ -54,8 +54,8 @@ class Tab:
         self.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 30)))")
 
     def wait(self, condition: str) -> None:
-        """Wait until a condition of the page is true; at most ten seconds."""
-        end = time.monotonic() + 10
+        """Wait until a condition of the page is true; at most a minute, since a machine may be busy."""
+        end = time.monotonic() + 60
         while not self.evaluate(condition):
             assert time.monotonic() < end, condition
             time.sleep(0.02)

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 # After these the text goes on.
 INLINE = {"a", "b", "i", "span", "code", "time"}
-VOID = {"meta", "link", "br", "img", "input", "hr", "rect"}
+VOID = {"meta", "link", "br", "img", "input", "hr", "rect", "line", "polyline"}
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Seen(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        self.tags.append(tag)
+        self.tags += [tag] if "svg" not in self.open else []  # a title there is a hint
         self.ids += [given["id"] or ""] if "id" in given else []
         self.links += [given[name] or "" for name in ("href", "src") if name in given]
         if "style" in given or tag == "style" or any(name.startswith("on") for name in given):

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from enginery.registry.latency_series import append_point
 from enginery.registry.store.base import open_store
+from enginery.registry.versions import lookup
+from pipeline.rollout.operations import Operator, start
+from tests.enginery.registry.test_latency_series import SERIES, point
+from tests.pipeline.rollout.fleet import BEGIN, plan
 from tests.pipeline.site.chromium import Tab, chromium
 from tests.pipeline.site.sites import move, publish_hostile, publish_small, write
 from tests.validation.browser import CHROMIUM
@@ -18,10 +23,14 @@ AXE = Path(os.environ.get("ENGINERY_AXE", "build/site-check/node_modules/axe-cor
 PAGES = (
     "index.html", "fleet.html", "canaries.html", "runs.html", "models/digits/index.html",
     "models/digits/versions/2/index.html", "models/digits/compare/1/2.html", "models/hostile/versions/1/index.html",
-    "models/hostile/index.html",
+    "models/hostile/index.html", "models/digits/latency.html",
 )  # fmt: skip
 WIDE = """[...document.querySelectorAll('body *')].filter(item => !item.closest('.scroll, pre, .hidden, .skip')
   && item.getBoundingClientRect().right > innerWidth + 1).map(item => item.outerHTML.slice(0, 120))"""
+
+# Texts that are so narrow that each letter has a line.
+SQUEEZED = """[...document.querySelectorAll('caption:not(.hidden), th, td, p, h2, h3')].filter(item => item.offsetWidth
+  && item.textContent.trim().length > 8 && item.clientHeight > 6 * item.clientWidth).map(item => item.outerHTML)"""
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +41,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         publish_small(store, content=content)
     move(store, "digits", "1")
     publish_hostile(store)
+    waves, operator = plan("5%", "100%", approve=True), Operator("ada", BEGIN, "faster")
+    start(store, lookup.load(store, "digits", "2"), "stable", waves, operator, proven_only=True)
+    for day in range(16):
+        append_point(store, SERIES, point(day, relative=1.0 if day < 8 else 1.1))
     write(store, place / "site")
     return place / "site"
 
@@ -48,6 +61,7 @@ def test_every_page_fits_its_width_and_asks_for_its_own_files_alone(tab: Tab, si
         tab.resize(width, dark=width == 360)
         tab.open(f"{site.as_uri()}/{page}")
         assert tab.evaluate(WIDE) == [], width
+        assert tab.evaluate(SQUEEZED) == [], width
         assert tab.evaluate("[...document.querySelectorAll('.badge')].every(item => item.offsetWidth > 20)")
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert all(url.startswith((site.as_uri(), "data:,")) for url in tab.requests()), tab.requests()

@@ -6,10 +6,12 @@ import pytest
 
 from enginery.core.errors import InputError
 from enginery.registry.store.base import Store
+from enginery.registry.store.files import PREFIX
 from enginery.registry.versions import policies
 from enginery.registry.versions.policies import ChannelPolicy
 from pipeline.site import model_pages
-from pipeline.site.folder import Page, SiteFolder
+from pipeline.site.folder import STATE, Page, SiteFolder
+from pipeline.site.keys import read_models
 from tests.enginery.registries import on_each_store
 from tests.pipeline.site.crawl import broken_links, linked
 from tests.pipeline.site.sites import move, publish_small, write
@@ -27,6 +29,8 @@ def changed(before: dict[str, int], out: Path) -> set[str]:
 
 # It says when the registry was read.
 ALWAYS = {"index.html"}
+# The pages over all models, the style and the script.
+ALWAYS_DRAWN = 5 + 2
 
 
 @on_each_store
@@ -44,7 +48,7 @@ def test_only_what_changed_is_read_and_written(store: Store, out: Path, monkeypa
     move(store, "digits", "1")
     done = write(store, out)
     # The model's page, those of its versions and not what compares them; 5 about all models; the style and the script.
-    assert read == ["digits"] and done.drawn == 1 + 2 + 5 + 2
+    assert read == ["digits"] and done.drawn == 1 + 2 + ALWAYS_DRAWN
     place = "models/digits/"
     assert changed(before, out) - ALWAYS == {
         *("models.js", f"{place}index.html", f"{place}versions/1/index.html", f"{place}versions/2/index.html"),
@@ -97,6 +101,74 @@ def test_a_killed_run_is_finished_by_the_next(registry: Store, out: Path, monkey
     assert (out / "models" / "other" / "index.html").exists() and not broken_links(out)
 
 
+def test_pages_that_a_killed_run_did_not_delete_are_deleted_by_the_next(
+    registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model in ("digits", "other"):
+        for content in "ab":
+            publish_small(registry, model, content)
+    write(registry, out)
+    for key in list(registry.list("models/digits/versions/2/")) + list(registry.list("models/other/")):
+        registry.remove(key)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SiteFolder, "delete", die)
+        with pytest.raises(KeyboardInterrupt):
+            write(registry, out)
+    assert (out / "models/other").exists() and (out / "models/digits/versions/2").exists()
+    write(registry, out)
+    assert not (out / "models/other").exists() and not (out / "models/digits/versions/2").exists()
+    assert write(registry, out).drawn == ALWAYS_DRAWN
+
+
+def test_pages_are_synced_together_and_before_anything_is_noted_of_them(
+    registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    folder = SiteFolder(out)
+    monkeypatch.setattr("os.fsync", lambda _: seen.append("one"))
+    monkeypatch.setattr("os.sync", lambda: seen.append("all" if not (out / STATE / "g.json").exists() else "late"))
+    folder.update("g", [Page(f"{number}.html", "1", lambda: b"a") for number in range(100)])
+    assert seen == []
+    folder.keep({})
+    assert seen == ["all"] and (out / STATE / "g.json").exists()
+    folder.update("g", [Page("0.html", "2", lambda: b"b")])
+    folder.keep({})
+    # The page, and its folder; a sync of everything would wait for all other programs.
+    assert seen == ["all", "one", "one"]
+
+
+def test_what_a_killed_run_wrote_in_part_is_no_file_of_the_site_and_goes(registry: Store, out: Path) -> None:
+    publish_small(registry)
+    left = out / STATE / "new" / f"{PREFIX}00"
+    left.parent.mkdir(parents=True)
+    left.write_text("<html")
+    write(registry, out)
+    assert not left.exists() and not list(out.rglob(f"{PREFIX}*"))
+
+
+def test_a_version_that_comes_while_the_site_is_made_waits_for_the_next_time(
+    registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_small(registry)
+    publish_small(registry, "gone")
+    seen = read_models(registry, "")
+    publish_small(registry, content="b")
+    move(registry, "digits", "2")
+    for key in list(registry.list("models/gone/")):
+        registry.remove(key)
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.site.generate.read_models", lambda *_: seen)
+        write(registry, out)
+    assert "versions/2/index.html" not in (out / "models/digits/index.html").read_text() and not broken_links(out)
+    write(registry, out)
+    assert "versions/2/index.html" in (out / "models/digits/index.html").read_text() and not broken_links(out)
+    assert not (out / "models/gone").exists()
+
+
 def test_a_folder_with_other_things_is_left_alone(registry: Store, out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("all of it")
@@ -106,7 +178,14 @@ def test_a_folder_with_other_things_is_left_alone(registry: Store, out: Path) ->
         write(registry, out / "thesis.txt")
 
 
-@pytest.mark.parametrize("state", [b"", b"{", b'{"format": 2}', b'{"format": 1, "models": [], "pages": []}'])
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"", b"{", b'{"format": 2}', b'{"format": 1, "models": [], "pages": []}',
+        b'{"format": 1, "models": {"digits": 1}}',
+        b'{"format": 1, "models": {"digits": {"key": "of another release"}, "gone": {"key": ""}}}',
+    ],
+)  # fmt: skip
 def test_a_damaged_state_costs_time_and_nothing_else(registry: Store, out: Path, state: bytes) -> None:
     publish_small(registry)
     write(registry, out)
@@ -120,6 +199,7 @@ def test_an_edited_state_deletes_nothing_outside(out: Path, tmp_path: Path) -> N
     (tmp_path / "precious").write_text("x")
     folder = SiteFolder(out)
     folder.update("g", [Page("a.html", "1", lambda: b"a")])
+    folder.keep({})
     state = out / ".enginery-site" / "g.json"
     state.write_text(state.read_text().replace("a.html", "../precious"))
     folder.delete("g", folder.update("g", []))

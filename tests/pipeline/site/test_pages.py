@@ -1,15 +1,27 @@
 """What the pages say, over a version that was built and over small ones."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from enginery.core.text import format_bytes
+from enginery.registry.runs import RunState, new_id
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import channel_key, manifest_key, page_data_key
+from enginery.registry.store.layout import (
+    channel_key,
+    failed_data_key,
+    failed_page_key,
+    manifest_key,
+    page_data_key,
+    run_key,
+)
 from enginery.registry.trust.signing import SigningKey, sign
 from enginery.registry.versions import lookup
+from pipeline.site.drawing import copy_report
 from tests.enginery.registries import engine, overwrite, publish_engines
+from tests.enginery.registry.test_ensembles import publish_graphs, publish_whole
 from tests.enginery.registry.trust.keys import written
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.cli.registry.commands import said
@@ -142,3 +154,60 @@ def test_signatures_are_counted_and_checked_by_a_policy(registry: Store, out: Pa
     write(registry, out, trust=trust)
     assert "trusted signed by r" in words(out, *place, "1", "index.html")
     assert "not trusted digits@2 has 0 of the 1 signatures" in words(out, *place, "2", "index.html")
+
+
+def test_a_target_that_a_spec_does_not_name_is_no_gap(registry: Store, out: Path) -> None:
+    publish_small(registry)
+    write(registry, out)
+    assert "h100 (sm_90), h200 (sm_90), gh200 (sm_90) · not asked for none" in words(out, "models/digits/index.html")
+    gaps = words(out, "fleet.html").partition("about to break")[2]
+    assert "h100" not in gaps and "digits – missing t4 (sm_75)" in gaps  # noqa: RUF001 - dash
+
+
+def test_machines_link_to_the_version_that_they_ask_for(registry: Store, out: Path, tmp_path: Path) -> None:
+    for content in "ab":
+        publish_small(registry, content=content)
+    move(registry, "digits", "1")
+    catalog = tmp_path / "catalog.yaml"
+    catalog.write_text("serve: [{model: digits, channel: stable, on: [cpu]}, {model: digits, version: '2', on: [l4]}]")
+    inventory = tmp_path / "nodes.yaml"
+    inventory.write_text("groups: [{product: l4, count: 4}, {product: h100, count: 2}]")
+    write(registry, out, inventory=inventory, catalog=catalog)
+    links = Seen(out / "models/digits/index.html").links
+    assert "versions/2/index.html#engine-sm_89-fp16-tensorrt-rtx" in links
+    assert "models/digits/versions/2/index.html#engine-sm_89-fp16-tensorrt-rtx" in Seen(out / "fleet.html").links
+    assert "digits@2" in words(out, "fleet.html") and not broken_links(out)
+
+
+def test_an_ensemble_leads_to_its_graphs_and_has_their_size(registry: Store, out: Path) -> None:
+    graphs = publish_graphs(registry)
+    whole = publish_whole(registry, graphs)
+    write(registry, out)
+    page = Seen(out / "models/pair/versions/1/index.html")
+    assert "../../../pair-encoder/versions/1/index.html" in page.links and "image from encoder.image" in page.words
+    size = sum(manifest.size_of(manifest.engines[0]) or 0 for manifest in graphs.values())
+    assert size != whole.size_of(whole.engines[0]) and f" {format_bytes(size)} " in page.words
+    # What is found out about a graph is seen on the page of the whole.
+    registry.remove(manifest_key("pair-encoder", "1"))
+    write(registry, out)
+    assert "pair-encoder@1 not there" in words(out, "models/pair/versions/1/index.html") and not broken_links(out)
+
+
+def test_of_an_engine_that_one_version_has_its_status_alone_is_compared(registry: Store, out: Path) -> None:
+    publish_engines(registry, [engine(registry), engine(registry, "sm_80", "fp16", "unproven")], "a")
+    publish_engines(registry, [engine(registry, data=b"other" * 100)], "b")
+    write(registry, out)
+    page = words(out, "models/digits/compare/1/2.html")
+    assert "sm_80 fp16 tensorrt-rtx: status unproven – gone" in page and page.count("sm_80") == 1  # noqa: RUF001 - dash
+    assert re.search(r"cpu fp32 onnxruntime: size \S+ B \S+ B [\d.]+ ×", page)  # noqa: RUF001 - times
+
+
+def test_a_run_that_published_nothing_leads_to_its_report(registry: Store, out: Path) -> None:
+    publish_small(registry)
+    run = RunState(new_id("lost"), "lost", "s.yaml", "failed", *["2026-01-01T00:00:00.000+00:00"] * 2, 5.0, "h", 1, "u")
+    registry.create(run_key(run.id), replace(run, reason="no engine passed").to_bytes())
+    registry.create(failed_page_key("lost"), b"<p>all failed</p>")
+    registry.create(failed_data_key("lost"), b"{}")
+    write(registry, out)
+    assert "failed/lost/report.html" in Seen(out / "runs.html").links and not broken_links(out)
+    assert (out / "failed/lost/report.html").read_bytes() == copy_report(b"<p>all failed</p>")

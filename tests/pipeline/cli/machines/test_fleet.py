@@ -102,6 +102,17 @@ def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
     assert worse.exit_code == 1 and "no model must be served on: t4, t4 shared by 4, a100" in worse.output
 
 
+def test_an_unproven_engine_that_may_not_be_given_is_none(place: Path) -> None:
+    (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [a100], proven: true}\n")
+    assert "none; there is a100 fp16 tensorrt-rtx  no a100 here" in run().output
+    (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [a100]}\n")
+    found = run().output
+    assert (
+        "unproven  1      a100                  a100 fp16 tensorrt-rtx" in found
+        or "  a100 fp16 tensorrt-rtx  no a100" in found
+    )
+
+
 def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str]] = []
 

@@ -1,0 +1,1 @@
+"""Rollouts and series of latencies as the site shows them."""
