@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from enginery.registry.runs import RunState, new_id
 
 from enginery.core.text import format_bytes
+from enginery.registry.builds.runs import RunState, new_id
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import (
     channel_key,
