@@ -70,7 +70,7 @@ def digits(store: Store) -> Store:
         (group("a100"), "unproven", "sm_80 fp16 tensorrt-rtx", "no sm_80 here"),
         (group("a100", mig="1g.10gb"), "unproven", "sm_80 fp16 tensorrt-rtx", "no sm_80 here"),
         (group("t4"), "missing", None, "t4 fp16 tensorrt-rtx: failed: out of memory in the compiler"),
-        (group("b200"), "missing", None, "no engine for sm_100; digits@1 has cpu, h200, l4, sm_80, t4"),
+        (group("b200"), "missing", None, "no engine for sm_100; digits@1 has cpu, h200, l4, sm_80"),
         (
             group("h200", runtimes={"tensorrt": "11.4.0"}),
             "broken",
