@@ -35,7 +35,7 @@ NAMES = {
     "pipeline/compile/publication/draft.py": "a version's toolchain has the reference interpreter's distribution",
     "pipeline/drafts/triton.py": "the name of a platform of Triton's, whose configurations are read",
     "enginery/client/layouts/triton_config.py": "which of Triton's backends opens an engine",
-    "enginery/client/pull.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
+    "enginery/client/judging.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
 }
 
 
