@@ -11,7 +11,7 @@ ROOMS = ("enginery", "pipeline/fleet")
 # The model as it was exported is served as an ONNX file, by the runtime of that name (docs/guides/client.md).
 # Which of Triton's backends opens an engine is said of Triton, whose backends have these names, too.
 BY_TRITON = ("onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "tensorrt")
-ALLOWED = {("pull.py", "onnxruntime"), *(("triton_config.py", name) for name in BY_TRITON)}
+ALLOWED = {("judging.py", "onnxruntime"), *(("triton_config.py", name) for name in BY_TRITON)}
 
 
 def _files() -> Iterator[Path]:
