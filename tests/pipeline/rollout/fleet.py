@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from heapq import heapify, heapreplace
@@ -25,10 +25,34 @@ from tests.enginery.registry.memory import MemoryStore
 
 BEGIN = datetime(2026, 11, 1, 12, tzinfo=UTC)
 WHERE = ("digits", "stable")
+NODES = [ServingNode(f"node-{number}") for number in range(400)]
 
 
 def at(seconds: float) -> datetime:
     return BEGIN + timedelta(seconds=seconds)
+
+
+def look(store: Any, seconds: float) -> Rollout:
+    """The controller's look at a rollout."""
+    found = advance(store, *WHERE, at(seconds))
+    assert found is not None
+    return found
+
+
+def tell(
+    store: Any, rollout: Rollout, seconds: float, nodes: Iterable[ServingNode], failure: str = "", **counted: int
+) -> None:
+    """Reports of nodes."""
+    for node in nodes:
+        time = format_time(at(seconds))
+        report = NodeReport(node.name, "", "2", time, time, failure, "told", **counted)
+        key = report_key(*WHERE, rollout.id, node.name)
+        write_report(store, key, report, store.objects.get(key))
+
+
+def reached(rollout: Rollout) -> list[ServingNode]:
+    """The nodes of `NODES` that a rollout reaches."""
+    return [node for node in NODES if is_reached(node, rollout.id, rollout.reach)]
 
 
 def plan(*waves: str, soak: int = 600, step: int | None = None, nodes: int | None = None, **gates: Any) -> RolloutPlan:

@@ -1,0 +1,148 @@
+"""Who wins of several operators and controllers at once, and that a kill anywhere loses nothing."""
+
+from contextlib import suppress
+
+import pytest
+
+from enginery.core.errors import ConflictError, EngineryError
+from enginery.registry.leases import hold_lease
+from enginery.registry.rollouts.state import read_rollout, running_rollouts
+from enginery.registry.verification import repair, verify
+from enginery.registry.versions import channels
+from enginery.registry.versions.lookup import read_channel
+from enginery.registry.versions.pointers import read_pointer
+from pipeline.rollout import operations
+from pipeline.rollout.advance import advance
+from pipeline.rollout.operations import Operator
+from tests.enginery.registries import engine, publish_engines
+from tests.enginery.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
+from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, look, plan, registry, served
+
+
+def test_of_two_who_start_one_wins_and_the_other_is_told():
+    for seed in range(20):
+        store, _, two = registry()
+        works = []
+        for name in ("ada", "bob"):
+            actor = Actor(name)
+            seen = store.seen_by(actor)
+            works.append((actor, lambda seen=seen, two=two, name=name: begin(seen, two, plan(), by=name)))
+        interleave(works, seeded(seed))
+        winner = read_rollout(store, *WHERE).history[0].by
+        for actor, _ in works:
+            assert (actor.error is None) == (actor.name == winner), actor.error
+            if actor.name != winner:
+                assert isinstance(actor.error, ConflictError) and f"{winner} started it" in str(actor.error)
+        assert list(running_rollouts(store)) == [WHERE]
+
+
+def test_two_controllers_at_once_do_no_harm():
+    for seed in range(10):
+        store, _, two = registry()
+        begin(store, two, plan("10%", "100%", soak=60))
+        for seconds in (60, 120, 121):
+            actors = [Actor("one"), Actor("two")]
+            works = [(a, lambda a=a: advance(store.seen_by(a), *WHERE, at(seconds))) for a in actors]  # noqa: B023
+            interleave(works, seeded(seed))
+            assert all(actor.error is None for actor in actors)
+        assert read_rollout(store, *WHERE).state == "done" and len(read_channel(store, *WHERE).history) == 2
+        assert [d.what for d in read_rollout(store, *WHERE).history].count("wave 100%") == 1
+
+
+@pytest.mark.parametrize("steps", range(1, 60, 2))
+@pytest.mark.parametrize("seconds", [0, 60, 120])
+def test_a_controller_killed_anywhere_loses_nothing(steps, seconds):
+    store, _, two = registry()
+    begin(store, two, plan("10%", "100%", soak=60))
+    for earlier in range(0, seconds, 60):
+        look(store, earlier)
+    _kill(store, steps, lambda seen: advance(seen, *WHERE, at(seconds)))
+    for later in (60, 120, 180):
+        look(store, seconds + later)
+    assert read_rollout(store, *WHERE).state == "done" and read_channel(store, *WHERE).version == "2"
+    assert len(read_channel(store, *WHERE).history) == 2 and not list(running_rollouts(store))
+    repair(store, verify(store))
+    assert read_pointer(store, *WHERE).settled.version == "2" and verify(store).problems == ()
+
+
+@pytest.mark.parametrize("steps", range(1, 40, 2))
+def test_an_operator_killed_anywhere_leaves_what_can_be_started_or_ended(steps):
+    store, _, two = registry()
+    _kill(store, steps, lambda seen: begin(seen, two, plan("100%")))
+    with suppress(EngineryError):
+        begin(store, two, plan("100%"))
+    look(store, 1)
+    assert read_pointer(store, *WHERE).rollout is not None
+    _kill(store, steps, lambda seen: operations.abort(seen, *WHERE, Operator("ada", at(2))))
+    with suppress(EngineryError):
+        operations.abort(store, *WHERE, Operator("ada", at(3)))
+    look(store, 4)
+    assert read_pointer(store, *WHERE).rollout is None and served(store, NODES[0]) == "1"
+    assert not list(running_rollouts(store))
+
+
+def _kill(store, steps, work):
+    actor = Actor("killed", kill_at=steps)
+    actor.turn = lambda call: _die(actor)
+    with suppress(Killed):
+        work(store.seen_by(actor))
+
+
+def _die(actor):
+    actor.steps += 1
+    if actor.steps >= actor.kill_at:
+        raise Killed
+
+
+def test_an_abort_and_a_controller_at_once_agree():
+    for steps in range(0, 40, 3):
+        store, _, two = registry()
+        begin(store, two, plan("100%", soak=60))
+        one, two_ = Actor("controller"), Actor("ada")
+        works = [
+            (one, lambda one=one, store=store: advance(store.seen_by(one), *WHERE, at(60))),
+            (two_, lambda a=two_, store=store: operations.abort(store.seen_by(a), *WHERE, Operator("ada", at(60)))),
+        ]
+        interleave(works, after(one, steps))
+        state, version = read_rollout(store, *WHERE).state, read_channel(store, *WHERE).version
+        assert (state, version) in (("done", "2"), ("aborted", "1"))
+        assert (two_.error is None) == (state == "aborted"), two_.error
+        assert one.error is None and served(store, NODES[0]) == version
+
+
+def test_the_end_of_one_takes_no_mark_of_the_next():
+    first, _, two = registry()
+    begin(first, two, plan("100%"))
+    begun = 0
+    for steps in range(4, 9):
+        for others in range(14, 40):
+            store = MemoryStore(dict(first.objects))
+            ada, bob = Actor("ada"), Actor("bob")
+            ends, starts = store.seen_by(ada), store.seen_by(bob)
+            works = [
+                (ada, lambda seen=ends: operations.abort(seen, *WHERE, Operator("ada", at(1)))),
+                (bob, lambda seen=starts: begin(seen, two, plan("100%"), 2, by="bob")),
+            ]
+            interleave(works, in_turns(ada, steps, bob, others))
+            begun += bob.error is None
+            assert bob.error is not None or list(running_rollouts(store)) == [WHERE], (steps, others)
+    assert begun > 20
+
+
+def test_a_promotion_never_takes_back_a_move_of_somebody_else():
+    for steps in range(0, 60, 3):
+        store, _, two = registry()
+        three = publish_engines(store, [engine(store, data=b"three")], "three", channel=None).manifest
+        begin(store, two, plan("100%", soak=60))
+        one, eve = Actor("controller"), Actor("eve")
+
+        seen_by_one, seen_by_eve = store.seen_by(one), store.seen_by(eve)
+
+        def move(seen=seen_by_eve, three=three):
+            with hold_lease(seen, "a writer that knows no rollouts") as guard:
+                channels.point(guard, three, "stable", "eve")
+
+        interleave([(one, lambda seen=seen_by_one: advance(seen, *WHERE, at(60))), (eve, move)], after(one, steps))
+        versions = [item.version for item in read_channel(store, *WHERE).history]
+        assert versions in (["1", "3"], ["1", "2", "3"]), (steps, versions, one.error, eve.error)
+        assert served(store, NODES[0]) == "3"
