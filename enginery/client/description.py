@@ -33,6 +33,12 @@ def weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
     return f"{stem_of(manifest, engine)}.weights.onnx" if engine.is_stripped else None
 
 
+def shards_of(manifest: Manifest, engine: EngineEntry) -> dict[str, int]:
+    """The shards beside an engine, its own and those of the model with its weights: sizes in bytes by digest."""
+    weights = manifest.shards.get(str(engine.graph), {}) if engine.is_stripped else {}
+    return {**manifest.shards.get(str(engine.digest), {}), **weights}
+
+
 def as_json(found: Mapping[str, object]) -> bytes:
     """A description as bytes of its file."""
     return (json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
@@ -52,7 +58,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     weights = weights_name(manifest, engine)
     found: dict[str, object] = {"weights": weights} if weights else {}
     found |= {"kind": "cache"} if manifest.is_cache(engine) else {}
-    if shards := manifest.shards.get(str(engine.digest)):
+    if shards := shards_of(manifest, engine):
         found["shards"] = sorted(shards)
     request = as_built(make_request(engine))
     if states := (*states_of(manifest.spec), *sampling_states(engine.sampling)):

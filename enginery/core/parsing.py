@@ -13,7 +13,7 @@ from typing import TypeVar
 from enginery.core.codec import decode
 from enginery.core.digest import is_digest
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.names import is_name
+from enginery.core.names import is_graph_name, is_name, is_path
 from enginery.core.types import Scalar
 
 T = TypeVar("T")
@@ -183,6 +183,11 @@ def _reader_of(kind: type[T], wanted: str, accepts: Callable[[T], bool] = lambda
 text = _reader_of(str, "a string", lambda value: len(value) <= MAX_TEXT)
 # A name that may become part of a path.
 name = _reader_of(str, "a name (lower case, no separators)", is_name)
+# Of a graph or a function of an ensemble.
+graph_name = _reader_of(str, "the name of a graph (1 to 32 of a-z 0-9 _ -)", is_graph_name)
+# Of a file below the folder that the document is about, and of one directly in it.
+file_path = _reader_of(str, "a relative path without '.' and '..'", is_path)
+file_name = _reader_of(str, "the name of a file, without a folder", lambda value: is_path(value) and "/" not in value)
 digest = _reader_of(str, "a SHA-256 in hexadecimal", is_digest)
 # At most MAX_COUNT; true and false are none.
 count = _reader_of(int, "a whole number, zero or more", lambda value: type(value) is int and 0 <= value <= MAX_COUNT)

@@ -198,7 +198,7 @@ class Manifest:
         """The document as it is stored; equal manifests give equal bytes. Raises Malformed, and ValueError for NaN."""
         document = {**self.to_json(), "digest": self.digest}
         data = canonical_json(document)
-        parse(data)
+        _read(parsing.parse_json(data, MAX_BYTES))
         return data
 
     @cached_property
@@ -235,6 +235,7 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
         if (found := read(document, "format", parsing.count)) != FORMAT:
             raise IntegrityError(f"{where}: format is {found}; this enginery reads {FORMAT}: upgrade enginery")
         manifest = _read(document)
+        _check_node_names(manifest)
     except Malformed as error:
         raise IntegrityError(f"{where}: {error}; {_REMEDY}" if place else f"{where}: {error}") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
@@ -272,6 +273,15 @@ def _read(data: dict[str, object]) -> Manifest:
     if unknown := set(data) - set(asdict(replace(manifest, engines=(), caches=()))) - {"digest"}:
         raise Malformed(f"{min(unknown)} is a field that format {FORMAT} does not have")
     return manifest
+
+
+def _check_node_names(manifest: Manifest) -> None:
+    """Raise Malformed for functions that are none, and for two graphs or functions of one name, which would have one
+    folder."""
+    names = [graph.name for graph in manifest.graphs]
+    names += [function.name for function in fields.read_functions(manifest.spec, manifest.sources)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise Malformed(f"two of its graphs and functions are called {twice!r}")
 
 
 def read_entry(value: object, path: str) -> EngineEntry:

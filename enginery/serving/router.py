@@ -104,9 +104,9 @@ class Router(Session):
         """
         _check_pulled(pulled)
         found = [open_described(each.description, opens, each.latency) for each in pulled]
-        graph = next((each.file for each in found if not each.bounded and each.file.suffix == ".onnx"), None)
+        graph = next((each for each in found if not each.bounded and each.file.suffix == ".onnx"), None)
         if compiles is None and graph and cache is not None:
-            compiles = OrtCompiler(graph, Path(cache))
+            compiles = OrtCompiler(graph.file, graph.digest, Path(cache))
             if why := compiles.why_unusable():
                 warnings.warn(f"{why}; no sizes are compiled, other fallbacks answer", RuntimeWarning, stacklevel=2)
         return cls(

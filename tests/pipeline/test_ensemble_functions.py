@@ -94,7 +94,7 @@ def test_the_version_holds_the_code_and_stays_whole_elsewhere(built: tuple[Path,
     mirror(store, [parse_reference("reader@1")], other)
     assert verify(other).sound
     pulled = enginery.pull("reader@1", registry=tmp_path / "other", dest=tmp_path / "engines")
-    assert (tmp_path / "engines" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
+    assert (tmp_path / "engines" / "reader@1" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
     assert enginery.Ensemble.described(opens, pulled.description, enginery.load_function)
     with local_context(store, Progress()) as context:
         found = list(revalidate_ensemble(manifest, context))
