@@ -23,8 +23,12 @@ def folder_name(located: Located, engine: EngineEntry) -> str:
 
 
 def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
-    """The file name of an engine and its description, without the suffix."""
+    """The file name of an engine and its description, without the suffix; with the backend where the version has
+    engines of several for one target and precision."""
     stem = f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
+    beside = (item for item in manifest.engines if item.digest and item.target == engine.target)
+    if len({item.backend for item in beside if item.precision == engine.precision}) > 1:
+        stem += f"-{engine.backend}"
     return f"{stem}-cache" if manifest.is_cache(engine) else stem
 
 

@@ -26,6 +26,7 @@ from enginery.registry.versions import lookup
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS, Channel, Located, Move, parse_channel_document
 from enginery.registry.versions.pointers import Pointer, parse_pointer
 from enginery.registry.versions.refresh import is_current
+from enginery.registry.versions.snapshots import MAX_BYTES as SNAPSHOT_BYTES
 from enginery.registry.versions.snapshots import SnapshotDocuments, manifest_of, parse_snapshot
 
 
@@ -140,7 +141,7 @@ class VersionLocator:
             if served.snapshot is None:
                 manifest = lookup.load_served(self.store, channel)
                 return Located(reference, manifest, channel)
-            snapshot = parse_snapshot(self.read_blob(served.snapshot))
+            snapshot = parse_snapshot(self.read_blob(served.snapshot, SNAPSHOT_BYTES))
             manifest = manifest_of(snapshot, served.manifest)
             if (manifest.model, manifest.version) != (pointer.model, served.version):
                 raise IntegrityError(f"it is the snapshot of {manifest.model}@{manifest.version}")
@@ -154,13 +155,14 @@ class VersionLocator:
             check_marker(self.store)
             self.checked = True
 
-    def read_blob(self, digest: str) -> bytes:
-        """A small blob's bytes, verified, from the cache or through it. Raises IntegrityError as the store does."""
+    def read_blob(self, digest: str, most: int) -> bytes:
+        """A small blob's bytes, verified, from the cache or through it. most: as of `Store.read_blob`, which says what
+        is raised."""
         if self.cache is None:
-            return self.store.read_blob(digest)
+            return self.store.read_blob(digest, most)
 
         def bring(sink: BinaryIO) -> str:
-            sink.write(data := self.store.read_blob(digest))
+            sink.write(data := self.store.read_blob(digest, most))
             return digest_of_bytes(data)
 
         try:
@@ -171,4 +173,4 @@ class VersionLocator:
             self.cache.drop(digest)
         except OSError:  # a cache that is full, read-only or another user's
             pass
-        return self.store.read_blob(digest)
+        return self.store.read_blob(digest, most)

@@ -63,7 +63,7 @@ def read_engines(store: Documents, digest: str) -> dict[str, NamedEngine]:
     """The engines of graphs, by name, that an ensemble's engine stands for. Raises IntegrityError for a blob that is
     none."""
     try:
-        document = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
+        document = parsing.parse_json(store.read_blob(digest, MAX_BYTES), MAX_BYTES)
         if (stated := parsing.field(document, "format", parsing.count)) != FORMAT:
             raise Malformed(f"format is {stated}; this enginery reads {FORMAT}: upgrade enginery")
         return parsing.field(document, "engines", parsing.mapping_of(_named_engine))

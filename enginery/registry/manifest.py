@@ -306,7 +306,7 @@ def read_entry(value: object, path: str) -> EngineEntry:
         graph=get("graph", parsing.optional(parsing.digest)),
         scales=get("scales", parsing.optional(parsing.digest)),
         digest=get("digest", parsing.optional(parsing.digest)),
-        size_bytes=get("size_bytes", parsing.optional(parsing.count)),
+        size_bytes=get("size_bytes", parsing.optional(fields.read_size)),
         suffix=get("suffix", parsing.optional(fields.read_suffix)),
         options=get("options", parsing.mapping_of(parsing.scalar)),
         toolchain=get("toolchain", parsing.mapping_of(parsing.text)),

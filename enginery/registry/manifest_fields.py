@@ -13,6 +13,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.parsing import field as read
 from enginery.core.requirements import KINDS, Requirement, Unknown
 from enginery.core.types import Shape, ShapeProfile, TensorSpec
+from enginery.registry.store.layout import MAX_BLOB_BYTES
 
 
 def read_graph(value: object, path: str) -> PinnedGraph:
@@ -63,9 +64,17 @@ def _read_tensors(found: Mapping[str, object], key: str, path: str) -> tuple[Ten
     )
 
 
+def read_size(value: object, path: str) -> int:
+    """The size of a blob in bytes."""
+    found = parsing.count(value, path)
+    if found > MAX_BLOB_BYTES:
+        raise Malformed(f"{path} is {found}; a blob has at most {MAX_BLOB_BYTES} bytes")
+    return found
+
+
 def read_shards(value: object, path: str) -> Mapping[str, int]:
     """Digest of each shard -> its size in bytes."""
-    found = parsing.mapping_of(parsing.count)(value, path)
+    found = parsing.mapping_of(read_size)(value, path)
     if wrong := next((name for name in found if not is_digest(name)), None):
         raise Malformed(f"{path} has {wrong[:80]!r}, which is no digest")
     return found

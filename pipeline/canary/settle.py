@@ -136,7 +136,7 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     Raises IntegrityError for a report that is lost or damaged, InputError for one about another model, UntrustedError
     where the trust policy asks for more.
     """
-    found = read_report(store.read_blob(report)[: MOST_BYTES + 1])
+    found = read_report(store.read_blob(report, MOST_BYTES))
     if (about := found.candidate.model) != model:
         raise InputError(f"canary report {report} is about {about}, not about {model}; no channel was moved")
     ran_on = attach(store, found, report).target
@@ -197,7 +197,7 @@ def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
 
 def _roll_back(store: Store, report: str, channel: str) -> str:
     """As `verdicts.roll_back`, for the digest of a report's blob."""
-    return roll_back(store, read_report(store.read_blob(report)[: MOST_BYTES + 1]), channel, user())
+    return roll_back(store, read_report(store.read_blob(report, MOST_BYTES)), channel, user())
 
 
 def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> str:

@@ -29,8 +29,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -153,6 +153,35 @@ class TritonPlace:
     ) -> Placed:
         """See `Place`. Each ranking gives the engine of another compute capability."""
         number, before = triton_version(located.manifest.version), self.served()
+        with self._leaving_nothing(number) if not before else nullcontext():
+            return self._swap(store, located, rankings, fetcher, keep, number, before)
+
+    @contextmanager
+    def _leaving_nothing(self, number: int) -> Iterator[None]:
+        """Delete what a first swap has written where it fails: Triton does not start with a model's folder that has no
+        configuration."""
+        try:
+            yield
+        except BaseException:
+            folder = self.root / str(number)
+            ours = [folder] if any(_is_described(file) for file in folder.glob("*.json")) else []
+            for path in (self.root / STAGING, self.root / WARMUP / str(number), *ours):
+                shutil.rmtree(path, ignore_errors=True)
+            for path in (self.root / WARMUP, self.root):
+                with suppress(OSError):  # it holds something else
+                    path.rmdir()
+            raise
+
+    def _swap(
+        self,
+        store: Store,
+        located: Located,
+        rankings: Sequence[EngineRanking],
+        fetcher: BlobFetcher,
+        keep: int,
+        number: int,
+        before: str,
+    ) -> Placed:
         folder, staged = self.root / str(number), self.root / STAGING / str(number)
         with reachable(f"writing {self.root}"):
             for path in (self.root, self.root / STAGING):

@@ -47,6 +47,12 @@ from enginery.core.names import check_channel, check_model, check_version
 # The registry of commands and flows that name none.
 DEFAULT_REGISTRY = "./registry"
 
+# No document of a registry is larger, and no blob: uploads have at most 10,000 parts.
+MAX_DOCUMENT_BYTES = 64 << 20
+MAX_BLOB_BYTES = 1 << 40
+# Keys of one listing: a registry of a million documents is large.
+MAX_KEYS = 1 << 24
+
 MARKER = "enginery-registry.json"
 MARKER_MAX_BYTES = 64 << 10
 FORMAT = 1
@@ -85,6 +91,13 @@ def check_key(key: str) -> str:
 def is_key(text: str) -> bool:
     """Whether `text` can be a key: a relative path that climbs nowhere."""
     return all(_PART.fullmatch(part) for part in text.split("/"))
+
+
+def check_size(size: int, where: str) -> int:
+    """Return the size in bytes that a server states of an object if an object can have it. Raises IntegrityError."""
+    if 0 <= size <= MAX_BLOB_BYTES:
+        return size
+    raise IntegrityError(f"{where} has {str(size)[:40]} bytes by what the server says, which nothing in a registry has")
 
 
 def blob_key(digest: str) -> str:

@@ -26,7 +26,7 @@ from enginery.core.errors import EngineryError, IntegrityError, RelayError, Unav
 from enginery.registry.store.base import Doubting, Store, absolute_uri, open_store, split_places
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import BlobDigest
-from enginery.registry.store.layout import MODELS
+from enginery.registry.store.layout import MAX_DOCUMENT_BYTES, MODELS
 from enginery.registry.store.near_place import NearPlace
 
 Value = TypeVar("Value")
@@ -148,9 +148,9 @@ class NearestStore:
         """See `Store.fetch`."""
         self._any(lambda store: store.fetch(digest, dest), self._order(digest))
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
-        return self._any(lambda store: store.read_blob(digest), self._order(digest))
+        return self._any(lambda store: store.read_blob(digest, most), self._order(digest))
 
     @contextmanager
     def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:

@@ -181,7 +181,7 @@ def _with_pointer(guard: Guard, feed: Feed, channel: str, pointer: Pointer) -> b
 
 def read_shard(store: Store, digest: str) -> dict[str, Pointer]:
     """The pointers of a shard by its digest; none for ''. Raises IntegrityError for a lost or damaged one."""
-    return parse_shard(store.read_blob(digest)) if digest else {}
+    return parse_shard(store.read_blob(digest, MAX_SHARD_BYTES)) if digest else {}
 
 
 def _sharded(guard: Guard, feed: Feed, pointers: Mapping[str, Pointer], least: int = 1) -> Feed:

@@ -77,7 +77,7 @@ def canary_pass(store: Store, report: str) -> CanaryPass:
     report was stored.
     """
     try:
-        document = parsing.parse_json(store.read_blob(report), REPORT_BYTES)
+        document = parsing.parse_json(store.read_blob(report, REPORT_BYTES), REPORT_BYTES)
         parsing.field(document, "verdict", parsing.one_of("PASS"))
         candidate = parsing.field(document, "candidate", parsing.mapping)
         baseline = parsing.field(document, "baseline", parsing.mapping)

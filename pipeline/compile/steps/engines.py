@@ -170,7 +170,7 @@ class TimingCache:
         """Both caches as one; `data` alone where the other is damaged or of another kind."""
         try:
             assert self._backend is not None  # noqa: S101 - there is no key without one
-            return self._backend.merge_timing(self._store.read_blob(there), data)
+            return self._backend.merge_timing(self._store.read_blob(there, MAX_BYTES), data)
         except EngineryError as error:
             self.notes.append(f"the timing cache of others was replaced: {error}")
             return data

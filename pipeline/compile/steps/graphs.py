@@ -14,6 +14,7 @@ from enginery.core.types import CALIBRATED, QUANTIZED, Precision, QuantizedState
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import (
+    MEASURED_BYTES,
     answers_here,
     fetch_graph,
     golden_set,
@@ -117,7 +118,7 @@ class WriteGraph:
         model = load_graph(fetch_graph(place, source, workdir / "model.onnx"))
         measured = chosen_ranges(place, variant, self.observations, self.calibration)
         if choice:
-            measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges)))
+            measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges, MEASURED_BYTES)))
         left = choice.left if choice else {}
         states = scale_states(self.states, measured)
         how, keep_io = (variant.scheme, measured, self.overrides), not variant.native_io
@@ -130,7 +131,7 @@ class WriteGraph:
         calibrated = variant.precision in CALIBRATED
         record = None
         if measured and self.observations and calibrated:
-            seen = Observations.from_bytes(place.read_blob(self.observations))
+            seen = Observations.from_bytes(place.read_blob(self.observations, MEASURED_BYTES))
             record = _record(place, (model, written), variant, notes, measured, seen, choice)
         return WrittenGraph(
             model=stored.blob.digest,
@@ -169,8 +170,8 @@ def _record(
     levels = variant.scheme.weight_levels if variant.scheme else 127
     evidence = Evidence(model, ranges, seen, weight_levels=levels)
     if choice:
-        found = decode(json.loads(place.read_blob(choice.choice)), SearchDocument)
-        smoothed = Observations.from_bytes(place.read_blob(choice.smoothed)).tensors
+        found = decode(json.loads(place.read_blob(choice.choice, MEASURED_BYTES)), SearchDocument)
+        smoothed = Observations.from_bytes(place.read_blob(choice.smoothed, MEASURED_BYTES)).tensors
         evidence = replace(evidence, smoothed=smoothed, choice=found.recorded, weight_db=found.weight_db)
     return record(written, notes, evidence)
 
@@ -231,7 +232,10 @@ class CheckGraph:
             )
             decided = decision_checks(checks, frozen, self.metrics, self.limits) if self.precision in QUANTIZED else []
             if self.samples:
-                golden, calibration = place.read_blob(self.samples.golden), place.read_blob(self.samples.calibration)
+                golden, calibration = (
+                    place.read_blob(digest, MEASURED_BYTES)
+                    for digest in (self.samples.golden, self.samples.calibration)
+                )
                 checks = (overlap_check(golden, calibration), *checks)
             drifts = spreads.at("quantization"), along.at("quantization")
             return proof_of([*checks, *decided], actual, frozen, self.metrics, "graph", *drifts)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from enginery.core.errors import IntegrityError
+from enginery.registry.store.layout import MAX_KEYS, check_size
 from enginery.registry.store.objects.api import BucketApi, ListedObject, ListedPage
 from enginery.registry.store.objects.attempts import ask
 
@@ -20,7 +22,7 @@ def sizes_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, int]]:
     """Each key under a prefix that ends in '/', with its size in bytes."""
     for page in _pages(bucket, prefix, deep=True):
         for item in page.objects:
-            yield item.name, item.size
+            yield item.name, check_size(item.size, bucket.place.locator(item.name))
 
 
 def names_below(bucket: BucketApi, prefix: str) -> list[str]:
@@ -39,10 +41,14 @@ def _objects(bucket: BucketApi, prefix: str) -> Iterator[ListedObject]:
 
 
 def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage]:
-    after = ""
+    """The pages. Raises IntegrityError for a server that lists without end."""
+    after, keys, seen = "", 0, set[str]()
     while True:
         page = ask(bucket, "listing", lambda after=after: bucket.page(prefix, after, deep=deep))  # type: ignore[misc]
         yield page
-        after = page.after
+        after, keys = page.after, keys + len(page.objects) + len(page.folders)
         if not after:
             return
+        if after in seen or len(seen) > MAX_KEYS // 1000 or keys > MAX_KEYS:
+            raise IntegrityError(f"{bucket.place.locator(prefix)} is listed without end: {keys} keys so far")
+        seen.add(after)

@@ -11,6 +11,7 @@ from builders.execution.jobs import Job
 from enginery.core.digest import digest_of_bytes, digest_of_file
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.files import BlobDigest
+from enginery.registry.store.layout import MAX_DOCUMENT_BYTES
 from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import CARRIERS, _walk, is_carrier, reach_definitions
 from pipeline.compile.closure.sources import SourceFiles
@@ -55,8 +56,8 @@ class Bytes:
     def path(self, digest: str) -> Path:
         raise OSError(f"{digest} lies in no file to link to")
 
-    def read_blob(self, digest: str) -> bytes:
-        return self.blobs.get(digest) or behind(self.uri).read_blob(digest)
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+        return self.blobs.get(digest) or behind(self.uri).read_blob(digest, most)
 
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))
