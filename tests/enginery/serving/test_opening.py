@@ -10,12 +10,14 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from builders.onnx_graphs.shard_names import list_shards
+from builders.onnx_graphs.shards import save_graph
 from enginery import opening
 from enginery.client.client import Client
 from enginery.client.resolve import Policy
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json, digest_of_file
-from enginery.core.errors import DataError
+from enginery.core.errors import DataError, IntegrityError
 from enginery.core.hardware.cpu_kinds import CpuKind, this_kind
 from enginery.core.reports.latency import LatencyReport, MachineKind
 from enginery.core.types import ShapeProfile
@@ -134,6 +136,56 @@ def test_an_engine_is_opened_with_the_options_that_this_kind_of_cpu_needs(net, m
         np.testing.assert_array_equal(open_onnx(given)(x(2, 3))["y"], expected(x(2, 3)))
     Router.opened([At(description)]).run(x(2, 3))
     assert [asks(options) for options in opened] == [saturates] * 5
+
+
+def test_an_engine_is_opened_only_with_the_bytes_that_were_published(net):
+    pulled = [At(described(net, "cpu", profiles=profiles(((1, 1), (4, 8)))))]
+    net.write_bytes(net.read_bytes() + b"\n")
+    opens = [lambda: open_onnx(pulled[0]), lambda: Router.opened(pulled)]
+    opens.append(lambda: Router.opened(pulled, opens=lambda _: expected))
+    for open_it in opens:
+        with pytest.raises(IntegrityError, match=r"net\.onnx has the digest .* was published; pull it again"):
+            open_it()
+
+
+@pytest.mark.parametrize("file", ["../net.onnx", "/tmp/net.onnx", ".", "sub/net.onnx"])
+def test_an_engine_elsewhere_is_not_opened(net, file):
+    for open_it in (open_onnx, lambda path: open_described(path, lambda _: dict, None)):
+        with pytest.raises(DataError, match=r"cpu\.json describes no engine: file is"):
+            open_it(described(net, "cpu", file=file))
+
+
+def test_a_graph_that_changed_is_not_compiled(net, tmp_path):
+    compiler = OrtCompiler(net, digest_of_file(net), tmp_path / "cache")
+    net.write_bytes(b"other")
+    with pytest.raises(IntegrityError, match=r"net\.onnx has the digest"):
+        compiler({"batch": 1, "n": 2})
+
+
+def test_sizes_that_an_engine_was_not_proven_for_are_refused(net):
+    run = open_onnx(described(net, "cpu", profiles=profiles(((1, 1), (32, 8)))))
+    np.testing.assert_array_equal(run(x(32, 8))["y"], expected(x(32, 8)))
+    for wrong in (x(64, 8), x(1, 9), {"x": np.zeros((1, 2), np.float64)}, {}):
+        with pytest.raises(DataError):
+            run(wrong)
+    with pytest.raises(DataError, match=r"no optimization profile holds x \(64, 8\); the engine was built for"):
+        run(x(64, 8))
+    anything = open_onnx(described(net, "onnx"))
+    assert anything(x(64, 9))["y"].shape == (64, 9)
+
+
+def test_weights_in_shards_are_found_and_checked(tmp_path):
+    weights = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    path = tmp_path / "net.onnx"
+    save_graph(build("float[n,64] x", "float[n,64] y", "y = MatMul(x, w)", {"w": weights}), path, 4096)
+    shards = list(list_shards(path))
+    assert shards
+    given = {"x": np.eye(64, dtype=np.float32)}
+    run = open_onnx(described(path, "cpu", shards=shards))
+    np.testing.assert_array_equal(run(given)["y"], weights)
+    (tmp_path / shards[0]).write_bytes(b"other")
+    with pytest.raises(IntegrityError, match="has the digest"):
+        open_onnx(described(path, "cpu", shards=shards))
 
 
 def test_what_is_no_engine_of_onnxruntime_is_told_before_it_is_opened(net):

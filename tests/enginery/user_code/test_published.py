@@ -13,7 +13,7 @@ from enginery.core.digest import digest_of_file
 from enginery.core.errors import DataError, IntegrityError, ModelError
 
 FILES = {
-    "reading.py": "import sizes\nfrom parts.inner import two\n\ndef run(x):\n    return {'y': x * sizes.SIDE + two()}\n",
+    "reading.py": "import sizes\nfrom parts.inner import two\n\ndef run(x):\n    return {'y': x * sizes.SIDE + two()}",
     "sizes.py": "SIDE = 3\n",
     "parts/inner.py": "from parts import outer\n\ndef two():\n    return outer.ONE + 1\n",
     "parts/outer.py": "ONE = 1\n",
@@ -53,7 +53,7 @@ def test_a_file_in_a_folder_finds_what_lies_beside_it_and_in_the_root(root: Path
 def test_changed_code_is_not_run(root: Path, name: str) -> None:
     files = digests(root)
     (root / name).write_text("raise SystemExit('attacked')\n")
-    with pytest.raises(IntegrityError, match="has the digest .* was published; pull it again"):
+    with pytest.raises(IntegrityError, match=r"has the digest .* was published; pull it again"):
         enginery.load_function(root, "reading.py", "run", files)
 
 

@@ -14,7 +14,7 @@ from enginery.client.client import Client, DynamicBatching, Plain, Policy, Trito
 from enginery.client.layouts.base import hold
 from enginery.client.layouts.ranking import AllGenerations
 from enginery.client.layouts.triton import triton_version
-from enginery.core.errors import InputError, UnavailableError, UnknownNameError
+from enginery.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.types import ShapeProfile, TensorSpec
 from enginery.registry.store.base import Store, open_store
@@ -250,6 +250,40 @@ def test_a_damaged_engine_is_mended_and_one_that_is_lost_passed_over(store: Stor
     found = place(store, dest)
     assert found.pulled[0].engine.precision == "fp32" and not found.whole
     assert any("LOST" in text for text in found.pulled[0].warnings)
+
+
+@pytest.mark.parametrize("when", ["download", "golden", "configuration"])
+def test_a_first_pull_that_fails_leaves_no_folder_of_the_model(
+    store: Store, dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    entry = cpu_engine(store, 5)
+    publish_with_golden(store, [entry], tmp_path, "a")
+    if when == "download":
+        flip(store, str(entry.digest))
+    else:
+        broken = "read_warmup" if when == "golden" else "start_atomic_write"
+        monkeypatch.setattr(f"enginery.client.layouts.triton.{broken}", interrupted)
+    with pytest.raises((IntegrityError, KeyboardInterrupt)):
+        place(store, dest)
+    assert [path.name for path in dest.iterdir() if path.is_dir()] == [], "Triton takes every folder for a model"
+    monkeypatch.undo()
+    if when != "download":
+        assert place(store, dest).swapped
+
+
+def test_a_first_pull_that_fails_deletes_nothing_of_others(store: Store, dest: Path) -> None:
+    entry = cpu_engine(store, 1)
+    publish_engines(store, [entry])
+    flip(store, str(entry.digest))
+    (dest / "digits" / "1").mkdir(parents=True)
+    (dest / "digits" / "1" / "model.onnx").write_bytes(b"theirs")
+    with pytest.raises(IntegrityError):
+        place(store, dest)
+    assert names_in(dest / "digits" / "1") == ["model.onnx"] and names_in(dest / "digits") == ["1"]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_configurations_of_others_and_two_writers_are_refused(store: Store, dest: Path) -> None:
