@@ -123,7 +123,7 @@ class TritonPlace:
     @property
     def mark(self) -> Path:
         """See `Place`."""
-        return self.dest / f"{self.model}.distrusted"
+        return self.dest / f".enginery-{self.model}.distrusted"
 
     @property
     def root(self) -> Path:
