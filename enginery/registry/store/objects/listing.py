@@ -22,7 +22,7 @@ def sizes_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, int]]:
     """Each key under a prefix that ends in '/', with its size in bytes."""
     for page in _pages(bucket, prefix, deep=True):
         for item in page.objects:
-            yield item.name, check_size(item.size, bucket.place.locator(item.name))
+            yield item.name, item.size
 
 
 def names_below(bucket: BucketApi, prefix: str) -> list[str]:
@@ -41,10 +41,12 @@ def _objects(bucket: BucketApi, prefix: str) -> Iterator[ListedObject]:
 
 
 def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage]:
-    """The pages. Raises IntegrityError for a server that lists without end."""
+    """The pages. Raises IntegrityError for a server that lists without end, and for a size that no object has."""
     after, keys, seen = "", 0, set[str]()
     while True:
         page = ask(bucket, "listing", lambda after=after: bucket.page(prefix, after, deep=deep))  # type: ignore[misc]
+        for item in page.objects:
+            check_size(item.size, bucket.place.locator(item.name))
         yield page
         after, keys = page.after, keys + len(page.objects) + len(page.folders)
         if not after:
