@@ -1,8 +1,9 @@
 """Which inputs of a model take what its outputs gave in the call before, as far as names, types and shapes say it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from enginery.core.state import State, without_states
 from enginery.core.types import TensorSpec
@@ -16,14 +17,21 @@ _CACHE = re.compile("past|present|cache", re.I)
 _WORD = re.compile(rf"(?:^|(?<=[^A-Za-z0-9]))(?:{_WAYS})(?=$|[^A-Za-z0-9])", re.I)
 
 
-def find_states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tuple[State, ...]:
+def find_states(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sources: Mapping[str, str] = MappingProxyType({})
+) -> tuple[State, ...]:
     """Pairs of inputs and outputs that differ in such words alone and have one dtype and shapes that can be equal; they
-    begin with zeros. None where a pair is not the only one of its name, or where every input would be a state."""
+    begin with zeros. None where a pair is not the only one of its name, or where every input would be a state.
+
+    A mask (bool) is none, nor is an input that the model hands on as it is: it would stay as it began. sources: by
+    output, the input that it is (`find_source`), where it is one.
+    """
     found = []
     for given in inputs:
         alike = [item for item in outputs if _stem(item.name) == _stem(given.name) and _can_meet(given, item)]
         rivals = [item for item in inputs if _stem(item.name) == _stem(given.name)]
-        if _stem(given.name) and len(alike) == len(rivals) == 1 and alike[0].name != given.name:
+        changes = given.dtype != "bool" and all(sources.get(item.name) != given.name for item in alike)
+        if _stem(given.name) and len(alike) == len(rivals) == 1 and alike[0].name != given.name and changes:
             found.append(State(given.name, alike[0].name))
     return tuple(found) if len(found) < len(inputs) else ()
 
