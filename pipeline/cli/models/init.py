@@ -88,7 +88,7 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     from pipeline.drafts.text import write_spec
 
     is_file = ":" not in model or Path(model).exists()
-    found, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out)
+    found, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
     if found.unknown and requests:
         raise InputError(f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests")
     states = [state.input for state in found.states] if requests else []
@@ -208,7 +208,7 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     return found, out or folder / f"{found.name}.yaml"
 
 
-def _look_at_entry_point(text: str, out: Path | None) -> tuple["FoundModel", Path]:
+def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> tuple["FoundModel", Path]:
     """What an entry point's module says, and where its spec goes: beside the file, or the folder of the package."""
     from pipeline.drafts.torch_model import look_at_module
 
@@ -218,7 +218,7 @@ def _look_at_entry_point(text: str, out: Path | None) -> tuple["FoundModel", Pat
         if not Path(name).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{name} is outside {folder}, where the spec goes; a spec names files of its own folder")
         name = str(Path(name).resolve().relative_to(folder.resolve()))
-    found = look_at_module(folder, f"{name}:{function}")
+    found = look_at_module(folder, f"{name}:{function}", requests)
     return found, out or folder / f"{found.name}.yaml"
 
 
