@@ -122,6 +122,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     from pipeline.drafts.ensemble import (
         FoundGraph,
         check_unknown,
+        connect_states,
         find_connections,
         find_unconnected,
         graph_key,
@@ -145,7 +146,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
         graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), found, gives))
     check_unknown(graphs)
     whole = model_name(path.stem)
-    graphs = name_graphs(whole, graphs)
+    graphs = connect_states(name_graphs(whole, graphs))
     files = {graph.key: f"{graph.key}.yaml" for graph in graphs}
     if path.name in files.values():
         raise InputError(f"{path} would be the spec of a graph too; name the whole's otherwise with --out")
