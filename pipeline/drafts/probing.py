@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx
 
+from builders.onnx_graphs.outline import lacks_lists
 from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
 from enginery.core.errors import ModelError
@@ -35,11 +36,11 @@ Run = Callable[[Tensors], object]
 
 
 def open_graph(model: onnx.ModelProto, path: Path, what: str) -> Run:
-    """A way to run an ONNX graph; one whose weights stay in their files is opened as the file that it was read from.
+    """A way to run an ONNX graph; one whose weights or lists stay in files is opened as the file that it was read from.
 
     Raises ModelError where it does not load.
     """
-    session = open_interpreter(path if has_external(model) else model.SerializeToString(), what)
+    session = open_interpreter(path if has_external(model) or lacks_lists(model) else model.SerializeToString(), what)
     return lambda inputs: session.run(None, dict(inputs))
 
 

@@ -237,7 +237,7 @@ def _is_as_given(model: onnx.ModelProto, path: Path) -> bool:
     """Whether running the file `path` is running the model that was read from it."""
     if list_weight_files(path):
         return False
-    light = without_weights(load_outline(path))
+    light = without_weights(load_outline(path, lists=True))
     if light.ir_version <= READ_IR_VERSION:
         light.ir_version = model.ir_version
     return bool(light == without_weights(model))
