@@ -125,11 +125,13 @@ def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts
     """What changes the nodes of a graph: an attribute with a long list gives way to one that says where it lies."""
 
     def cut(attribute: Field) -> _Parts:
-        if attribute.end - attribute.begin < _LONG_BYTES:
+        own = _first_text(data, attribute)
+        if attribute.end - attribute.begin < _LONG_BYTES or not own:
             return [data[attribute.begin : attribute.end]]
         place = f"{path.absolute()}\n{attribute.begin}\n{attribute.end}"
-        name = f"{_OUTSIDE}{_first_text(data, attribute)}"
-        return [AttributeProto(name=name, type=AttributeProto.STRING, s=place.encode()).SerializeToString()]
+        return [
+            AttributeProto(name=f"{_OUTSIDE}{own}", type=AttributeProto.STRING, s=place.encode()).SerializeToString()
+        ]
 
     def in_node(node: Field) -> _Parts:
         own = [field for field in fields(data, node.begin, node.end) if field.number == _DOMAIN]
