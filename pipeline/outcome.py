@@ -51,7 +51,7 @@ def make_report(
     checks = tuple(check for proof in proofs for check in proof.checks)
     verdict, reason = judge(checks, cannot_run)
     request = built.unit.request
-    if request.target.is_cpu and cannot_run is None:
+    if request.target.is_cpu and cannot_run is None and verdict != "unproven":
         reason = f"{reason}, on {cpu or this_kind().name}"
     if (own := built.unit.graph.own_int8) and request.precision != "int8-dynamic":
         reason = f"{reason}; {own}"

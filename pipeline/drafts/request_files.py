@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
-_LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
+LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
 _ARRAYS = frozenset({".npz", ".npy", ".safetensors"})
-_FILES = _LINES | {".json", ".parquet", ".npz", ".safetensors"}
+FILES = LINES | {".json", ".parquet", ".npz", ".safetensors"}
 # A JSON list is read in one piece, and takes several times its size in memory.
 MOST_JSON_BYTES = 1 << 29
 Scaling = Literal["imagenet", "unit", "symmetric", "bytes"]
@@ -48,18 +48,18 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
     if path.is_dir():
         if images := sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGES):
             return _read_images(images, inputs, dims, scaling)
-        if files := sorted(file for file in path.iterdir() if file.suffix.lower() in _FILES):
+        if files := sorted(file for file in path.iterdir() if file.suffix.lower() in FILES):
             return itertools.chain.from_iterable(read_requests(file, inputs, dims, scaling) for file in files)
     elif kind in IMAGES:
         return _read_images([path], inputs, dims, scaling)
-    elif kind in _LINES:
+    elif kind in LINES:
         return _read_lines(path, inputs)
     elif kind == ".json":
         return _read_json(path, inputs)
     elif kind == ".parquet":
         return _read_parquet(path, inputs)
     elif kind not in _ARRAYS:
-        known = ", ".join(sorted(_FILES | _ARRAYS))
+        known = ", ".join(sorted(FILES | _ARRAYS))
         raise InputError(f"{path} has the ending {kind or 'none'}; files of requests are {known}, or a folder")
     return (request for _, request in Samples.open(path, inputs, dims).runs())
 

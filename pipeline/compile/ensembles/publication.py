@@ -75,9 +75,7 @@ def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: R
     proof = Proof() if cannot_run else prove(request_proof(unit, built), unit.name, context)
     report = report_on(entry, golden, proof, cannot_run)
     context.progress.emit(VerdictReached(unit.name, report.verdict, report.reason))
-    passed = [check.passed for check in proof.checks]
-    counts = {"passed": passed.count(True), "failed": passed.count(False)}
-    judged = replace(entry, status=report.verdict, reason=report.reason, checks=counts, report=report.digest)
+    judged = replace(entry, status=report.verdict, reason=report.reason, checks=report.counts, report=report.digest)
     if report.verdict == "failed":
         judged = replace(judged, digest=None, size_bytes=None, suffix=None, report=None)
     size = sum(built.versions[name].size_of(engine) or 0 for name, engine in unit.engines.items())
@@ -88,7 +86,7 @@ def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | N
     """The report on an ensemble's engine. cannot_run: as of `make_report`.  cpu: the kind of CPU that it ran on;
     default: this machine's."""
     verdict, reason = judge(proof.checks, cannot_run)
-    if entry.hardware.is_cpu and cannot_run is None:
+    if entry.hardware.is_cpu and cannot_run is None and verdict != "unproven":
         reason = f"{reason}, on {cpu or this_kind().name}"
     return Report(
         unit=entry.unit,

@@ -257,6 +257,5 @@ def _unit_fields(unit: Unit, requires: tuple[Requirement, ...] = ()) -> Json:
 
 
 def _checks_and_notes(item: JudgedUnit) -> Json:
-    passed = [check.passed for check in item.report.checks] if item.report else []
-    checks = {"passed": passed.count(True), "failed": passed.count(False)}
-    return {"checks": checks, "notes": (*item.built.unit.graph.notes, *item.built.notes)}
+    counts = {"checks": item.report.counts} if item.report else {}
+    return {**counts, "notes": (*item.built.unit.graph.notes, *item.built.notes)}

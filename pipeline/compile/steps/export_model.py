@@ -1,7 +1,7 @@
 """What the process of an export does: canonical ONNX, the golden set, and the comparison of the two, as blobs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,8 +67,11 @@ class ExportModel:
 
     def run(self, context: WorkerContext) -> ExportOutcome:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
+        from builders.onnx_graphs.dependence import find_dependences
+        from builders.onnx_graphs.outline import load_outline
         from builders.reference import ReferenceSession, threads_for
         from pipeline.sources.export import export as export_source
+        from validation.comparison.coverage import unmeasured_checks
         from validation.data.joined import read_steps
         from validation.data.overlap import golden_digests, window_digests
         from validation.data.sequences import read_order, split
@@ -89,6 +92,8 @@ class ExportModel:
             threads = threads_for(exported.onnx, bool(self.source.states))
             with ReferenceSession(exported.onnx, threads=threads, name="the exported model") as session:
                 proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", *drifts)
+        named = find_dependences(load_outline(exported.onnx).graph)
+        proof = replace(proof, checks=(*proof.checks, *unmeasured_checks(frozen, named, self.metrics)))
         inputs = None
         if samples and self.source.states:
             sequences = (map(itemgetter(1), steps) for steps in split(samples, order))
