@@ -53,6 +53,7 @@ def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@pytest.mark.slow
 def test_killed_in_every_step_a_run_is_finished_by_the_same_command(project: Project) -> None:
     project.change_spec(targets=["cpu"])
     finished: set[str] = set()
@@ -80,6 +81,7 @@ def test_ctrl_c_stops_the_compilers_and_says_what_is_kept(project: Project) -> N
     assert project.build().code == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_check_keeps_what_was_built_and_publishes_nothing(built: Project) -> None:
     built.change_spec(targets=["cpu"], precisions=["fp32"])
     write_model(built.folder / "tiny.onnx", {name: value * 1.01 for name, value in weights().items()})
