@@ -105,9 +105,11 @@ def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_server: OneS
 
 
 @pytest.fixture(scope="session")
-def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_once() -> Path:
     """Project and registry after one build, to be copied."""
-    return scheduling.once_for_all_workers(tmp_path_factory.getbasetemp(), "built", _build)
+    packages = ("ml_dtypes", "numpy", "onnx", "onnxruntime", "tensorrt-rtx")
+    code = ("enginery", "builders", "validation", "pipeline", "tests/pipeline/projects.py", "pyproject.toml")
+    return scheduling.made_once("built", scheduling.key_of(packages, code), _build)
 
 
 def _build(place: Path) -> None:
@@ -128,9 +130,9 @@ def built(built_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def migrated() -> Path:
     """A home of Prefect with its database, to be copied: making it is half of a server's first start."""
-    return scheduling.once_for_all_workers(tmp_path_factory.getbasetemp(), "prefect", _migrate)
+    return scheduling.made_once("prefect", scheduling.key_of(("prefect", "sqlalchemy"), ()), _migrate)
 
 
 def _migrate(place: Path) -> None:
