@@ -204,7 +204,7 @@ def bucket_uri(servers: "Servers", server_kind: "ServerKind", s3_environment: No
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> "Store":
-    """An empty registry in a folder; with `registries.on_each_store`, one of every kind."""
+    """An empty registry in a folder; with `registries.on_each_kind`, one of every kind."""
     from enginery.registry.store.base import open_store
     from tests.enginery.object_stores.kinds import KINDS
 
