@@ -111,6 +111,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body would wait 40 ms for its head to be acknowledged
     store: Objects
 
     def log_message(self, *_: object) -> None:
