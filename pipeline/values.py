@@ -94,6 +94,15 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class StepFailure:
+    """What a step failed of, in place of its result. kind, log: as in `StepError`."""
+
+    reason: str
+    kind: str = "error"
+    log: str = ""
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """What a search chose for one kind of int8. model, ranges, choice, smoothed: blobs: the float model, its ranges,
     the choice with its reasons, and the statistics of smoothed activations.
@@ -262,6 +271,7 @@ class Graph:
     recipe: of graphs that were written here.  idle: why no node of it computes in its precision; None where one does.
     own_int8, shards: as in `OnnxModel`.  searched: why a search was made that nobody asked for, and what came of it.
     in_place_of: the variant that this one was measured to be faster than here (`steps.alternatives`).
+    failure: why it could not be observed, searched, written or compared; its model is then the exported one.
     quantized_states: states that the graph rounds, and its engines take and give as int8.
     """
 
@@ -279,6 +289,7 @@ class Graph:
     shards: Shards = ()
     searched: str | None = None
     in_place_of: GraphVariant | None = None
+    failure: StepFailure | None = None
     quantized_states: tuple[QuantizedState, ...] = ()
 
     @property

@@ -13,7 +13,7 @@ from enginery.registry.store.base import Store
 from pipeline.cache_unit import CacheUnit
 from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.causes import Causes
-from pipeline.compile.composition import InProcess, calibrate
+from pipeline.compile.composition import InProcess, calibrate, search_asked
 from pipeline.compile.missed import MissedGraphs, find_missed, search_follows, search_missed
 from pipeline.compile.plan import (
     PlanCandidate,
@@ -29,11 +29,11 @@ from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import recorded_export
 from pipeline.compile.steps.graphs import quantize, write_graph
 from pipeline.compile.steps.proofs import validate
-from pipeline.compile.steps.search import choose, find_searched_kinds
+from pipeline.compile.steps.search import find_searched_kinds
 from pipeline.progress.events import Progress
 from pipeline.spec.consistency import matches_unit
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Graph, Json, Observed, Searched, SearchResult, Unit
+from pipeline.values import Exported, Graph, Json, Observed, Searched, SearchResult, StepFailure, Unit
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,12 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     missing = [] if exported.golden else ["golden set"]
     others = find_alternatives(spec, selection, exported)
     variants = [*buildable_variants(spec, selection, exported), *(item.variant for item in others)]
-    ranges, choices = None, dict[Searched, SearchResult]()
+    ranges: Observed | StepFailure | None = None
+    choices: Mapping[Searched, SearchResult | StepFailure] = {}
     try:
         ranges = calibrate(spec, exported, context, InProcess())
-        if kinds := find_searched_kinds(variants, spec, exported):
-            choices = choose(kinds, spec, exported, ranges, context)
+        kinds = find_searched_kinds(variants, spec, exported)
+        choices = search_asked(kinds, spec, exported, ranges, context, InProcess())
     except NotOnRecord as step:
         missing.append(str(step))
         variants = [variant for variant in variants if variant.precision == "fp32"]
@@ -112,7 +113,7 @@ def _find_known(others: Sequence[Alternative], graphs: Sequence[Graph]) -> list[
 def _search_on_record(
     known: OnRecord,
     exported: Exported,
-    ranges: Observed | None,
+    ranges: Observed | StepFailure | None,
     spec: ModelSpec,
     selection: Selection,
     context: RunContext,
@@ -124,7 +125,8 @@ def _search_on_record(
     searched, waiting = list[Graph](), list[MissedGraphs]()
     for missed in find_missed(plan_builds(spec, exported, known.graphs, selection, context), spec, exported):
         try:
-            searched += search_missed([missed], spec, exported, ranges, context)
+            observed = None if isinstance(ranges, StepFailure) else ranges
+            searched += search_missed([missed], spec, exported, observed, context)
         except NotOnRecord:
             waiting.append(missed)
     others = [graph for kind in waiting for graph in kind.graphs]

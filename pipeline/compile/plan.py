@@ -135,8 +135,9 @@ def plan_builds(
 
 
 def check_required(plan: BuildPlan) -> None:
-    """Stop when a unit that the spec requires is refused. Raises EngineryError."""
-    lines = [f"{unit.name}: {unit.reason}" for unit in plan.refused if unit.required]
+    """Stop when a unit that the spec requires is refused, or has no graph. Raises EngineryError."""
+    without = [unit for unit in plan.units if unit.action == "refused" or unit.graph.failure]
+    lines = [f"{unit.name}: {unit.reason}" for unit in without if unit.required]
     if lines:
         remedy = "change the spec, or take them out of build.required"
         raise EngineryError(
@@ -155,6 +156,8 @@ def _unit(
     if graph.own_int8 and item.precision != "int8-dynamic":
         aside = f"; {graph.own_int8}"
     aside += searched
+    if graph.failure:
+        return Unit(request, graph, "failed", graph.failure.reason, required)
     if failed := [*exported.proof.failed, *graph.proof.failed]:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         failure = f"not built: its graph failed: {describe(failed[0])}{more}"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import OMIT_DEFAULT, decode, encode
-from enginery.core.errors import DataError, InputError
+from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.state import State
 from enginery.core.types import CALIBRATED, QUANTIZED, Precision, QuantizedState, TensorSpec
 from enginery.registry.store.base import Store, open_store
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, fail_step
 from pipeline.compile.steps.blobs import (
     answers_here,
     fetch_graph,
@@ -28,7 +28,19 @@ from pipeline.compile.steps.drift_limits import as_written, graph_drift_limits
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
 from pipeline.compile.steps.search import node_overrides, not_searched
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.values import Exported, Graph, GraphVariant, Json, Observed, Proof, Recipe, Searched, SearchResult, Shards
+from pipeline.values import (
+    Exported,
+    Graph,
+    GraphVariant,
+    Json,
+    Observed,
+    Proof,
+    Recipe,
+    Searched,
+    SearchResult,
+    Shards,
+    StepFailure,
+)
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
@@ -241,15 +253,45 @@ def quantize(
     variant: GraphVariant,
     spec: "ModelSpec",
     exported: Exported,
-    ranges: Observed | None,
-    choices: Mapping[Searched, SearchResult],
+    ranges: Observed | StepFailure | None,
+    choices: Mapping[Searched, SearchResult | StepFailure],
     context: RunContext,
 ) -> Graph:
-    """`write_graph`, with the checks of the graph against the exported model (the quantization stage)."""
-    graph = write_graph(variant, spec, exported, ranges, choices, context)
-    if graph.recipe is None or graph.idle:  # an idle one is refused
-        return graph
-    return replace(graph, proof=_check_graph(spec, exported, graph, ranges, context))
+    """`write_graph`, with the checks of the graph against the exported model (the quantization stage).
+
+    A graph that cannot be written or compared says why (`Graph.failure`), and the others are built. Raises what says
+    nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
+    """
+    check_own_qdq(variant, spec, exported)
+    try:
+        graph = write_graph(variant, spec, exported, ranges, choices, context)
+        if graph.recipe is None or graph.idle:  # an idle one is refused
+            return graph
+        observed = None if isinstance(ranges, StepFailure) else ranges
+        return replace(graph, proof=_check_graph(spec, exported, graph, observed, context))
+    except EngineryError as error:
+        return _unwritten(variant, exported, fail_step(f"graph {variant.name}", error, context))
+
+
+def _unwritten(variant: GraphVariant, exported: Exported, failure: StepFailure) -> Graph:
+    model = exported.model
+    return Graph(variant, model.digest, model.inputs, model.outputs, shards=model.shards, failure=failure)
+
+
+def check_own_qdq(variant: GraphVariant, spec: "ModelSpec", exported: Exported) -> None:
+    """Raise InputError for what a spec asks of the quantization of a model that carries Q/DQ of its own."""
+    if not exported.model.carries_qdq or variant.precision == "fp32":
+        return
+    if spec.quantization.overrides:
+        raise InputError(
+            f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
+            "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
+        )
+    if (named := spec.int8_states()) and variant.precision in QUANTIZED:
+        raise InputError(
+            f"state.{named[0].input}.dtype changes nothing: the model carries Q/DQ of its own, which stays as it is; "
+            "remove it, or give the float model"
+        )
 
 
 def is_exported(variant: GraphVariant, exported: Exported) -> bool:
@@ -261,29 +303,27 @@ def write_graph(
     variant: GraphVariant,
     spec: "ModelSpec",
     exported: Exported,
-    ranges: Observed | None,
-    choices: Mapping[Searched, SearchResult],
+    ranges: Observed | StepFailure | None,
+    choices: Mapping[Searched, SearchResult | StepFailure],
     context: RunContext,
 ) -> Graph:
     """Write the model in one graph variant; for fp32, and of a model that carries Q/DQ, the exported model as it is.
 
-    ranges: what calibration observed.  choices: what `choose` gave, by kind of int8.
-    Raises DataError where real samples are needed, InputError for overrides of a model that carries Q/DQ of its own.
+    ranges: what calibration observed; where it failed, a graph that needs it has failed too, and a note of any other
+    says so.  choices: what `choose` gave, by kind of int8.  Raises DataError where real samples are needed.
     """
     model = exported.model
-    if model.carries_qdq and spec.quantization.overrides and variant.precision != "fp32":
-        raise InputError(
-            f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
-            "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
-        )
-    if model.carries_qdq and (named := spec.int8_states()) and variant.precision in QUANTIZED:
-        raise InputError(
-            f"state.{named[0].input}.dtype changes nothing: the model carries Q/DQ of its own, which stays as it is; "
-            "remove it, or give the float model"
-        )
     if is_exported(variant, exported):
         proof, own = Proof(metrics=exported.proof.metrics), model.own_int8
         return Graph(variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own, shards=model.shards)
+    if isinstance(ranges, StepFailure):
+        if variant.precision in CALIBRATED:
+            return _unwritten(variant, exported, ranges)
+        graph = write_graph(variant, spec, exported, None, choices, context)
+        return replace(graph, notes=(f"written without measured ranges: {ranges.reason}", *graph.notes))
+    choice = choices.get(variant.searched) if variant.searched else None
+    if isinstance(choice, StepFailure):
+        return _unwritten(variant, exported, choice)
     if variant.precision in CALIBRATED and ranges is None:
         raise DataError(
             f"{variant.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
@@ -294,7 +334,7 @@ def write_graph(
         ranges.observations if ranges else None,
         calibration_method(spec),
         node_overrides(spec),
-        choices.get(variant.searched) if variant.searched else None,
+        choice,
         spec.int8_states() if variant.precision in QUANTIZED else (),
     )
     key = {**encode(request), "observations": ranges.seen if ranges else None, **code_key(WriteGraph)}
