@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.parsing import field, mapping_of, parse_json, scalar, text
+from enginery.core.parsing import field, parse_json, text
 from enginery.core.types import Tensors
 
 # Of a description.
@@ -26,8 +25,6 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
     """A function that runs an engine of ONNX Runtime once on all of its inputs, by name, on the CPU. engine: a pulled
     one, the file of one, or the JSON beside it.
 
-    The session has the options that the JSON names for CPUs like this one: without them int8 engines give other numbers
-    on CPUs without VNNI than they were proven with (docs/concepts/cpu-kinds.md).
     Raises DataError for what is no engine, for several graphs (`Ensemble`) and for an engine of another compiler, which
     its own runtime opens; and what onnxruntime raises.
     """
@@ -35,7 +32,6 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
     try:
         found = parse_json(path.read_bytes(), MOST_BYTES)
         file = path.parent / field(found, "file", text)
-        options = mapping_of(scalar)(found.get("session_options_without_vnni", {}), "session_options_without_vnni")
     except (OSError, IntegrityError) as error:
         raise DataError(f"{path} describes no engine: {error}") from error
     if "graphs" in found:
@@ -47,9 +43,6 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
         )
     import onnxruntime
 
-    settings = onnxruntime.SessionOptions()
-    for name, value in options.items() if this_kind().saturates else ():
-        settings.add_session_config_entry(name, str(value))
-    session = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))

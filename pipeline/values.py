@@ -270,7 +270,6 @@ class Graph:
     inputs, outputs: as this graph declares them.  record: digest of what quantizing did, tensor by tensor, as a blob.
     recipe: of graphs that were written here.  idle: why no node of it computes in its precision; None where one does.
     own_int8, shards: as in `OnnxModel`.  searched: why a search was made that nobody asked for, and what came of it.
-    in_place_of: the variant that this one was measured to be faster than here (`steps.alternatives`).
     failure: why it could not be observed, searched, written or compared; its model is then the exported one.
     quantized_states: states that the graph rounds, and its engines take and give as int8.
     """
@@ -288,7 +287,6 @@ class Graph:
     own_int8: str | None = None
     shards: Shards = ()
     searched: str | None = None
-    in_place_of: GraphVariant | None = None
     failure: StepFailure | None = None
     quantized_states: tuple[QuantizedState, ...] = ()
 

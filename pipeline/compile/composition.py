@@ -15,7 +15,6 @@ from pipeline.compile.plan import (
     buildable_variants,
     candidates,
     check_required,
-    find_alternatives,
     find_unserved,
     plan_builds,
 )
@@ -24,7 +23,6 @@ from pipeline.compile.publication.draft import draft_version
 from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.publication.publish import publish_version
 from pipeline.compile.run_context import RunContext, fail_step
-from pipeline.compile.steps.alternatives import choose_alternatives
 from pipeline.compile.steps.attributions import attribute
 from pipeline.compile.steps.calibration import merge, observe, parts_of
 from pipeline.compile.steps.engines import build
@@ -141,12 +139,8 @@ def quantize_all(
 ) -> Prepared:
     """The model in these variants, and the plan of the units that are built from them."""
     ranges = calibrate(spec, exported, context, run)
-    others = [item for item in find_alternatives(spec, selection, exported) if item.usual in variants]
-    every = [*variants, *(item.variant for item in others)]
-    choices = search_asked(find_searched_kinds(every, spec, exported), spec, exported, ranges, context, run)
-    graphs = run.map(quantize, every, spec, exported, ranges, choices, context)
-    if others:
-        graphs = list(run.call(choose_alternatives, graphs, others, spec, exported, context))
+    choices = search_asked(find_searched_kinds(variants, spec, exported), spec, exported, ranges, context, run)
+    graphs = run.map(quantize, variants, spec, exported, ranges, choices, context)
     plan = run.call(plan_builds, spec, exported, graphs, selection, context)
     return Prepared(exported, ranges, tuple(graphs), plan, find_missed(plan, spec, exported))
 

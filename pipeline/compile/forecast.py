@@ -5,7 +5,7 @@ made first (`prepare`), so that every build key is complete, or left open: a uni
 'unknown'.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -20,11 +20,9 @@ from pipeline.compile.plan import (
     Selection,
     buildable_variants,
     candidates,
-    find_alternatives,
     plan_builds,
 )
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext
-from pipeline.compile.steps.alternatives import Alternative, choose_alternatives
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import recorded_export
 from pipeline.compile.steps.graphs import quantize, write_graph
@@ -71,8 +69,7 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     if exported is None:
         return OnRecord(missing=("export",))
     missing = [] if exported.golden else ["golden set"]
-    others = find_alternatives(spec, selection, exported)
-    variants = [*buildable_variants(spec, selection, exported), *(item.variant for item in others)]
+    variants = list(buildable_variants(spec, selection, exported))
     ranges: Observed | StepFailure | None = None
     choices: Mapping[Searched, SearchResult | StepFailure] = {}
     try:
@@ -91,23 +88,8 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
             graphs.append(write_graph(variant, spec, exported, ranges, choices, context))
         except NotOnRecord as step:
             missing.append(str(step))
-    try:
-        graphs = list(choose_alternatives(graphs, _find_known(others, graphs), spec, exported, context))
-    except NotOnRecord as step:
-        missing.append(str(step))
-        unclear = {variant for item in others for variant in (item.variant, item.usual)}
-        graphs = [graph for graph in graphs if graph.variant not in unclear]
     found = OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))
     return _search_on_record(found, exported, ranges, spec, selection, context)
-
-
-def _find_known(others: Sequence[Alternative], graphs: Sequence[Graph]) -> list[Alternative]:
-    """The alternatives of which both graphs are known. Raises NotOnRecord where only one is."""
-    known = {graph.variant for graph in graphs}
-    found = [item for item in others if {item.variant, item.usual} & known]
-    if lacking := [item for item in found if not {item.variant, item.usual} <= known]:
-        raise NotOnRecord(f"write {lacking[0].variant.name}")
-    return found
 
 
 def _search_on_record(

@@ -112,7 +112,8 @@ def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(bu
     assert built.build("--precision", "int8").json["version"] != first["version"]
     built.change_spec(quantization={"overrides": [{"match": "MatMull", "precision": "fp16"}]})
     failed = built.build("--precision", "int8")
-    assert failed.code == 1 and failed.json["version"] is None and "no node matches 'MatMull'; did you mean 'MatMul" in failed.err
+    assert failed.code == 1 and failed.json["version"] is None
+    assert "no node matches 'MatMull'; did you mean 'MatMul" in failed.err
 
 
 def test_inputs_and_outputs_of_fp16_engines_are_fp16_when_the_spec_says_so(built: Project) -> None:
