@@ -35,6 +35,7 @@ class OnnxModel:
     blake3: of that file; None where the worker that uploaded it did not have the library.
     integer_nodes: (operator, how many) of the nodes that multiply in int8, as the model came, in every variant.
     shards: of its weights.
+    narrow_share: of one that carries Q/DQ, the multiplications by weights that these make narrow, of all.
     """
 
     digest: str
@@ -45,6 +46,7 @@ class OnnxModel:
     blake3: str | None = None
     integer_nodes: tuple[tuple[str, int], ...] = ()
     shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
+    narrow_share: float | None = field(default=None, metadata=OMIT_DEFAULT)
 
     @property
     def blobs(self) -> list[str]:
@@ -272,6 +274,7 @@ class Graph:
     own_int8, shards: as in `OnnxModel`.  searched: why a search was made that nobody asked for, and what came of it.
     failure: why it could not be observed, searched, written or compared; its model is then the exported one.
     quantized_states: states that the graph rounds, and its engines take and give as int8.
+    share: of the multiplications by weights that are in its precision (`quantization.shares`), of a quantized one.
     """
 
     variant: GraphVariant
@@ -288,6 +291,7 @@ class Graph:
     shards: Shards = ()
     searched: str | None = None
     failure: StepFailure | None = None
+    share: float | None = None
     quantized_states: tuple[QuantizedState, ...] = ()
 
     @property

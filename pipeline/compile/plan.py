@@ -169,6 +169,7 @@ def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest, idl
         return reason
     own = exported.model.own_int8
     remedy = f"{own}: use int8-dynamic" if own and item.precision == "int8" else "use fp32"
+    remedy = "give the float model" if exported.model.carries_qdq else remedy
     return f"it would not be {item.precision}: {idle}; {remedy}"
 
 

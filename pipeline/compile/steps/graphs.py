@@ -25,14 +25,16 @@ from pipeline.compile.steps.blobs import (
 )
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
 from pipeline.compile.steps.drift_limits import as_written, graph_drift_limits
-from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
+from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, model_shapes, step_limits
 from pipeline.compile.steps.search import node_overrides, not_searched
+from pipeline.quantization.notes import QuantizationNotes, refuse_share
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.values import (
     Exported,
     Graph,
     GraphVariant,
     Json,
+    ModelShapes,
     Observed,
     Proof,
     Recipe,
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from enginery.core.reports.quantization import QuantizationRecord
-    from pipeline.quantization.notes import CastNotes, QuantizationNotes
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.statistics.observations import Observations
     from pipeline.spec.model import ModelSpec
@@ -75,7 +76,7 @@ class GraphRecipe:
 class WrittenGraph:
     """The model in one graph variant. Fields as in `values.Graph`; ranges: the calibrated ranges, as a blob.
 
-    written_from: digest of the float model behind it.  idle, shards, quantized_states: as in `values.Graph`.
+    written_from: digest of the float model behind it.  idle, shards, quantized_states, share: as in `values.Graph`.
     """
 
     model: str
@@ -90,6 +91,7 @@ class WrittenGraph:
     idle: str | None = None
     shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
     quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    share: float | None = None
 
     @property
     def blobs(self) -> list[str]:
@@ -103,7 +105,7 @@ class WriteGraph:
     """Write the model in one graph variant. model, observations: digests.
 
     choice: what a search gave; then its model, in float, and its ranges are written instead.
-    states: those that engines of the graph take and give as int8.
+    shapes: of the model.  states: those that engines of the graph take and give as int8.
     """
 
     model: str
@@ -112,14 +114,17 @@ class WriteGraph:
     calibration: CalibrationMethod | None
     overrides: tuple[Override, ...]
     choice: SearchResult | None
+    shapes: ModelShapes
     states: tuple[State, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> WrittenGraph:
         """The graph, its scales, the record of what quantizing did, and its recipe. Raises InputError for a rule that
         matches no node."""
         from builders.onnx_graphs.weights import load_graph
+        from pipeline.quantization.insertion_points import prepare_model
         from pipeline.quantization.ranges import Ranges
         from pipeline.quantization.schemes.write import write as write_variant
+        from pipeline.quantization.shares import narrow_share, sizes_at
         from pipeline.quantization.states import scale_states
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx, specs_of
@@ -139,11 +144,16 @@ class WriteGraph:
         stored = put_graph(place, workdir / "graph.onnx")
         ranges = measured.to_json() if measured else None
         recipe = GraphRecipe(source, variant, ranges, self.overrides, left, choice is not None, states)
-        calibrated = variant.precision in CALIBRATED
-        record = None
-        if measured and self.observations and calibrated:
+        calibrated, share, record = variant.precision in CALIBRATED, None, None
+        idle, seen = notes.idle, Observations("", "", (), {})
+        if variant.precision in QUANTIZED and self.observations:
             seen = Observations.from_bytes(place.read_blob(self.observations))
-            record = _record(place, (model, written), variant, notes, measured, seen, choice)
+        if isinstance(notes, QuantizationNotes):
+            counted = {name: float(item.elements) for name, item in seen.tensors.items()}
+            share = narrow_share(prepare_model(model), notes.quantized, sizes_at(self.shapes), counted)
+            idle = idle or refuse_share(share, variant.precision, notes.explain())
+        if measured and calibrated and isinstance(notes, QuantizationNotes):
+            record = _record(place, (model, written), variant, notes, measured, seen, choice, share)
         return WrittenGraph(
             model=stored.blob.digest,
             inputs=tuple(inputs),
@@ -154,9 +164,10 @@ class WriteGraph:
             record=place.put_bytes(text_of(encode(record))) if record else None,
             recipe=place.put_bytes(text_of(encode(recipe))),
             written_from=source,
-            idle=notes.idle,
+            idle=idle,
             shards=stored.shards,
             quantized_states=states,
+            share=share,
         )
 
 
@@ -164,22 +175,20 @@ def _record(
     place: Store,
     models: "tuple[ModelProto, ModelProto]",
     variant: GraphVariant,
-    notes: "QuantizationNotes | CastNotes",
+    notes: QuantizationNotes,
     ranges: "Ranges",
     seen: "Observations",
     choice: SearchResult | None,
-) -> "QuantizationRecord | None":
-    """What quantizing did, tensor by tensor; None for a cast. models: the float model and the written one."""
-    from pipeline.quantization.notes import QuantizationNotes
+    share: float | None,
+) -> "QuantizationRecord":
+    """What quantizing did, tensor by tensor. models: the float model and the written one."""
     from pipeline.quantization.record import Evidence, record
     from pipeline.quantization.search.choice import SearchDocument
     from pipeline.quantization.statistics.observations import Observations
 
-    if not isinstance(notes, QuantizationNotes):
-        return None
     model, written = models
     levels = variant.scheme.weight_levels if variant.scheme else 127
-    evidence = Evidence(model, ranges, seen, weight_levels=levels)
+    evidence = Evidence(model, ranges, seen, weight_levels=levels, share=share)
     if choice:
         found = decode(json.loads(place.read_blob(choice.choice)), SearchDocument)
         smoothed = Observations.from_bytes(place.read_blob(choice.smoothed)).tensors
@@ -315,7 +324,11 @@ def write_graph(
     model = exported.model
     if is_exported(variant, exported):
         proof, own = Proof(metrics=exported.proof.metrics), model.own_int8
-        return Graph(variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own, shards=model.shards)
+        graph = Graph(
+            variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own, shards=model.shards
+        )
+        share = model.narrow_share if variant.precision in QUANTIZED else None
+        return replace(graph, share=share, idle=refuse_share(share, variant.precision))
     if isinstance(ranges, StepFailure):
         if variant.precision in CALIBRATED:
             return _unwritten(variant, exported, ranges)
@@ -335,6 +348,7 @@ def write_graph(
         calibration_method(spec),
         node_overrides(spec),
         choice,
+        model_shapes(spec),
         spec.int8_states() if variant.precision in QUANTIZED else (),
     )
     key = {**encode(request), "observations": ranges.seen if ranges else None, **code_key(WriteGraph)}
@@ -345,7 +359,9 @@ def write_graph(
     shown = found.inputs, found.outputs, found.scales, notes
     graph = Graph(variant, found.model, *shown, record=found.record, recipe=recipe)
     own, states = model.own_int8, found.quantized_states
-    return replace(graph, idle=found.idle, own_int8=own, shards=found.shards, quantized_states=states)
+    return replace(
+        graph, idle=found.idle, own_int8=own, shards=found.shards, quantized_states=states, share=found.share
+    )
 
 
 def _check_graph(
