@@ -35,7 +35,7 @@ class OnnxModel:
     blake3: of that file; None where the worker that uploaded it did not have the library.
     integer_nodes: (operator, how many) of the nodes that multiply in int8, as the model came, in every variant.
     shards: of its weights.
-    narrow_share: of one that carries Q/DQ, the multiplications by weights that these make narrow, of all.
+    narrow_share: of one that carries Q/DQ, the multiplications with weights that these make narrow, of all.
     """
 
     digest: str
@@ -274,7 +274,7 @@ class Graph:
     own_int8, shards: as in `OnnxModel`.  searched: why a search was made that nobody asked for, and what came of it.
     failure: why it could not be observed, searched, written or compared; its model is then the exported one.
     quantized_states: states that the graph rounds, and its engines take and give as int8.
-    share: of the multiplications by weights that are in its precision (`quantization.shares`), of a quantized one.
+    share: of the multiplications with weights that are in its precision (`quantization.shares`), of a quantized one.
     """
 
     variant: GraphVariant

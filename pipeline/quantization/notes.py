@@ -8,14 +8,14 @@ from enginery.core.reports.quantization import FloatNode
 from enginery.core.text import join_first, pluralize
 
 _LEFT = "left in"
-# With less of the multiplications by weights in a narrow format, an engine is refused: at twice the speed of float they
-# would save 5 % of its time, and it would be another precision's engine under a wrong name.
+# With less of the multiplications with weights in a narrow format, an engine is refused: at twice the speed of float
+# they would save 5 % of its time, and it would be another precision's engine under a wrong name.
 LEAST_SHARE = 0.1
 
 
 def describe_share(share: float, precision: str) -> str:
-    """'98.8 % of the multiplications by weights are in int8'."""
-    return f"{100 * share:.1f} % of the multiplications by weights are in {precision}"
+    """'98.8 % of the multiplications with weights are in int8'."""
+    return f"{100 * share:.1f} % of the multiplications with weights are in {precision}"
 
 
 def refuse_share(share: float | None, precision: str, why: str = "") -> str | None:

@@ -1,4 +1,4 @@
-"""What share of a model's multiplications by weights a narrow format does.
+"""What share of a model's multiplications with weights a narrow format does.
 
 An engine with less than a tenth (`notes.LEAST_SHARE`) is refused. What counts is a product by a constant, or by
 what is computed of constants alone: of convolutions, matrices and recurrent layers, in the main graph and in the bodies
@@ -10,9 +10,9 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from builders.onnx_graphs.bodies import list_bodies
+from builders.onnx_graphs.bodies import list_bodies, list_captured
 from builders.onnx_graphs.weights import to_array
 from enginery.core.types import Shape
 from pipeline.quantization.graph import attribute_of, constants, infer_at, shapes_of
@@ -40,7 +40,7 @@ def narrow_share(
     inputs: Mapping[str, Shape],
     elements: Mapping[str, float] | None = None,
 ) -> float | None:
-    """The share of the multiplications by weights that are narrow: those of the nodes called `quantized`, and those
+    """The share of the multiplications with weights that are narrow: those of the nodes called `quantized`, and those
     that came so; None of a model without any.
 
     inputs: shapes of the inputs.  elements: of tensors, as samples had them on average; the others follow from
@@ -76,14 +76,16 @@ def count_multiplications(
     model: ModelProto, inputs: Mapping[str, Shape], elements: Mapping[str, float]
 ) -> dict[str, float]:
     """Multiplications by weights in a run, by node of the main graph; control flow has those of its bodies."""
-    graph = infer_at(model, inputs).graph
-    held = constants(model.graph)
+    inferred, held = infer_at(model, inputs), constants(model.graph)
+    graph = inferred.graph
     shapes = shapes_of(graph) | {name: tuple(item.dims) for name, item in held.items()}
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
+    kinds |= {name: item.data_type for name, item in held.items()}
     both = [name for name in elements if name in shapes and 0 not in shapes[name]]
     at_inputs = sum(math.prod(shapes[name]) for name in both)
     scale = sum(elements[name] for name in both) / at_inputs if at_inputs else 1.0
     trips = {name: int(to_array(item)) for name, item in held.items() if item.data_type == 7 and not item.dims}
-    scope = _Scope(shapes, frozenset(_list_fixed(graph, held)), elements, scale, trips)
+    scope = _Scope(inferred, shapes, kinds, frozenset(_list_fixed(graph, held)), elements, scale, trips)
     return {node.name: count for node in graph.node if (count := scope.count(node))}
 
 
@@ -103,10 +105,13 @@ def _list_fixed(graph: GraphProto, given: Collection[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What a graph sees. fixed: names that depend on constants alone.  elements: of tensors, where measured; of others
-    it is `scale` times what their shape says.  trips: integer constants by name."""
+    """What a graph sees. model: that it is of.  kinds: element types.  fixed: names that depend on constants alone.
+    elements: of tensors, where measured; of others it is `scale` times what their shape says.  trips: integer constants
+    by name."""
 
+    model: ModelProto
     shapes: Mapping[str, Shape]
+    kinds: Mapping[str, int]
     fixed: frozenset[str]
     elements: Mapping[str, float]
     scale: float
@@ -115,7 +120,7 @@ class _Scope:
     def count(self, node: NodeProto) -> float:
         """Multiplications by weights of a node in a run; 0 of one that does none."""
         if bodies := list_bodies(node):
-            inside = [self._count_body(body) for body in bodies]
+            inside = [self._count_body(self._infer_loop(node, body)) for body in bodies]
             return max(inside) if node.op_type == "If" else self._iterations(node, bodies[0]) * sum(inside)
         fixed = [name for name in node.input if name in self.fixed and self.shapes.get(name)]
         if not fixed or all(name in self.fixed for name in node.input if name):
@@ -153,6 +158,22 @@ class _Scope:
         own = {item.name for item in body.initializer}
         inner = replace(self, shapes=shapes, fixed=self.fixed | {*_list_fixed(body, {*self.fixed, *own})}, elements={})
         return sum(inner.count(node) for node in body.node)
+
+    def _infer_loop(self, node: NodeProto, body: GraphProto) -> GraphProto:
+        """The body of a Loop with the shapes that its states begin with, which inference takes for open; another body
+        as it is."""
+        if node.op_type != "Loop":
+            return body
+        graph, kept = GraphProto(), {name: self.shapes[name] for name in list_captured(node) if name in self.shapes}
+        graph.CopyFrom(body)
+        begins = dict(zip((value.name for value in graph.input[2:]), node.input[2:], strict=False))
+        states = {name: self.shapes[given] for name, given in begins.items() if given in self.shapes}
+        outside = {name: shape for name, shape in kept.items() if self.kinds.get(name)}
+        graph.input.extend(
+            helper.make_tensor_value_info(name, self.kinds[name], shape) for name, shape in outside.items()
+        )
+        part = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
+        return infer_at(part, states).graph
 
     def _iterations(self, node: NodeProto, body: GraphProto) -> float:
         """How often a Loop or a Scan runs its body: as its constant says, or the length of what it takes or gives."""
