@@ -116,9 +116,7 @@ def session_options(level: str, threads: int, without: Sequence[str] = ()) -> Un
     return options
 
 
-def open_model(
-    model: Path, options: Untyped, name: str | None = None, source: str | bytes | None = None
-) -> Untyped:
+def open_model(model: Path, options: Untyped, name: str | None = None, source: str | bytes | None = None) -> Untyped:
     """ONNX Runtime's session on the CPU. Raises ModelError with its reason.
 
     name: what the error calls the model; default: its file's name.  source: what is opened in place of the file.
