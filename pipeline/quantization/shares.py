@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from onnx import GraphProto, ModelProto, NodeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, helper, shape_inference
 
 from builders.onnx_graphs.bodies import list_bodies, list_captured
 from builders.onnx_graphs.weights import to_array
@@ -75,8 +75,8 @@ def find_own_narrow(graph: GraphProto) -> set[str]:
 def count_multiplications(
     model: ModelProto, inputs: Mapping[str, Shape], elements: Mapping[str, float]
 ) -> dict[str, float]:
-    """Multiplications by weights in a run, by node of the main graph; control flow has those of its bodies."""
-    inferred, held = infer_at(model, inputs), constants(model.graph)
+    """Multiplications with weights in a run, by node of the main graph; control flow has those of its bodies."""
+    inferred, held = _infer(model, inputs), constants(model.graph)
     graph = inferred.graph
     shapes = shapes_of(graph) | {name: tuple(item.dims) for name, item in held.items()}
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
@@ -87,6 +87,14 @@ def count_multiplications(
     trips = {name: int(to_array(item)) for name, item in held.items() if item.data_type == 7 and not item.dims}
     scope = _Scope(inferred, shapes, kinds, frozenset(_list_fixed(graph, held)), elements, scale, trips)
     return {node.name: count for node in graph.node if (count := scope.count(node))}
+
+
+def _infer(model: ModelProto, inputs: Mapping[str, Shape]) -> ModelProto:
+    """`infer_at`; of a model whose shapes contradict these sizes, with the shapes that it states."""
+    try:
+        return infer_at(model, inputs)
+    except (shape_inference.InferenceError, ValueError):
+        return model
 
 
 def _list_fixed(graph: GraphProto, given: Collection[str]) -> Iterator[str]:
@@ -118,7 +126,7 @@ class _Scope:
     trips: Mapping[str, int]
 
     def count(self, node: NodeProto) -> float:
-        """Multiplications by weights of a node in a run; 0 of one that does none."""
+        """Multiplications with weights of a node in a run; 0 of one that does none."""
         if bodies := list_bodies(node):
             inside = [self._count_body(self._infer_loop(node, body)) for body in bodies]
             return max(inside) if node.op_type == "If" else self._iterations(node, bodies[0]) * sum(inside)
@@ -127,8 +135,8 @@ class _Scope:
             return 0.0
         if node.op_type in _RECURRENT:
             return self._count_recurrent(node)
-        weight = node.input[_WEIGHTED[node.op_type]] if node.op_type in _WEIGHTED else fixed[0]
-        weight = weight if weight in fixed else fixed[0]
+        usual = node.input[_WEIGHTED[node.op_type] :][:1] if node.op_type in _WEIGHTED else []
+        weight = usual[0] if usual and usual[0] in fixed else fixed[0]
         dims = self.shapes[weight]
         if node.op_type in _WEIGHTED:
             values = self._values(node.input[0] if node.op_type in TRANSPOSED_CONVOLUTIONS else node.output[0])
@@ -173,7 +181,7 @@ class _Scope:
             helper.make_tensor_value_info(name, self.kinds[name], shape) for name, shape in outside.items()
         )
         part = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
-        return infer_at(part, states).graph
+        return _infer(part, states).graph
 
     def _iterations(self, node: NodeProto, body: GraphProto) -> float:
         """How often a Loop or a Scan runs its body: as its constant says, or the length of what it takes or gives."""

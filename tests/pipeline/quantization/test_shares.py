@@ -89,6 +89,13 @@ def test_what_samples_showed_counts_in_place_of_what_shapes_do_not_say() -> None
     assert list(found.values()) == [100 * 2, 2 * 3 * 64 * 64]
 
 
+def test_where_shapes_contradict_each_other_a_weight_counts_once() -> None:
+    model = net("y = MatMul(x, w)")
+    assert counts(model, x=(5, 3)) == [64 * 64]
+    model.graph.node[0].input.pop()
+    assert counts(model, x=(5, 64)) == [], "no weight, and no crash either"
+
+
 def test_a_model_that_came_quantized_has_the_share_that_it_came_with() -> None:
     ranges = ranges_of(prepare_model(conv_net()), images(), tensors_to_measure(prepare_model(conv_net())))
     first, second, last = 8 * 64 * 9, 8 * 64 * 8 * 9, 80
