@@ -7,8 +7,7 @@ from typing import Protocol
 from enginery.arrays import InputCheck
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.parsing import field, many, mapping, mapping_of, scalar
+from enginery.core.parsing import field, many, mapping
 from enginery.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
 from enginery.descriptions import find_engine, read_description, read_engine
 
@@ -29,9 +28,8 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
     """A function that runs an engine of ONNX Runtime once on all of its inputs, by name, on the CPU. engine: a pulled
     one, the file of one, or the JSON beside it.
 
-    The session has the options that the JSON names for CPUs like this one: without them int8 engines give other numbers
-    on CPUs without VNNI than they were proven with (docs/concepts/cpu-kinds.md). The function raises DataError for
-    inputs of sizes that the engine was not built and proven for.
+    The function raises DataError for inputs of sizes that the engine was not built and proven for.
+
     Raises DataError for what is no engine, for several graphs (`Ensemble`) and for an engine of another compiler, which
     its own runtime opens; IntegrityError for other bytes than were published; and what onnxruntime raises.
     """
@@ -46,17 +44,13 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
             "ensemble, and `run` to streams and generators"
         )
     try:
-        options = mapping_of(scalar)(found.get("session_options_without_vnni", {}), "session_options_without_vnni")
         inputs = [decode(item, TensorSpec) for item in field(found, "inputs", many(mapping))]
         profiles = [decode(item, ShapeProfile) for item in field(found, "profiles", many(mapping))]
     except IntegrityError as error:
         raise DataError(f"{path} describes no engine: {error}") from error
     import onnxruntime
 
-    settings = onnxruntime.SessionOptions()
-    for name, value in options.items() if this_kind().saturates else ():
-        settings.add_session_config_entry(name, str(value))
-    session = open_session(read_engine(path, found), file.parent, settings)
+    session = open_session(read_engine(path, found), file.parent, onnxruntime.SessionOptions())
     names, check = [output.name for output in session.get_outputs()], InputCheck(inputs, profiles)
 
     def run(given: Tensors) -> Tensors:

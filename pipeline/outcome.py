@@ -11,6 +11,7 @@ from enginery.core.reports.prompts import PromptDrift
 from enginery.core.reports.proof import Report, Verdict, judge
 from enginery.core.text import now
 from enginery.core.types import BuildFailure
+from pipeline.quantization.notes import describe_share
 from pipeline.values import Attributed, Built, Json, Proof
 
 
@@ -55,6 +56,8 @@ def make_report(
         reason = f"{reason}, on {cpu or this_kind().name}"
     if (own := built.unit.graph.own_int8) and request.precision != "int8-dynamic":
         reason = f"{reason}; {own}"
+    if (share := built.unit.graph.share) is not None:
+        reason = f"{reason}; {describe_share(share, request.precision)}"
     if searched := built.unit.graph.searched:
         reason = f"{reason}; {searched}"
     return Report(

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of_bytes
-from enginery.core.requirements import SessionOption
 from enginery.core.sampling import as_built, sampling_states
 from enginery.core.state import state_ends, states_of
 from enginery.registry.manifest import EngineEntry, Manifest, make_request
@@ -74,6 +73,4 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
         found["padding"] = encode(padding)
     if engine.sampling or engine.quantized_states:
         engine = replace(engine, inputs=request.inputs, outputs=request.outputs, profiles=request.profiles)
-    if options := {item.name: item.value for item in engine.requires if isinstance(item, SessionOption)}:
-        found["session_options_without_vnni"] = options
     return origin | found | {key: value for key, value in engine.to_json().items() if key != "checks"}

@@ -25,7 +25,7 @@ from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.hardware.evaluation import evaluate
 from enginery.core.hardware.gpu_generations import generation_of
 from enginery.core.hardware.machine import Machine
-from enginery.core.requirements import Gpu, SessionOption, hardware_of
+from enginery.core.requirements import Gpu, hardware_of
 from enginery.core.text import format_bytes, join_first
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.latencies import MeasuredSpeed
@@ -38,7 +38,6 @@ FALLBACK = "onnx"
 # On GPUs narrower is faster. CPUs have int8 kernels, but run fp16 through casts to fp32, slower than fp32 itself.
 GPU_PREFERENCE = ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")
 _NARROWER = ("int8", "fp8", "int4")
-# Without VNNI this holds for int8 of reduced range; where sums must be kept from saturating, int8 ranks after fp32.
 CPU_PREFERENCE = ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")
 
 
@@ -278,10 +277,6 @@ def _rank(entry: EngineEntry, machine: Machine, large: Collection[str]) -> tuple
     order: float = preference.index(entry.precision) if entry.precision in preference else len(preference)
     if entry.unit in large:
         order = preference.index("fp16") + (order + 1) / len(preference) / 2
-    exact = evaluate([item for item in entry.requires if isinstance(item, SessionOption)], machine)
-    if any(item.state == "unmet" for item in exact):
-        # This CPU would saturate the engine's integer sums; opened to be exact it loses most of what int8 gains.
-        order = preference.index("fp32") + 1
     foreign = entry.cpu != machine.cpu
     return _fit(entry, machine)[0], entry.status != "proven", order, foreign, entry.target
 

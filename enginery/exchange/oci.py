@@ -136,7 +136,7 @@ def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str
 
 def _find_servable(manifest: Manifest, entries: Sequence[EngineEntry]) -> list[EngineEntry]:
     """The engines that Triton can serve. Raises UnknownNameError with the reasons where it can serve none."""
-    reasons = {entry.unit: find_unservable(entry, Machine(entry.compute_capability)) for entry in entries}
+    reasons = {entry.unit: find_unservable(entry) for entry in entries}
     if all(reasons.values()):
         lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
         what = f"{manifest.model}@{manifest.version} has no engine that Triton can serve:"

@@ -5,7 +5,7 @@ made first (`prepare`), so that every build key is complete, or left open: a uni
 'unknown'.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -13,27 +13,25 @@ from enginery.registry.store.base import Store
 from pipeline.cache_unit import CacheUnit
 from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.causes import Causes
-from pipeline.compile.composition import InProcess, calibrate
+from pipeline.compile.composition import InProcess, calibrate, search_asked
 from pipeline.compile.missed import MissedGraphs, find_missed, search_follows, search_missed
 from pipeline.compile.plan import (
     PlanCandidate,
     Selection,
     buildable_variants,
     candidates,
-    find_alternatives,
     plan_builds,
 )
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext
-from pipeline.compile.steps.alternatives import Alternative, choose_alternatives
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import recorded_export
 from pipeline.compile.steps.graphs import quantize, write_graph
 from pipeline.compile.steps.proofs import validate
-from pipeline.compile.steps.search import choose, find_searched_kinds
+from pipeline.compile.steps.search import find_searched_kinds
 from pipeline.progress.events import Progress
 from pipeline.spec.consistency import matches_unit
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Graph, Json, Observed, Searched, SearchResult, Unit
+from pipeline.values import Exported, Graph, Json, Observed, Searched, SearchResult, StepFailure, Unit
 
 
 @dataclass(frozen=True)
@@ -71,13 +69,13 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     if exported is None:
         return OnRecord(missing=("export",))
     missing = [] if exported.golden else ["golden set"]
-    others = find_alternatives(spec, selection, exported)
-    variants = [*buildable_variants(spec, selection, exported), *(item.variant for item in others)]
-    ranges, choices = None, dict[Searched, SearchResult]()
+    variants = list(buildable_variants(spec, selection, exported))
+    ranges: Observed | StepFailure | None = None
+    choices: Mapping[Searched, SearchResult | StepFailure] = {}
     try:
         ranges = calibrate(spec, exported, context, InProcess())
-        if kinds := find_searched_kinds(variants, spec, exported):
-            choices = choose(kinds, spec, exported, ranges, context)
+        kinds = find_searched_kinds(variants, spec, exported)
+        choices = search_asked(kinds, spec, exported, ranges, context, InProcess())
     except NotOnRecord as step:
         missing.append(str(step))
         variants = [variant for variant in variants if variant.precision == "fp32"]
@@ -90,29 +88,14 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
             graphs.append(write_graph(variant, spec, exported, ranges, choices, context))
         except NotOnRecord as step:
             missing.append(str(step))
-    try:
-        graphs = list(choose_alternatives(graphs, _find_known(others, graphs), spec, exported, context))
-    except NotOnRecord as step:
-        missing.append(str(step))
-        unclear = {variant for item in others for variant in (item.variant, item.usual)}
-        graphs = [graph for graph in graphs if graph.variant not in unclear]
     found = OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))
     return _search_on_record(found, exported, ranges, spec, selection, context)
-
-
-def _find_known(others: Sequence[Alternative], graphs: Sequence[Graph]) -> list[Alternative]:
-    """The alternatives of which both graphs are known. Raises NotOnRecord where only one is."""
-    known = {graph.variant for graph in graphs}
-    found = [item for item in others if {item.variant, item.usual} & known]
-    if lacking := [item for item in found if not {item.variant, item.usual} <= known]:
-        raise NotOnRecord(f"write {lacking[0].variant.name}")
-    return found
 
 
 def _search_on_record(
     known: OnRecord,
     exported: Exported,
-    ranges: Observed | None,
+    ranges: Observed | StepFailure | None,
     spec: ModelSpec,
     selection: Selection,
     context: RunContext,
@@ -124,7 +107,8 @@ def _search_on_record(
     searched, waiting = list[Graph](), list[MissedGraphs]()
     for missed in find_missed(plan_builds(spec, exported, known.graphs, selection, context), spec, exported):
         try:
-            searched += search_missed([missed], spec, exported, ranges, context)
+            observed = None if isinstance(ranges, StepFailure) else ranges
+            searched += search_missed([missed], spec, exported, observed, context)
         except NotOnRecord:
             waiting.append(missed)
     others = [graph for kind in waiting for graph in kind.graphs]

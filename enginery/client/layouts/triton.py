@@ -45,7 +45,6 @@ from enginery.client.layouts.triton_config import (
     file_suffix,
     find_unservable,
     largest_batch,
-    remarks_on,
     warmup_files,
     write_config,
 )
@@ -54,7 +53,6 @@ from enginery.client.pull import Pulled, download_best, download_engine
 from enginery.client.resolve import EngineRanking, Resolution
 from enginery.core.digest import digest_of
 from enginery.core.errors import InputError, IntegrityError
-from enginery.core.hardware.machine import Machine
 from enginery.core.sampling import as_built
 from enginery.registry.manifest import EngineEntry, Manifest, make_request
 from enginery.registry.store.base import Store
@@ -93,9 +91,9 @@ class Triton:
     batching: DynamicBatching | None = None
     warmup: bool = True
 
-    def reject(self, entry: EngineEntry, machine: Machine) -> str | None:
+    def reject(self, entry: EngineEntry) -> str | None:
         """Why Triton cannot open an engine."""
-        return find_unservable(entry, machine)
+        return find_unservable(entry)
 
     def at(self, dest: Path, model: str) -> "TritonPlace":
         """The model's folder in the repository `dest`."""
@@ -196,7 +194,7 @@ class TritonPlace:
             )
             swapped = self._switch(number, before, config, pulled[0].engine, warmup, keep)
         identity = digest_of([config, *(str(item.engine.digest) for item in pulled)])
-        ended = tuple(self._tell(item, folder, item_of.machine) for item, item_of in zip(pulled, rankings, strict=True))
+        ended = tuple(self._at_last(item, folder) for item in pulled)
         whole = not any(item.resolution.lost for item in ended)
         previous = before if before != str(number) else ""
         return Placed(ended, folder, self.root, previous, swapped, identity, whole)
@@ -292,15 +290,10 @@ class TritonPlace:
             for gone in (path, self.root / WARMUP / path.name):
                 shutil.rmtree(gone, ignore_errors=True)
 
-    def _tell(self, pulled: Pulled, folder: Path, machine: Machine) -> Pulled:
-        """The engine at its last place, with what an operator has to know of it."""
-        remarks = (*pulled.resolution.remarks, *remarks_on(pulled.engine, machine))
-        return replace(
-            pulled,
-            path=folder / pulled.path.name,
-            description=folder / pulled.description.name,
-            resolution=replace(pulled.resolution, remarks=remarks),
-        )
+    @staticmethod
+    def _at_last(pulled: Pulled, folder: Path) -> Pulled:
+        """The engine at its last place."""
+        return replace(pulled, path=folder / pulled.path.name, description=folder / pulled.description.name)
 
 
 def _describes(path: Path, engine: EngineEntry) -> bool:

@@ -67,7 +67,7 @@ def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple
 
     It is for the kind of int8 that the spec's backends write with these activations; else for one with int8 weights.
     """
-    from pipeline.compile.composition import InProcess, calibrate
+    from pipeline.compile.composition import InProcess, observe_all
     from pipeline.compile.plan import Selection, candidates
     from pipeline.compile.steps.exports import export
     from pipeline.compile.steps.search import choose
@@ -78,7 +78,7 @@ def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple
     whole = Searched("int8" if activation == "int8" else "uint8")
     kind = next((kind for kind in found if kind and kind.activation == activation), whole)
     exported = export(spec, context)
-    chosen = choose([kind], spec, exported, calibrate(spec, exported, context, InProcess()), context)[kind]
+    chosen = choose([kind], spec, exported, observe_all(spec, exported, context, InProcess()), context)[kind]
     return decode(json.loads(context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
 
 

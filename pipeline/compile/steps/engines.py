@@ -191,6 +191,8 @@ def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
 
     Raises UnavailableError and IntegrityError, which say nothing about the unit, and StepError when cancelled.
     """
+    if failed := unit.graph.failure:
+        return Built(unit, failure=_failure(unit, spec, context, StepError(failed.reason, failed.kind, failed.log)))
     if unit.action == "failed":
         context.progress.emit(Finished(unit.name, "failed", unit.reason))
         return Built(unit, notes=(NOT_BUILT,))

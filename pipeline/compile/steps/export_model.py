@@ -12,7 +12,7 @@ from enginery.core.state import step_inputs
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph, this_machine
 from pipeline.sources.request import ExportRequest
-from pipeline.values import KeptAnswers, OnnxModel, Proof
+from pipeline.values import KeptAnswers, ModelShapes, OnnxModel, Proof
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ class ExportModel:
         elif samples:
             groups = (case.inputs for case in frozen.of_kind("golden"))
             inputs = place.put_bytes(golden_digests(groups, samples.complete))
-        model = None if self.known else store_model(place, exported.onnx)
+        model = (
+            None if self.known else store_model(place, exported.onnx, ModelShapes(self.source.inputs, self.source.dims))
+        )
         answers = KeptAnswers(place.put_file(exported.answers), this_machine()) if exported.answers else None
         golden = FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof, answers)
         return ExportOutcome(model, golden)
@@ -124,16 +126,20 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]
         raise
 
 
-def store_model(place: Store, path: Path) -> OnnxModel:
+def store_model(place: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
     """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
     from builders.onnx_graphs.outline import load_outline
+    from pipeline.quantization.graph import tidy
     from pipeline.quantization.own_integers import count_integer_nodes
     from pipeline.quantization.schemes.qdq import carries_qdq
+    from pipeline.quantization.shares import narrow_share, sizes_at
     from pipeline.sources.onnx_model import specs_of
 
     model = load_outline(path)
     inputs, outputs = specs_of(model)
     stored = put_graph(place, path)
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    own = carries_qdq(model), stored.blob.blake3, count_integer_nodes(model), stored.shards
+    quantized = carries_qdq(model)
+    share = narrow_share(tidy(model), (), sizes_at(shapes)) if quantized else None
+    own = quantized, stored.blob.blake3, count_integer_nodes(model), stored.shards, share
     return OnnxModel(stored.blob.digest, tuple(inputs), tuple(outputs), opset, *own)

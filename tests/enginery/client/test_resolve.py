@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 
 from enginery.client.resolve import PORTABLE, Policy, Resolution, rank_engines
 from enginery.core.errors import UnknownNameError
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION
 from enginery.core.hardware.gpu_generations import GENERATIONS
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
-from enginery.core.requirements import Cpu, Gpu, SessionOption, for_target
+from enginery.core.requirements import Cpu, Gpu, WideSums, for_target
 from enginery.core.types import PRECISIONS, Target
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.latencies import MeasuredSpeed
@@ -177,15 +176,14 @@ def on_cpus(precision: str, built_for: str = "x86-64-v4-vnni", **on: str) -> Jud
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-SATURATES = (Cpu("cpu"), SessionOption(*EXACT_SESSION))
-
-
-def test_a_server_is_told_how_to_open_an_engine_whose_weights_saturate_there() -> None:
-    engine = replace(on_cpus("int8", v4_vnni="proven"), requires=SATURATES)
-    said = "x86-64-v3 has no VNNI: open it with session.x64quantprecision = 1, or its sums saturate"
-    assert said in rank_engines([engine], V3, Policy()).candidates[0].remarks
-    assert said not in rank_engines([replace(engine, requires=(Cpu("cpu"),))], V3, Policy()).candidates[0].remarks
+def test_an_engine_whose_sums_saturate_there_is_given_out_to_no_such_cpu() -> None:
+    """Whatever proofs say of it: one that was made there is not to be trusted either."""
+    engine = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), requires=(Cpu("cpu"), WideSums()))
+    found = rank_engines([engine], V3, Policy())
+    assert not found.candidates and "its int8 sums saturate on x86-64-v3" in found.rejected[0][1]
+    assert rank_engines([replace(engine, requires=(Cpu("cpu"),))], V3, Policy()).candidates
     assert not rank_engines([engine], VNNI, Policy()).candidates[0].remarks
+    assert "the CPU is unknown" in rank_engines([engine], Machine(), Policy()).candidates[0].remarks[0]
 
 
 def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
@@ -237,17 +235,6 @@ def test_what_was_timed_on_a_busy_machine_is_not_ranked_by_speed_and_says_so() -
     assert [bool(item.remarks) for item in found.candidates] == [True, False]
     assert found.candidates[0].remarks == ("timed on a busy machine, and so not ranked by speed",)
     assert "times as long" not in found.resolution().why
-
-
-def test_int8_that_needs_the_exact_session_comes_behind_fp32_until_it_was_timed() -> None:
-    whole = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), requires=SATURATES)
-    reduced = on_cpus("int8", v4_vnni="proven", v3="proven")
-    fp32 = on_cpus("fp32", v4_vnni="proven", v3="proven")
-    assert rank_engines([whole, fp32], VNNI, Policy()).candidates[0].entry == whole
-    assert [item.entry.precision for item in rank_engines([whole, fp32], V3, Policy()).candidates] == ["fp32", "int8"]
-    assert [item.entry.precision for item in rank_engines([reduced, fp32], V3, Policy()).candidates] == ["int8", "fp32"]
-    speeds = {str(whole.digest): MeasuredSpeed(1.0, ("batch=1",)), str(fp32.digest): MeasuredSpeed(2.0, ("batch=1",))}
-    assert rank_engines([whole, fp32], V3, Policy(), timed=lambda _: speeds).candidates[0].entry.precision == "int8"
 
 
 def test_a_gpu_int8_engine_that_is_larger_than_fp16_comes_behind_it_until_asked_for_or_timed() -> None:

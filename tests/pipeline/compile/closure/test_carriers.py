@@ -16,7 +16,6 @@ from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import CARRIERS, _walk, is_carrier, reach_definitions
 from pipeline.compile.closure.sources import SourceFiles
 from pipeline.compile.steps import keys
-from pipeline.compile.steps.alternatives import TimeAlternative
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart
 from pipeline.compile.steps.engines import BuildEngine
@@ -67,7 +66,7 @@ class Bytes:
 def is_timed(job: Job) -> bool:
     """Whether what a job gives depends on how long something took: a search's record says what it cost."""
     request = job.request
-    return isinstance(request, MeasureEngine | TimeAlternative | BuildEngine | SearchQuantization) or bool(
+    return isinstance(request, MeasureEngine | BuildEngine | SearchQuantization) or bool(
         getattr(request, "calls", None)
     )
 
