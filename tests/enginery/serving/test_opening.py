@@ -64,6 +64,13 @@ def profiles(*bounds: tuple[tuple[int, int], tuple[int, int]]) -> list[object]:
     return [ShapeProfile((("x", low, high, high),)).to_json() for low, high in bounds]
 
 
+def asks(options: ort.SessionOptions) -> bool:
+    try:
+        return options.get_session_config_entry("session.x64quantprecision") == "1"
+    except RuntimeError:  # it was not set
+        return False
+
+
 class At:
     """What a router needs of a pulled engine."""
 
