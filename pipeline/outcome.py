@@ -146,6 +146,7 @@ class Outcome:
     and no channel was moved.
     graphs: of an ensemble, the outcomes of its graphs; lacking: the first of them that has no version, so that the
     whole has none.
+    narrowed: the part of the spec that was asked for, in words, so that no channel was moved; None for all of it.
     """
 
     model: str
@@ -160,6 +161,7 @@ class Outcome:
     same_as: str | None = None
     graphs: Mapping[str, "Outcome"] = field(default_factory=dict)
     lacking: str | None = None
+    narrowed: str | None = None
 
     @property
     def failed(self) -> tuple[EngineResult, ...]:
@@ -179,8 +181,9 @@ class Outcome:
             "version": self.version,
             "cached": self.cached,
             "same_as": self.same_as,
-            "channel": self.channel,
+            "channel": None if self.narrowed else self.channel,
             "channel_refusal": self.channel_refusal,
+            "narrowed": self.narrowed,
             "report": self.page,
             "metrics": self.metrics,
             "engines": [engine.to_json() for engine in self.engines],

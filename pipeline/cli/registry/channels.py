@@ -35,9 +35,9 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
     cells = []
     for row in rows:
         move, canaries = row.move, ", ".join(digest[:12] for digest in row.move.canary)
-        report = (row.report or "")[:12]
-        cells.append([move.at, row.channel, move.action, move.version, move.by, move.why, report, canaries])
-    print_table(("at", "channel", "action", "version", "by", "why", "report", "canary"), cells)
+        report, losses = (row.report or "")[:12], ", ".join(move.losses)
+        cells.append([move.at, row.channel, move.action, move.version, move.by, move.why, losses, report, canaries])
+    print_table(("at", "channel", "action", "version", "by", "why", "losses", "report", "canary"), cells)
 
 
 @click.group()

@@ -49,6 +49,7 @@ class VersionDraft:
     approved: each usable engine with its proof.  others: the units that were refused or failed.
     units: names of all, in the plan's order.  judged: the units that were not refused, with what was measured.
     blake3: of blobs that are pulled, by digest, where known.  channel, wanted_version: as the spec says.
+    narrowed: the part of the spec that the run asked for, in words; None where that is all of it.
     reads: see `Exported`.  read_sources: reads what the engines were built from, for the next plan.
     caches: compile caches, those that failed or were refused among them.
     """
@@ -64,6 +65,7 @@ class VersionDraft:
     reads: str
     read_sources: Callable[[], BuildSources]
     caches: tuple[JudgedCache, ...] = ()
+    narrowed: str | None = None
 
 
 def draft_version(
@@ -73,8 +75,12 @@ def draft_version(
     judged: Sequence[JudgedUnit],
     context: RunContext,
     caches: Sequence[JudgedCache] = (),
+    narrowed: str | None = None,
 ) -> VersionDraft:
-    """What a run of this spec publishes. Raises OSError for a file of the spec that is gone."""
+    """What a run of this spec publishes. narrowed: see `VersionDraft`.
+
+    Raises OSError for a file of the spec that is gone.
+    """
     approved: list[tuple[EngineEntry, Approved]] = []
     others = [EngineEntry(**_unit_fields(unit), status="refused", reason=unit.reason) for unit in plan.refused]
     for item in judged:
@@ -105,6 +111,7 @@ def draft_version(
         reads=exported.reads,
         read_sources=read_sources,
         caches=tuple(caches),
+        narrowed=narrowed,
     )
 
 
