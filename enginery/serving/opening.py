@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.parsing import field, many, mapping, parse_json, text
-from enginery.core.reports.latency import LatencyReport
+from enginery.core.reports.latency import LatencyReport, Timed
 from enginery.core.types import ShapeProfile, Tensors, TensorSpec
 from enginery.opening import MOST_BYTES, DescribedFile, open_onnx
 from enginery.serving.buckets import RoutedEngine, measured_seconds
@@ -39,8 +39,11 @@ class DescribedEngine:
     bounded: bool
 
 
-def open_described(description: Path | str, opens: Opens | None, latency: LatencyReport | None) -> DescribedEngine:
-    """The engine beside a description. opens: None for `open_onnx`.  latency: None where it was not timed.
+def open_described(
+    description: Path | str, opens: Opens | None, latency: LatencyReport | None, timed: Timed = "session"
+) -> DescribedEngine:
+    """The engine beside a description. opens: None for `open_onnx`.  latency: None where it was not timed.  timed: what
+    of it counts (`timed_alike`).
 
     Raises DataError for a file that describes no engine, for a model with state, and what `opens` raises.
     """
@@ -58,7 +61,7 @@ def open_described(description: Path | str, opens: Opens | None, latency: Latenc
     except (OSError, IntegrityError) as error:
         raise DataError(f"{description} describes no engine: {error}") from error
     run = opens(file) if opens else open_onnx(path)
-    seconds = measured_seconds(latency, inputs) if latency else None
+    seconds = measured_seconds(latency, inputs, timed) if latency else None
     return DescribedEngine(RoutedEngine(name, run, inputs, outputs, profiles, seconds), padding, file, bool(profiles))
 
 

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-from enginery.core.reports.latency import MachineKind, Quantile
+from enginery.core.reports.latency import MachineKind, Quantile, Timed
 from enginery.core.text import format_bytes, format_metric
-from enginery.registry.evidence.latencies import Timed
 from validation.latency.formatting import format_count, join_reasons
 from validation.plots.texts import seconds_text
 
