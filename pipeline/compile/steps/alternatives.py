@@ -15,6 +15,7 @@ from builders.execution.jobs import Job, Needs, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.text import format_plain
 from enginery.core.types import Backend, BuildRequest, Target
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
@@ -106,8 +107,8 @@ def _note(item: Alternative, times: AlternativeTimes | None) -> str:
     """What was taken, and why; times: None where the usual form missed its limits."""
     if times is None:
         return f"{item.variant.name}: {item.usual.name} missed its limits"
-    ms = {item.variant.name: f"{times.alternative_ms:.3g} ms", item.usual.name: f"{times.usual_ms:.3g} ms"}
-    measured = ", ".join(f"{name} {value}" for name, value in ms.items())
+    ms = {item.variant.name: times.alternative_ms, item.usual.name: times.usual_ms}
+    measured = ", ".join(f"{name} {format_plain(value)} ms" for name, value in ms.items())
     taken = (
         f"{item.variant.name}, which is faster" if times.faster else f"{item.usual.name}, since the other is no faster"
     )
