@@ -49,7 +49,8 @@ def make_report(
     machine's. The reason names it for a CPU engine, since the verdict holds for that kind alone.
     """
     checks = tuple(check for proof in proofs for check in proof.checks)
-    verdict, reason = judge(checks, cannot_run)
+    # The report is read on other machines.
+    verdict, reason = judge(checks, cannot_run and cannot_run.replace("on this machine", "where it was built"))
     request = built.unit.request
     if request.target.is_cpu and cannot_run is None:
         reason = f"{reason}, on {cpu or this_kind().name}"

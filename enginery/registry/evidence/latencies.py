@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from enginery.core.hardware.gpu_generations import product_of
 from enginery.core.hardware.machine import Machine
+from enginery.core.names import version_order
 from enginery.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind, Timed, timed_alike
 from enginery.core.reports.ranking import Interval
 from enginery.registry.evidence.engine_reports import EngineReports
@@ -108,7 +109,7 @@ def _speed(report: LatencyReport, timed: Timed) -> MeasuredSpeed | None:
     intervals = [bucket.interval(timed) for bucket in report.buckets]
     ends = [item for item in intervals if item]
     interval = (sum(low for low, _ in ends), sum(high for _, high in ends)) if len(ends) == len(intervals) else None
-    return MeasuredSpeed(sum(known), tuple(sorted(times)), bool(report.busy), timed, interval)
+    return MeasuredSpeed(sum(known), tuple(sorted(times, key=version_order)), bool(report.busy), timed, interval)
 
 
 def _median_s(bucket: BucketLatency, timed: Timed) -> float | None:

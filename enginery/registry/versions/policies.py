@@ -140,6 +140,16 @@ def write(
     return after
 
 
+def describe_built_in(channel: str) -> str:
+    """What a channel requires of a version whatever its policy, in words."""
+    if channel in OPEN_CHANNELS:
+        return "any version with a usable engine; a promotion may lose nothing that is served (--accept-loss)"
+    return (
+        "every engine proven, or --proven-only, which serves the proven ones alone; and a move may lose nothing that "
+        "is served (--accept-loss)"
+    )
+
+
 def losses_of_build(channel: str) -> AcceptedLosses:
     """Losses that a build may bring a channel: any to one that takes every version, and shows what the spec gives now;
     none to others."""

@@ -60,9 +60,12 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     found = own or policies.read(store, None, channel)
     origin = None if found is None else f"{model}:{channel}" if own else f"*:{channel}"
     if as_json:
-        emit_json({"policy": found.to_json() if found else None, "of": origin})
+        built_in = policies.describe_built_in(channel)
+        emit_json({"policy": found.to_json() if found else None, "of": origin, "built_in": built_in})
         return
-    echo(f"{where}: " + (_words(found) + f" (set for {origin} by {found.by}, {found.at})" if found else "no policy"))
+    own_rule = _words(found) + f" (set for {origin} by {found.by}, {found.at})" if found else "no policy of its own"
+    echo(f"{where}: {own_rule}")
+    echo(f"every channel of this name: {policies.describe_built_in(channel)}")
 
 
 @policy.command("set")
