@@ -87,7 +87,11 @@ def measured_latencies(store: Documents, manifest: Manifest, machine: Machine) -
 
     Reads every latency report of the version. Raises IntegrityError for a damaged one.
     """
-    reports = latencies(store, manifest)
+    return newest_on(latencies(store, manifest), machine)
+
+
+def newest_on(reports: Mapping[str, list[LatencyReport]], machine: Machine) -> dict[str, LatencyReport]:
+    """Engine's digest -> its newest report on machines of this kind. reports: as `latencies` gives them."""
     alike = {digest: [item for item in each if _is_alike(item.machine, machine)] for digest, each in reports.items()}
     return {digest: found[0] for digest, found in alike.items() if found}
 

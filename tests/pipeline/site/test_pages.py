@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginery.core.text import format_bytes
-from enginery.registry.builds.runs import RunState
+from enginery.registry.builds.runs import RunState, new_id
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import (
     channel_key,
