@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.parsing import digest, field, many, mapping, text
-from enginery.core.reports.latency import LatencyReport
+from enginery.core.reports.latency import LatencyReport, Timed
 from enginery.core.types import ShapeProfile, Tensors, TensorSpec
 from enginery.descriptions import check_engine, find_engine, read_description
 from enginery.opening import DescribedFile, open_onnx
@@ -41,8 +41,11 @@ class DescribedEngine:
     bounded: bool
 
 
-def open_described(description: Path | str, opens: Opens | None, latency: LatencyReport | None) -> DescribedEngine:
-    """The engine beside a description. opens: None for `open_onnx`.  latency: None where it was not timed.
+def open_described(
+    description: Path | str, opens: Opens | None, latency: LatencyReport | None, timed: Timed = "session"
+) -> DescribedEngine:
+    """The engine beside a description. opens: None for `open_onnx`.  latency: None where it was not timed.  timed: what
+    of it counts (`timed_alike`).
 
     Raises DataError for a file that describes no engine and for a model with state, IntegrityError for other bytes than
     were published, and what `opens` raises.
@@ -62,7 +65,7 @@ def open_described(description: Path | str, opens: Opens | None, latency: Latenc
         raise DataError(f"{description} describes no engine: {error}") from error
     file = find_engine(path, found)
     run = opens(check_engine(path, found)) if opens else open_onnx(path)
-    seconds = measured_seconds(latency, inputs) if latency else None
+    seconds = measured_seconds(latency, inputs, timed) if latency else None
     engine = RoutedEngine(name, run, inputs, outputs, profiles, seconds)
     return DescribedEngine(engine, padding, file, stated, bool(profiles))
 

@@ -178,6 +178,12 @@ selection_options = combine(
 
 # Passed as `why: str`.
 why_option = click.option("--why", metavar="TEXT", default="", help="Reason, which is recorded and shown later.")
+# Passed as `accept_loss: bool`.
+accept_loss_option = click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Let nodes lose targets or precisions that the channel serves; which ones is recorded.",
+)
 # Passed as `jobs: int | None`.
 jobs_option = click.option(
     "--jobs", type=click.IntRange(1, 1024), show_default="one per CPU", help="Processes that run at the same time."

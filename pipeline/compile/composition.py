@@ -15,6 +15,7 @@ from pipeline.compile.plan import (
     buildable_variants,
     candidates,
     check_required,
+    describe_narrowing,
     find_unserved,
     plan_builds,
 )
@@ -209,7 +210,7 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
     # One by one: two engines at once would time each other.
     judged = [run.call(measure, item, spec, exported, context) for item in judged]
     caches = _make_caches(spec, selection, exported, context, run) if spec.compile_cache else []
-    draft = draft_version(spec, exported, plan, judged, context, caches)
+    draft = draft_version(spec, exported, plan, judged, context, caches, describe_narrowing(spec, selection))
     outcome = run.call(publish_version, draft, draw_page, context)
     # What is proven is published by now: it does not wait for what failed.
     if attributed := attribute_failures(judged, spec, exported, context, run):

@@ -5,7 +5,7 @@ made first (`prepare`), so that every build key is complete, or left open: a uni
 'unknown'.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -184,8 +184,13 @@ class Forecast:
         return [*(unit.action for unit in self.units), *(unit.action for unit in self.caches)].count(action)
 
 
-def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext) -> Forecast:
-    """Every unit of the selection with its action and the cause of it, by name. context: of `open_records`."""
+def foresee(
+    spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext, made: Collection[str] = ()
+) -> Forecast:
+    """Every unit of the selection with its action and the cause of it, by name. context: of `open_records`.
+
+    made: names of the steps that were not on record and were carried out for this forecast.
+    """
     causes, planned = Causes(spec, context), dict[str, Unit]()
     if known.exported is not None:
         plan = plan_builds(spec, known.exported, known.graphs, selection, context)
@@ -194,7 +199,7 @@ def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: Run
     units = tuple(_foresee_unit(spec, item, planned.get(item.unit), known, causes, context) for item in wanted)
     caches = plan_caches(spec, selection, known.exported, context)
     forecast = Forecast(spec.model, units, (), known.missing, caches)
-    return replace(forecast, changes=tuple(_changes(forecast, known, causes)))
+    return replace(forecast, changes=tuple(_changes(forecast, known, causes, (*made, *known.missing))))
 
 
 def _foresee_unit(
@@ -227,37 +232,65 @@ def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> st
     return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}{searched}"
 
 
-def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[ForecastChange]:
-    """Each change once, with what follows from it as far as that is known."""
+def _changes(forecast: Forecast, known: OnRecord, causes: Causes, made: Sequence[str]) -> list[ForecastChange]:
+    """Each change once, with what follows from it as far as that is known. made: steps that are not on record; a graph
+    that is written for new units alone follows from no change."""
     found: dict[str, str] = {}
+    before = [unit.item for unit in forecast.units if unit.item.unit in causes.before]
+    written = {f"write {item.variant.name}" for item in before}
+    if any(unit.action == "unknown" and unit.item in before for unit in forecast.units):
+        written.add("quantize")
+    made = [name for name in made if name in written or not name.startswith(("write ", "quantize"))]
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
             for what in causes.list_changes(unit.item.unit, stage):
-                found.setdefault(what, _follows(stage, forecast, known, causes))
+                found.setdefault(what, _follows(what, stage, forecast, known, causes, made))
     return [ForecastChange(what, follows) for what, follows in found.items()]
 
 
-def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) -> str:
-    units = (causes.before.get(unit.item.unit) for unit in forecast.units)
-    onnx_before = {before.sources.onnx for before in units if before}
-    built = _count(_builds(forecast), "built and proven") or "no engine changes by it"
-    proven = _count(sum(unit.proven_again for unit in forecast.units), "proven again") or "no proof changes by it here"
-    if stage == "export" and known.exported is None:
-        return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
-    if stage == "export" and known.exported and onnx_before == {known.exported.model.digest}:
-        same = "the model is exported again, to the same ONNX model"
-        return f"{same}; {built}" if _builds(forecast) else f"{same}: no graph and no engine changes by it"
+def _follows(what: str, stage: str, forecast: Forecast, known: OnRecord, causes: Causes, made: Sequence[str]) -> str:
+    """What a build does because of a change: the steps that are not on record, and engines of which it is the cause."""
+    if known.exported is None:
+        if stage == "export":
+            return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
+        if stage != "calibration":
+            again = "the golden set is made again; " if stage == "golden" else ""
+            return f"{again}what is proven again shows after the export"
+    caused = [unit for unit in forecast.units if what in unit.reason]
+    built = _count(sum(unit.action == "build" for unit in caused), "built and proven")
+    proven = _count(sum(unit.proven_again for unit in caused), "proven again")
     if stage == "export":
-        return f"the model is exported again, to another ONNX model, calibrated and quantized; {built}"
+        before = [causes.before[unit.item.unit] for unit in forecast.units if unit.item.unit in causes.before]
+        same = known.exported is not None and {item.sources.onnx for item in before} == {known.exported.model.digest}
+        return f"{_say_export(made, same)}; {built or 'no engine changes by it'}"
     if stage == "calibration":
-        changed = "whose graphs change shows then" if forecast.count("unknown") else built
-        return f"the model is calibrated and quantized again; {changed}"
-    again = "the golden set is made again; " if stage == "golden" else ""
-    return again + ("what is proven again shows after the export" if known.exported is None else proven)
+        steps = _list_steps(made)
+        done = f"the model is {' and '.join(steps)} again" if steps else "what comes of it is on record"
+        open_ = "whose graphs change shows then" if steps and forecast.count("unknown") else ""
+        return f"{done}; {open_ or built or 'no engine changes by it'}"
+    golden = f"{_say_golden(made)}; " if stage == "golden" else ""
+    return golden + (proven or "no proof is made again here")
 
 
-def _builds(forecast: Forecast) -> int:
-    return sum(unit.action == "build" for unit in forecast.units)
+def _say_export(made: Sequence[str], same: bool) -> str:
+    if not _has(made, "export"):
+        return "its export is on record"
+    to = "the same ONNX model" if same else "another ONNX model"
+    steps = _list_steps(made)
+    return f"the model is exported again, to {to}" + (f", {' and '.join(steps)}" if steps else "")
+
+
+def _say_golden(made: Sequence[str]) -> str:
+    return "the golden set is made again" if _has(made, "golden set", "export") else "its golden set is on record"
+
+
+def _list_steps(made: Sequence[str]) -> list[str]:
+    words = {"calibrated": ("calibrate", "merge"), "quantized": ("write", "quantize", "choose", "search")}
+    return [word for word, steps in words.items() if _has(made, *steps)]
+
+
+def _has(made: Sequence[str], *steps: str) -> bool:
+    return any(name.startswith(steps) for name in made)
 
 
 def _count(count: int, what: str) -> str:

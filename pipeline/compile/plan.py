@@ -75,6 +75,14 @@ def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ..
     )
 
 
+def describe_narrowing(spec: ModelSpec, selection: Selection) -> str | None:
+    """What a run asks for that leaves out units of the spec, in words; None where it asks for all of them."""
+    if len(candidates(spec, selection)) == len(candidates(spec, Selection())):
+        return None
+    names = [target.name for target in selection.targets], selection.precisions, selection.backends
+    return "; ".join(filter(None, map(", ".join, names)))
+
+
 def buildable_variants(spec: ModelSpec, selection: Selection, exported: Exported) -> tuple[GraphVariant, ...]:
     """The graph variants of the candidates, each once, without those that are refused whatever their graph is."""
     found = (item.variant for item in candidates(spec, selection) if _refuse_shards(exported, item.backend) is None)

@@ -177,6 +177,7 @@ def _promote(store: Store, found: Advance, now: datetime, by: str) -> Advance:
             canaries=passes_of(store, rollout),
             counts=counts,
             ending=rollout,
+            accepted_losses=rollout.losses,
         )
     except ConflictError:
         pass  # somebody else moved the channel, or goes on: the next look says which

@@ -2,7 +2,7 @@
 says what the other writer did."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from enginery.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
@@ -26,6 +26,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup, policies
 from enginery.registry.versions.lookup import Channel
+from enginery.registry.versions.losses import list_losses
 from enginery.registry.versions.refresh import active_rollout, refresh_rollout
 from pipeline.rollout.advance import passes_of
 from pipeline.rollout.limits import count_nodes, with_limits
@@ -41,12 +42,21 @@ class Operator:
 
 
 def start(
-    store: Store, manifest: Manifest, channel: str, plan: RolloutPlan, who: Operator, *, proven_only: bool = False
+    store: Store,
+    manifest: Manifest,
+    channel: str,
+    plan: RolloutPlan,
+    who: Operator,
+    *,
+    proven_only: bool = False,
+    accept_losses: bool = False,
 ) -> Rollout:
     """Start a rollout of a version to a channel, with its first wave open.
 
     Its waves are limits where it is known how many nodes there are (`limits`), by the plan or by the reports of the
-    rollout before. Raises InputError where the channel's policy does not allow the version, serves it already or serves
+    rollout before.
+    accept_losses: whether nodes may lose engines that the channel serves; what they lose is recorded.
+    Raises InputError where the channel's policy does not allow the version, serves it already or serves
     nothing to return to, and for a plan whose waves have too few nodes to be limits; ConflictError where another
     rollout runs or was started at the same time, IntegrityError for a version that has lost a blob.
     """
@@ -55,7 +65,9 @@ def start(
     before = read_rollout(store, manifest.model, channel)
     if active := active_rollout(store, serving):
         raise ConflictError(_already(active))
-    waiting = _waiting(manifest, serving, plan, who, proven_only, before)
+    counts = require(store, manifest).counts
+    losses = list_losses(store, serving, manifest, proven_only, counts) if accept_losses else ()
+    waiting = replace(_waiting(manifest, serving, plan, who, proven_only, before), losses=losses)
     rollout = open_wave(with_limits(waiting, count_nodes(store, before)), 0, who.at)
     _check(store, manifest, rollout)
     clear_reports(store, manifest.model, channel)
@@ -135,6 +147,7 @@ def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
         canaries=passes_of(store, rollout),
         counts=require(store, manifest).counts,
         in_waves=True,
+        accepted_losses=rollout.losses,
     )
     if refusal:
         raise InputError(refusal)

@@ -2,10 +2,13 @@
 
 Channels other than `candidate` accept only versions whose engines are all proven, unless they are set to serve the
 proven ones only; that is recorded with the move, and pulls through the channel then never yield an unproven engine.
+A move forward by which nodes lose targets or precisions is refused unless the loss is accepted, and is recorded
+(`losses`). Rolling back is exempt: it goes back to what was served.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import cast
 
 from enginery.core.digest import canonical_json
@@ -20,6 +23,7 @@ from enginery.registry.store.layout import channel_key, manifest_key
 from enginery.registry.versions import policies
 from enginery.registry.versions.index import hold_change
 from enginery.registry.versions.lookup import Channel, Move, find_lost_of, parse_channel_document, read_channel
+from enginery.registry.versions.losses import AcceptedLosses, list_losses, loss_refusal
 from enginery.registry.versions.policies import CanaryPass
 from enginery.registry.versions.refresh import active_rollout, mark_moving, refresh_channel, refresh_moved
 
@@ -36,17 +40,26 @@ def promote(
     from_other_registry: bool = False,
     counts: Callable[[Attestation], bool] | None = None,
     ending: Rollout | None = None,
+    accepted_losses: AcceptedLosses = (),
 ) -> Channel:
     """Point a channel at a version; nothing changes if it points there already.
 
     canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: their baseline was served in
     another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
     ending: the rollout that ends with this move; it is made only if the channel has not moved since that began.
-    Raises InputError when the channel's policy does not allow it, ConflictError if the channel keeps changing or serves
-    another version than a canary's baseline by now, IntegrityError if the version was deleted or has lost a blob.
+    Raises InputError when the channel's policy does not allow it or nodes lose what is not accepted, ConflictError if
+    the channel keeps changing or serves another version than a canary's baseline by now, IntegrityError if the version
+    was deleted or has lost a blob.
     """
     refusal = policy_refusal(
-        store, manifest, name, proven_only=proven_only, canaries=canaries, counts=counts, in_waves=ending is not None
+        store,
+        manifest,
+        name,
+        proven_only=proven_only,
+        canaries=canaries,
+        counts=counts,
+        in_waves=ending is not None,
+        accepted_losses=accepted_losses,
     )
     if refusal:
         raise InputError(refusal)
@@ -68,6 +81,8 @@ def promote(
             canaries=canaries,
             from_other_registry=from_other_registry,
             moves=ending.base_moves if ending else None,
+            counts=counts,
+            accepted_losses=accepted_losses,
         )
 
 
@@ -82,12 +97,15 @@ def point(
     canaries: Sequence[CanaryPass] = (),
     from_other_registry: bool = False,
     moves: int | None = None,
+    counts: Callable[[Attestation], bool] | None = None,
+    accepted_losses: AcceptedLosses = (),
 ) -> Channel:
-    """Point a channel at a version as `promote` does, without its checks: the caller did them and holds the lease.
+    """Point a channel at a version as `promote` does, without those of its checks that hold whatever the channel
+    serves: the caller did them and holds the lease.
 
     moves: how many moves the channel must have had; None: any number.
 
-    Raises ConflictError and IntegrityError as `promote` does.
+    Raises as `promote` does.
     """
     store = guard.store
     if lost := [item.report for item in canaries if not store.has(item.report)]:
@@ -108,7 +126,10 @@ def point(
             raise ConflictError(
                 f"channel {channel.model}:{name} serves {channel.version} by now, not what the canary saw"
             )
-        return move
+        losses = list_losses(store, channel, manifest, proven_only, counts)
+        if refusal := loss_refusal(losses, accepted_losses, manifest, channel):
+            raise InputError(refusal)
+        return replace(move, losses=losses)
 
     return _append(guard, manifest.model, name, next_move)
 
@@ -152,6 +173,7 @@ def policy_refusal(
     canaries: Sequence[CanaryPass] = (),
     counts: Callable[[Attestation], bool] | None = None,
     in_waves: bool = False,
+    accepted_losses: AcceptedLosses = (),
 ) -> str | None:
     """The reason why a channel does not accept a version, with the rule and the remedy; None if it does.
 
@@ -165,7 +187,23 @@ def policy_refusal(
         or policies.common_refusal(manifest, entries, name, proven_only=proven_only)
         or policies.refusal(policy, manifest, name, entries, canaries, proven_only=proven_only)
         or policies.signature_refusal(store, policy, manifest, name)
+        or _loss(store, manifest, name, proven_only, counts, accepted_losses)
     )
+
+
+def _loss(
+    store: Store,
+    manifest: Manifest,
+    name: str,
+    proven_only: bool,
+    counts: Callable[[Attestation], bool] | None,
+    accepted: AcceptedLosses,
+) -> str | None:
+    """`loss_refusal` of what the channel serves at this moment."""
+    if accepted is None:
+        return None
+    channel = read_channel(store, manifest.model, name)
+    return loss_refusal(list_losses(store, channel, manifest, proven_only, counts), accepted, manifest, channel)
 
 
 def _busy(store: Store, manifest: Manifest, name: str) -> str | None:

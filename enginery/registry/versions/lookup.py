@@ -31,7 +31,7 @@ class Move:
     """One entry of a channel's history: the version, when (ISO 8601, UTC), by whom and why.
 
     manifest: digest of the version's manifest.  canary: digests of the canary reports that it was promoted with, which
-    are blobs of the registry.
+    are blobs of the registry.  losses: what was served before and not after it, as was accepted (`losses.list_losses`).
     """
 
     version: str
@@ -42,10 +42,12 @@ class Move:
     proven_only: bool = False
     action: Action = "promote"
     canary: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """The move as it is stored."""
-        return {**asdict(self), "canary": list(self.canary)}
+        """The move as it is stored; `losses` is left out where there are none."""
+        found = {**asdict(self), "canary": list(self.canary), "losses": list(self.losses)}
+        return {name: value for name, value in found.items() if name != "losses" or value}
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,7 @@ def _read_move(value: object, path: str) -> Move:
         proven_only=parsing.field(data, "proven_only", parsing.truth, path),
         action=parsing.field(data, "action", parsing.one_of(*get_args(Action)), path),
         canary=parsing.field(data, "canary", parsing.many(parsing.digest), path),
+        losses=parsing.field(data, "losses", parsing.many(parsing.text), path) if "losses" in data else (),
     )
 
 

@@ -12,6 +12,7 @@ from enginery.core.text import pluralize
 from enginery.registry.rollouts.state import Rollout, read_rollout, running_rollouts
 from enginery.registry.store.base import Store, open_store
 from pipeline.cli.options import (
+    accept_loss_option,
     channel_argument,
     emit_json,
     json_option,
@@ -39,11 +40,19 @@ def rollout() -> None:
 @click.argument("where", metavar="[NAME:CHANNEL]", required=False)
 @waves_options("--wave")
 @click.option("--proven-only", is_flag=True, help="Serve only its proven engines.")
+@accept_loss_option
 @why_option
 @registry_option
 @json_option
 def start_rollout(
-    reference: str, where: str | None, proven_only: bool, why: str, registry: str, as_json: bool, **given: Any
+    reference: str,
+    where: str | None,
+    proven_only: bool,
+    accept_loss: bool,
+    why: str,
+    registry: str,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Start a rollout of the version REF to a channel; its first wave is open then.
 
@@ -62,7 +71,9 @@ def start_rollout(
     manifest = locate(store, named).manifest
     require(store, manifest)
     plan = operations.plan_of(store, named.model, channel, GivenPlan(**given).read())
-    found = operations.start(store, manifest, channel, plan, _operator(why), proven_only=proven_only)
+    found = operations.start(
+        store, manifest, channel, plan, _operator(why), proven_only=proven_only, accept_losses=accept_loss
+    )
     _print(found, as_json)
     if not as_json:
         echo(describe_plan(plan))
@@ -215,6 +226,8 @@ def _print_status(status: "RolloutStatus") -> None:
     found, heard = status.rollout, status.heard
     state = "overtaken: the channel was moved" if status.overtaken else found.state
     echo(f"{found.where}: rollout {found.id} of {found.version}, in place of {found.base}: {state}")
+    if found.losses:
+        echo(f"accepted losses: {', '.join(found.losses)}")
     print_table(("wave", "who", "least_time", "state"), status.list_waves())
     if not found.is_finished:
         failing = sum(bool(report.failure) for report in heard.reports)

@@ -122,10 +122,12 @@ def publish_ensemble(
     units: Sequence[EnsembleUnit],
     draw: Callable[[VersionDocument], str],
     context: RunContext,
+    narrowed: str | None = None,
 ) -> Outcome:
     """Judge the units and publish those that may be pulled; the version that says the same where there is one.
 
-    draw: makes the HTML page of a version's document.  Raises as `enginery.registry.versions.publish.publish`.
+    narrowed: as of `VersionDraft`.  draw: makes the HTML page of a version's document.
+    Raises as `enginery.registry.versions.publish.publish`.
     """
     store, spec = context.store, built.loaded.spec
     golden = store.put_file(spec.file(spec.golden.data))
@@ -142,7 +144,14 @@ def publish_ensemble(
         manifest = with_provenance(store, manifest, whole.engines, context.started_at)
     channel = spec.publication.channel
     published = publish(
-        store, manifest, approved, others, channel=channel, wanted_version=spec.version, by=user(), why="built"
+        store,
+        manifest,
+        approved,
+        others,
+        channel=None if narrowed else channel,
+        wanted_version=spec.version,
+        by=user(),
+        why="built",
     )
     with published_without(published.manifest, "its page"):
         measured = Measured(tuple(item.report for item in judged if item.report))
@@ -159,6 +168,7 @@ def publish_ensemble(
         channel_refusal=published.channel_refusal,
         page=page,
         manifest=published.digest,
+        narrowed=narrowed,
     )
 
 

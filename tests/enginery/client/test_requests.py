@@ -116,7 +116,7 @@ def test_a_move_costs_as_much_under_a_trust_policy(
         manifest = publish_engines(store, [engine(store, data=data)], data.decode(), channel=None).manifest
         add_attestation(store, manifest, report(manifest.engines[0]))
         sign(store, manifest, SigningKey(key))
-        channels.promote(store, manifest, "stable")
+        channels.promote(store, manifest, "stable", accepted_losses=None)
         if data == b"two":
             watch = watcher(client(trust=policy), tmp_path / "w")
             watch.once()

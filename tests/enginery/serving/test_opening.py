@@ -260,15 +260,13 @@ def test_all_engines_of_a_version_are_pulled_best_first_with_their_rules_and_tim
     add_latencies(store, found.manifest, [store.put_bytes(canonical_json(encode(timed(engines[0]))))])
     client = Client(tmp_path / "registry", policy=Policy(fallback="onnx"))
     pulled = client.pull_all("digits", tmp_path / "dest")
-    assert [each.engine.precision for each in pulled] == ["int8", "fp32", "fp32"]
+    assert [each.engine.precision for each in pulled] == ["fp32", "int8", "fp32"]
     assert [each.engine.target for each in pulled] == ["cpu", "cpu", "onnx"]
-    assert [each.latency is not None for each in pulled] == [False, True, False]
+    assert [each.latency is not None for each in pulled] == [True, False, False]
     assert all(each.path.is_file() and each.description.is_file() for each in pulled)
-    opened = open_described(pulled[1].description, lambda _: dict, pulled[1].latency)
-    one, eight, most = (bucket.median_s for bucket in pulled[1].latency.buckets)
-    seconds = opened.engine.seconds
-    assert [seconds({"batch": size}) for size in (1, 8, 32)] == [one, eight, most]
-    assert one < seconds({"batch": 4}) < eight and seconds({"batch": 64}) == pytest.approx(2 * most)
+    opened = open_described(pulled[0].description, lambda _: dict, pulled[0].latency)
+    intervals = [bucket.interval("session") for bucket in pulled[0].latency.buckets]
+    assert [opened.engine.seconds({"batch": size}) for size in (1, 8, 32)] == intervals
 
 
 def timed(entry: EngineEntry) -> LatencyReport:

@@ -235,7 +235,7 @@ def test_another_engine_of_the_version_that_is_served_replaces_it(store: Store, 
 
 
 def test_a_damaged_engine_is_mended_and_one_that_is_lost_passed_over(store: Store, dest: Path) -> None:
-    good, best = cpu_engine(store, 1), replace(cpu_engine(store, 2), precision="int8")
+    good, best = replace(cpu_engine(store, 1), precision="int8"), cpu_engine(store, 2)
     publish_engines(store, [good, best], "a")
     first = place(store, dest)
     first.pulled[0].path.chmod(0o644)
@@ -244,7 +244,7 @@ def test_a_damaged_engine_is_mended_and_one_that_is_lost_passed_over(store: Stor
     flip(store, str(best.digest))
     first.pulled[0].path.write_bytes(b"damaged")
     found = place(store, dest)
-    assert found.pulled[0].engine.precision == "fp32" and not found.whole
+    assert found.pulled[0].engine.precision == "int8" and not found.whole
     assert any("LOST" in text for text in found.pulled[0].warnings)
 
 
