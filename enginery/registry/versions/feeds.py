@@ -171,7 +171,7 @@ def are_feeds_current(store: Store, channel: Channel) -> bool:
             feed = parse_feed(data, name) if data is not None else None
             if feed and feed.covers(_named(channel)):
                 known = read_shard(store, feed.shards[feed.shard_of(_named(channel))]).get(_named(channel))
-                if known is None or known.order < channel.order:
+                if known is None or (known.order < channel.order and not _says_the_same(known, channel)):
                     return False
     return True
 
@@ -256,12 +256,13 @@ def find_feed_faults(store: Store, name: str) -> list[str]:
     return [
         f"{key}: has {_describe(entries.get(key))}, and the channel {_describe(channel)}"
         for key, channel in _read_channels(store, feed).items()
-        if _without_revision(entries.get(key)) != _without_revision(channel)
+        if not ((entry := entries.get(key)) and _says_the_same(entry, channel))
     ]
 
 
-def _without_revision(channel: Channel | None) -> Channel | None:
-    return replace(channel, revision=0) if channel else None
+def _says_the_same(entry: Channel, channel: Channel) -> bool:
+    """Whether an entry says of a channel what its state does; writes that changed nothing for nodes do not count."""
+    return entry == replace(channel.shorten(), revision=entry.revision)
 
 
 def _describe(channel: Channel | None) -> str:
