@@ -16,7 +16,7 @@ from enginery.registry.rollouts.waves import WHOLE, ServingNode, Slice, add_slic
 
 # Of the decisions, the first ones and the last ones, and of the letters of who decided and why, so that the document
 # that nodes read stays small.
-MOST_DECISIONS, FIRST_DECISIONS, MOST_BY, MOST_WHY = 60, 20, 200, 1000
+MOST_DECISIONS, FIRST_DECISIONS, MOST_BY, MOST_WHY = 60, 20, 200, 500
 
 State = Literal["running", "paused", "done", "halted", "aborted"]
 UNFINISHED: tuple[State, ...] = ("running", "paused")

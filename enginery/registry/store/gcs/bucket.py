@@ -150,7 +150,9 @@ class GcsBucket:
                 timeout=timeouts(),
                 retry=None,
             )
-            page = next(found.pages, ())
+            page = tuple(next(found.pages, ()))
+            if any(item.updated is None for item in page):
+                raise NoWholeAnswerError("no time")
             items = tuple(
                 ListedObject(str(item.name).removeprefix(top), item.size, str(item.generation), item.updated)
                 for item in page

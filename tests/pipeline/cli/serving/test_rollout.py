@@ -10,7 +10,7 @@ import pytest
 
 from enginery.core.errors import ConflictError, InputError, UnknownNameError
 from enginery.registry.rollouts.reports import NodeReport, SentReport, read_reports
-from enginery.registry.store.base import Store
+from enginery.registry.store.base import FileStore, Store
 from enginery.registry.versions import lookup
 from enginery.registry.versions.rolling import read_rollout
 from pipeline.rollout.receiving import ReportReceiver, make_server
@@ -43,6 +43,15 @@ def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
     ]  # fmt: skip
     assert (found["history"][1]["why"], found["history"][1]["by"]) == ("lunch", "ada")
     assert said("rollout", "status") == "no rollout is running\n"
+
+
+def test_what_an_operator_decides_has_the_stores_time(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileStore, "now", lambda _: datetime(2031, 1, 1, tzinfo=UTC))
+    said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--soak", "6h")
+    for command in ("pause", "resume", "abort"):
+        said("rollout", command, WHERE)
+    rollout = read_rollout(serving, "digits", "stable")
+    assert rollout and {item.at[:4] for item in rollout.history} == {rollout.opened[:4]} == {"2031"}
 
 
 def test_an_abort_and_the_next_one_remembers_it(serving: Store) -> None:
