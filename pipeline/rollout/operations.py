@@ -89,9 +89,7 @@ def _serving(serving: Channel | None, manifest: Manifest, channel: str) -> Chann
     return serving
 
 
-def _waiting(
-    manifest: Manifest, serving: Channel, plan: RolloutPlan, who: Operator, proven_only: bool
-) -> Rollout:
+def _waiting(manifest: Manifest, serving: Channel, plan: RolloutPlan, who: Operator, proven_only: bool) -> Rollout:
     time = format_time(who.at)
     return Rollout(
         id=secrets.token_hex(6),
@@ -207,7 +205,7 @@ def _settle(store: Store, rollout: Rollout) -> None:
         settle_rollout(store, rollout.model, rollout.channel)
     except EngineryError as error:
         raise type(error)(
-            f"the rollout of {rollout.where} is {rollout.state}, but nodes that follow a feed may not know yet: {error}; "
+            f"the rollout of {rollout.where} is {rollout.state}, but nodes that follow a feed may not know: {error}; "
             f"`enginery rollout watch {rollout.where} --once` writes it"
         ) from error
 

@@ -14,14 +14,14 @@ A key is a relative path with '/' between its parts::
     models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json
     models/<model>/versions/<version>/report.html         a copy of the report for people
     models/<model>/versions/<version>/report.json         the data of that page
-    models/<model>/channels/<channel>.json                the state of a channel and its rollout (`registry.versions.state`)
+    models/<model>/channels/<channel>.json                a channel and its rollout (`registry.versions.state`)
     models/<model>/histories/<channel>.json               the moves and rollouts before that
     failed/<model>/report.html, report.json               page of the model's last run that published nothing
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     feeds/<feed>.json                                     where the channels of a group lead (`registry.versions.feeds`)
-    rollouts/<model>/<channel>/<rollout>.json             marks a rollout that may be unfinished (`registry.versions.rolling`)
+    rollouts/<model>/<channel>/<rollout>.json             marks one that may run (`registry.versions.rolling`)
     serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
     turns/<digest>.json                                   a build lock (`enginery.registry.builds.build_lock`)
     leases/<id>.json                                      a running writer (`enginery.registry.leases`)

@@ -96,7 +96,12 @@ def point(
     def next_move(channel: Channel | None) -> Move | None:
         if ending and (channel is None or channel.rollout != ending[0]):
             raise ConflictError(f"the rollout of {manifest.model}:{name} was changed by somebody else meanwhile")
-        if not ending and channel is not None and channel.manifest == move.manifest and channel.proven_only == proven_only:
+        if (
+            not ending
+            and channel is not None
+            and channel.manifest == move.manifest
+            and channel.proven_only == proven_only
+        ):
             return None
         if (
             channel

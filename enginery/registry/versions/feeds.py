@@ -4,15 +4,15 @@ A feed is a small root, which names the channels by patterns and the shards by d
 states. A channel that moves changes its shard and the root; who follows it reads the root and that shard. Channels
 are spread over the shards by a hash of their names; shards are split when they grow.
 
-A feed repeats the states of its channels, and is written after them by whoever changed one. Where a writer is killed in
-between, it is late: the controller of rollouts and `verify --repair` write it, and nodes read each channel beside it now
-and then. Of two states the newer one stays.
+A feed repeats the states of its channels, and is written after them by whoever changed one. Where a writer is killed
+in between, it is late: the controller of rollouts and `verify --repair` write it, and nodes read each channel beside it
+now and then. Of two states the newer one stays.
 """
 
 import fnmatch
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -268,5 +268,7 @@ def _says_the_same(entry: Channel, channel: Channel) -> bool:
 def _describe(channel: Channel | None) -> str:
     if channel is None:
         return "nothing"
-    rollout = f", {channel.rollout.version} comes to {', '.join(map(str, channel.rollout.reach))}" if channel.rollout else ""
+    rollout = (
+        f", {channel.rollout.version} comes to {', '.join(map(str, channel.rollout.reach))}" if channel.rollout else ""
+    )
     return f"version {channel.version}{rollout}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from enginery.core import parsing
-from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
+from enginery.core.codec import OMIT_NONE, encode
 from enginery.core.digest import canonical_json, is_digest
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.names import is_name
@@ -24,7 +24,7 @@ from enginery.registry.rollouts.state import EarlierRollout, Rollout, check_roll
 from enginery.registry.rollouts.waves import ServingNode
 from enginery.registry.store.base import Documents, Store, change, place_of
 from enginery.registry.store.layout import FORMAT as REGISTRY_FORMAT
-from enginery.registry.store.layout import channel_key, channel_history_key
+from enginery.registry.store.layout import channel_history_key, channel_key
 
 FORMAT = 1
 # Of the state, which all nodes read; and of the history.
@@ -312,5 +312,3 @@ def _loses(before: Channel, after: Channel) -> bool:
     """Whether a state has another move or another rollout than the one before it."""
     last = before.rollout
     return after.moves != before.moves or (last is not None and (after.rollout is None or after.rollout.id != last.id))
-
-

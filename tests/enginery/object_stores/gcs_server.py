@@ -46,7 +46,8 @@ class Stored:
     def resource(self, name: str) -> dict[str, object]:
         return {
             "kind": "storage#object", "name": name, "bucket": BUCKET, "size": str(len(self.data)),
-            "generation": str(self.generation), "metageneration": "1", "metadata": self.metadata, "updated": self.updated,
+            "generation": str(self.generation), "metageneration": "1", "metadata": self.metadata,
+            "updated": self.updated,
             "md5Hash": base64.b64encode(hashlib.md5(self.data).digest()).decode(),
         }  # fmt: skip
 
