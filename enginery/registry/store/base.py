@@ -21,7 +21,17 @@ from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.folder import FileStore, open_folder
 from enginery.registry.store.layout import MARKER, check_format
 
-__all__ = ["Documents", "Doubting", "FileStore", "Store", "absolute_uri", "check_marker", "open_store", "split_places"]
+__all__ = [
+    "Documents",
+    "Doubting",
+    "FileStore",
+    "Store",
+    "absolute_uri",
+    "check_marker",
+    "open_store",
+    "split_places",
+    "written_at",
+]
 
 # Enough for dozens of concurrent writers of one document.
 _ATTEMPTS = 200
@@ -213,6 +223,11 @@ class Doubting(Protocol):
     def doubt(self, digest: str) -> None:
         """Look at a blob's copy again, or read it elsewhere, because other bytes came from it. Raises nothing."""
         ...
+
+
+def written_at(store: Store, key: str) -> datetime | None:
+    """When a document was written last, by the store's clock; None if it is absent."""
+    return dict(store.stamps(f"{key.rpartition('/')[0]}/")).get(key)
 
 
 def place_of(store: Documents, key: str) -> str:

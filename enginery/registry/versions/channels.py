@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from enginery.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
-from enginery.core.text import now
 from enginery.registry.evidence.attestations import Attestation, judge_entries
 from enginery.registry.leases import Guard, secure_version
 from enginery.registry.manifest import Manifest, parse
@@ -91,7 +90,7 @@ def point(
     if lost := [item.report for item in canaries if not store.has(item.report)]:
         raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
     reports = tuple(item.report for item in canaries)
-    move = Move(manifest.version, manifest.digest, now(), by, why, proven_only, canary=reports)
+    move = Move(manifest.version, manifest.digest, _now(store), by, why, proven_only, canary=reports)
 
     def next_move(channel: Channel | None) -> Move | None:
         if ending and (channel is None or channel.rollout != ending[0]):
@@ -140,7 +139,7 @@ def rollback(
                 f"promote another one: `enginery list {model}` shows them"
             )
         secure_version(guard, manifest)
-        return Move(previous.version, previous.manifest, now(), by, why, previous.proven_only, "rollback")
+        return Move(previous.version, previous.manifest, _now(store), by, why, previous.proven_only, "rollback")
 
     with hold_change(store, [model], f"rolling back {model}:{name}") as guard:
         return _move(guard, model, name, next_move)
@@ -212,6 +211,11 @@ def _move(
         raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
     write_feeds(guard, found)
     return found
+
+
+def _now(store: Store) -> str:
+    """The time of a move: by the store's clock, as that of evidence that comes later."""
+    return store.now().isoformat(timespec="seconds")
 
 
 def _end_rollout(rollout: Rollout, move: Move) -> Rollout:
