@@ -244,7 +244,8 @@ class NearestStore:
         return sorted(places, key=lambda place: place.away)
 
     def _order_of(self, key: str) -> Places:
-        return self._places[-1:] if key in self._written else self._order()
+        """The registry alone for what was written, and for histories: that of a mirror is of its own moves."""
+        return self._places[-1:] if key in self._written or "/histories/" in key else self._order()
 
     def _any(self, ask: Callable[[Store], Value], places: Places) -> Value:
         """What the first place answers that does not fail. Raises what the last one raised."""

@@ -164,14 +164,17 @@ def update_feeds(guard: Guard, channel: Channel) -> None:
 
 
 def are_feeds_current(store: Store, channel: Channel) -> bool:
-    """Whether the feeds that cover a channel have its state, or a newer one; one that is damaged counts as it is."""
+    """Whether the feeds that cover a channel have its state, or a newer one; one that is damaged counts as it is.
+
+    An older state that says the same is none: a writer that is late might replace it by one that is older than this.
+    """
     for name in feed_names(store):
         with suppress(IntegrityError):
             data = store.read(feed_key(name))
             feed = parse_feed(data, name) if data is not None else None
             if feed and feed.covers(_named(channel)):
                 known = read_shard(store, feed.shards[feed.shard_of(_named(channel))]).get(_named(channel))
-                if known is None or (known.order < channel.order and not _says_the_same(known, channel)):
+                if known is None or known.order < channel.order:
                     return False
     return True
 
@@ -256,13 +259,8 @@ def find_feed_faults(store: Store, name: str) -> list[str]:
     return [
         f"{key}: has {_describe(entries.get(key))}, and the channel {_describe(channel)}"
         for key, channel in _read_channels(store, feed).items()
-        if not ((entry := entries.get(key)) and _says_the_same(entry, channel))
+        if not ((entry := entries.get(key)) and entry == replace(channel, revision=entry.revision))
     ]
-
-
-def _says_the_same(entry: Channel, channel: Channel) -> bool:
-    """Whether an entry says of a channel what its state does; writes that changed nothing for nodes do not count."""
-    return entry == replace(channel.shorten(), revision=entry.revision)
 
 
 def _describe(channel: Channel | None) -> str:
