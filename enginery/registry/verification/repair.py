@@ -38,9 +38,9 @@ def repair(store: Store, verification: Verification) -> Repairs:
         model, _, channel = where.partition(":")
         with hold_lease(store, f"refreshing {where}") as guard:
             refresh.refresh_channel(guard, model, channel)
-    for where in rolling.running_rollouts(store):
+    for model, channel in rolling.running_rollouts(store):
         with suppress(IntegrityError):  # a damaged channel is told above
-            rolling.settle_rollout(store, *where)
+            rolling.settle_rollout(store, model, channel)
     return Repairs(corrupt, tuple(sorted(channels)), _repair_feeds(store, verification))
 
 
