@@ -172,8 +172,9 @@ def _move(
 
     From a version that the source's channel served, any loss is accepted: the source accepted it, or rolled back.
     """
-    move, serving = channel.history[-1], read_channel(dest, channel.model, channel.name)
-    follows = serving is not None and any(serving.manifest == item.manifest for item in channel.history)
+    move, serving = channel.move, read_channel(dest, channel.model, channel.name)
+    served = {item.manifest for item in read_history(source, channel).moves}
+    follows = serving is not None and serving.manifest in served
     passes = [canary_pass(source, digest) for digest in move.canary]
     for item in passes:
         dest.put_bytes(source.read_blob(item.report))

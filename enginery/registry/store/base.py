@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -20,7 +21,17 @@ from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.folder import FileStore, open_folder
 from enginery.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_format
 
-__all__ = ["Documents", "Doubting", "FileStore", "Store", "absolute_uri", "check_marker", "open_store", "split_places"]
+__all__ = [
+    "Documents",
+    "Doubting",
+    "FileStore",
+    "Store",
+    "absolute_uri",
+    "check_marker",
+    "open_store",
+    "split_places",
+    "written_at",
+]
 
 # Enough for dozens of concurrent writers of one document.
 _ATTEMPTS = 200
@@ -183,6 +194,18 @@ class Store(Protocol):
         """
         ...
 
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """Each key under a prefix that ends in '/', with the time of its last write by the store's clock, in any order.
+
+        It costs what `sizes` costs.
+        """
+        ...
+
+    def now(self) -> datetime:
+        """The time in UTC by the clock that `stamps` are of. What lasts from one machine's write to another's is
+        measured by it, since the clocks of two machines differ."""
+        ...
+
     def discard(self, digest: str) -> None:
         """Move a corrupt blob to discarded/ for inspection, so that it counts as missing and can be stored again."""
         ...
@@ -203,6 +226,11 @@ class Doubting(Protocol):
     def doubt(self, digest: str) -> None:
         """Look at a blob's copy again, or read it elsewhere, because other bytes came from it. Raises nothing."""
         ...
+
+
+def written_at(store: Store, key: str) -> datetime | None:
+    """When a document was written last, by the store's clock; None if it is absent."""
+    return dict(store.stamps(f"{key.rpartition('/')[0]}/")).get(key)
 
 
 def place_of(store: Documents, key: str) -> str:

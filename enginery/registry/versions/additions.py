@@ -1,5 +1,5 @@
-"""Adds evidence to a published version (attestations, latency reports, signatures), and refreshes the pointers that
-lead to it, whose snapshots hold it."""
+"""Adds evidence to a published version (attestations, latency reports, signatures), and refreshes the channels that
+serve it, whose snapshots hold it."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_attestation(store: Store, manifest: Manifest, report: "Report") -> str | None:
-    """`attest`, and refresh the pointers that lead to the version; None, and nothing, for a report without a decision,
+    """`attest`, and refresh the channels that serve the version; None, and nothing, for a report without a decision,
     of which a part was not measured. Raises as `attest` and the store."""
     if report.verdict == "unproven":
         return None
@@ -26,7 +26,7 @@ def add_attestation(store: Store, manifest: Manifest, report: "Report") -> str |
 
 
 def add_latencies(store: Store, manifest: Manifest, reports: Iterable[str]) -> None:
-    """`attach_latency` of each report, given as a blob's digest, and refresh the pointers once."""
+    """`attach_latency` of each report, given as a blob's digest, and refresh the channels once."""
     found = list(reports)
     for report in found:
         attach_latency(store, manifest, report)
@@ -35,7 +35,7 @@ def add_latencies(store: Store, manifest: Manifest, reports: Iterable[str]) -> N
 
 
 def add_signatures(store: Store, manifest: Manifest, signer: "SigningKey | Keyless") -> tuple["Signed", ...]:
-    """`sign`, and refresh the pointers where a signature is new. Raises as `sign` and the store."""
+    """`sign`, and refresh the channels where a signature is new. Raises as `sign` and the store."""
     from enginery.registry.trust.signing import sign
 
     signed = sign(store, manifest, signer)

@@ -9,7 +9,8 @@ from enginery.registry.evidence.attestations import Attestation, JudgedEntry, ju
 from enginery.registry.evidence.canaries import list_served
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.versions.lookup import Channel, load_served
+from enginery.registry.versions.lookup import load_served
+from enginery.registry.versions.state import Channel
 
 # Losses that a move may have, as `list_losses` names them; None: any.
 AcceptedLosses = Collection[str] | None
