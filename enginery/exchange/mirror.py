@@ -28,9 +28,10 @@ from enginery.registry.trust.policy import TrustPolicy
 from enginery.registry.trust.signatures import read_bundle
 from enginery.registry.versions import channels
 from enginery.registry.versions.index import hold_change
-from enginery.registry.versions.lookup import Channel, locate, read_channel
+from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.policies import canary_pass
 from enginery.registry.versions.refresh import refresh_version
+from enginery.registry.versions.state import Channel, read_channel, read_history
 
 _AT_ONCE = 4
 
