@@ -29,6 +29,7 @@ from builders.backends.compatibility import check_compatible
 from builders.backends.installed import versions_of
 from builders.execution.workdir import require_plain
 from enginery.core.capabilities import Capabilities, SharedOptions
+from enginery.core.commands import run_command
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.hardware import cpu_kinds, cuda
 from enginery.core.hardware.cpu_kinds import HOST, host_level, level_of
@@ -212,10 +213,10 @@ def compiler_version(command: str) -> str | None:
 @lru_cache(maxsize=8)
 def _compiler_version(path: str, _changed_ns: int) -> str | None:
     try:
-        said = subprocess.run([path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=20)
+        said = run_command([path, "-dumpfullversion", "-dumpversion"], 20.0, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return said.stdout.strip() or None if said.returncode == 0 else None
+    return said.stdout.decode(errors="replace").strip() or None if said.returncode == 0 else None
 
 
 def check_members(path: Path) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from enginery.core.commands import run_command
 from enginery.core.errors import InputError
 
 TIMEOUT_S = 10.0
@@ -44,17 +45,10 @@ class HealthCommand:
             raise InputError("the health command is empty; give a command line")
 
     def __call__(self, facts: Mapping[str, str]) -> HealthAnswer:
-        """Run the command, killed at the time limit."""
+        """Run the command, with all that it started killed at the time limit."""
         environment = {**os.environ, **{f"ENGINERY_{name.upper()}": value for name, value in facts.items()}}
         try:
-            done = subprocess.run(
-                shlex.split(self.line),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                timeout=self.timeout_s,
-                check=False,
-            )
+            done = run_command(shlex.split(self.line), self.timeout_s, environment=environment)
         except subprocess.TimeoutExpired:
             return HealthAnswer(f"health command took over {self.timeout_s:g} s and was killed")
         except OSError as error:
