@@ -35,6 +35,7 @@ from enginery.core.hardware import cpu_kinds, cuda
 from enginery.core.hardware.cpu_kinds import HOST, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Untyped
+from enginery.core.zip_files import DAMAGED
 
 _INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
@@ -224,7 +225,7 @@ def check_members(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (OSError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise EngineryError(f"{path.name} is no AOTInductor package: {error}; build it again") from error
     for name in names:
         if not _MEMBERS.fullmatch(name):
