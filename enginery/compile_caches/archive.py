@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 
 from enginery.compile_caches.recipe import CacheRecipe
+from enginery.core import parsing
 from enginery.core.codec import decode, encode
 from enginery.core.errors import IntegrityError
 from enginery.core.zip_files import DAMAGED, check_compression
@@ -54,7 +55,7 @@ def unpack(data: bytes, folder: Path) -> CacheRecipe:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             check_compression(archive)
             _check_members(archive)
-            recipe = decode(json.loads(archive.read(_RECIPE)), CacheRecipe)
+            recipe = decode(parsing.load_json(archive.read(_RECIPE)), CacheRecipe)
             for item in archive.infolist():
                 if item.filename != _RECIPE:
                     place = folder / item.filename.removeprefix(_FILES)

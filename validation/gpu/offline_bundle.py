@@ -8,12 +8,12 @@
 `enginery validate REF --carry FOLDER` writes it; `enginery validate --import RESULTS` judges the kit's results.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from builders.onnx_graphs.shard_names import list_shards
+from enginery.core import parsing
 from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_file, is_digest
 from enginery.core.errors import IntegrityError, ModelError
@@ -112,7 +112,7 @@ class OfflineBundle:
     def load(cls, folder: Path) -> "OfflineBundle":
         """Read a folder and check its engines' digests. Raises IntegrityError for other or damaged files."""
         try:
-            found = decode(json.loads((folder / "carry.json").read_bytes()), _BundleDocument)
+            found = decode(parsing.load_json((folder / "carry.json").read_bytes()), _BundleDocument)
             if (found.kind, found.format) != (KIND, FORMAT):
                 raise ValueError(f"kind {found.kind[:40]}, format {found.format}")
             engines = tuple(_check_engine(item, folder) for item in found.engines)

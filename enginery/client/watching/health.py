@@ -4,7 +4,6 @@ Well is exit code 0, or a 2xx answer. What the command prints or the URL answers
 and `errors`, whole numbers counted since the swap; anything else is ignored.
 """
 
-import json
 import os
 import shlex
 import subprocess
@@ -13,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from enginery.core import parsing
 from enginery.core.commands import run_command
 from enginery.core.errors import InputError
 
@@ -86,7 +86,7 @@ class HealthUrl:
 def _counts(data: bytes, failure: str) -> HealthAnswer:
     found: object = None
     with suppress(ValueError, RecursionError):
-        found = json.loads(data[:_MOST_BYTES])
+        found = parsing.load_json(data[:_MOST_BYTES])
     counts = [found.get(name) if isinstance(found, dict) else None for name in ("requests", "errors")]
     if all(type(count) is int and 0 <= count < 1 << 53 for count in counts):
         return HealthAnswer(failure, counts[0], counts[1])

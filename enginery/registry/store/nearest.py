@@ -15,13 +15,13 @@ The registry's own answer is taken as it is.
 last place.
 """
 
-import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from enginery.core import parsing
 from enginery.core.errors import EngineryError, IntegrityError, RelayError, UnavailableError
 from enginery.registry.store.base import Doubting, Store, absolute_uri, open_store, split_places
 from enginery.registry.store.download import Fill
@@ -297,7 +297,7 @@ def _last_move(data: bytes) -> tuple[str, int]:
     """When a channel moved last (ISO 8601, UTC) and how often it did; ('', 0) where that cannot be read, of which
     `lookup` gives the reason."""
     try:
-        document = json.loads(data)
+        document = parsing.load_json(data)
         if "history" in document:
             return str(document["history"][-1]["at"]), len(document["history"])
         return str(document["serves"]["at"]), int(document["moves"])
