@@ -142,7 +142,7 @@ _EXTRAS = {
     **{name: name for name in ("prefect", "ray", "kubernetes")},
     "model_signing": "signing",
     "ruptures": "trend",
-    "aiohttp": "cache",
+    "aiohttp": "serve",
 }
 
 
