@@ -153,11 +153,12 @@ class HttpServer:
         """aiohttp's server with the limits, before it listens."""
         from aiohttp import web
 
-        async def handle(request: web.Request) -> web.StreamResponse:
+        @web.middleware
+        async def handle(request: web.Request, handler: object) -> web.StreamResponse:  # noqa: ARG001 - their names
             return await self._handle(request, pool)
 
-        application = web.Application(client_max_size=max(1, self._limits.body_bytes))  # 0 would be any size
-        application.router.add_route("*", "/{path:.*}", handle)
+        # There are no routes, whose errors aiohttp would answer itself. A size of 0 would be any.
+        application = web.Application(client_max_size=max(1, self._limits.body_bytes), middlewares=[handle])
         quiet = logging.Logger("enginery.http")  # aiohttp would write a traceback for each connection that breaks
         quiet.addHandler(logging.NullHandler())
         return web.AppRunner(

@@ -15,9 +15,9 @@ from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Pro
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as MetricFamily
 
     from enginery.listening import HttpServer
-    from prometheus_client.core import Metric as MetricFamily
 
 
 class LiveMetrics(Progress):
