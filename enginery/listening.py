@@ -14,6 +14,7 @@ says why it is this one. Needs the extra `serve`, and aiohttp is imported when a
 import asyncio
 import hmac
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +110,7 @@ class HttpServer:
 
         listening = _bind(self.address, self._remedy)
         self.address = HttpAddress(self.address.host, listening.getsockname()[1])
-        self._thread = WorkerThread("enginery-http", lambda: asyncio.run(self._serve(listening)), self._fail)
+        self._thread = WorkerThread("enginery-http", lambda: self._run(listening), self._fail)
         self._thread.start()
         self._stop = self._started.result()
         return self
@@ -130,6 +131,11 @@ class HttpServer:
         self.ended.set()
         if not self._started.done():
             self._started.set_exception(EngineryError(f"{self.url} cannot be served: {error!r}"))
+
+    def _run(self, listening: socket.socket) -> None:
+        # Ctrl-C is for the main thread, which would not wake where this one gets it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        asyncio.run(self._serve(listening))
 
     async def _serve(self, listening: socket.socket) -> None:
         loop, stop, pool = asyncio.get_running_loop(), asyncio.Event(), ThreadPoolExecutor(self._limits.threads)
