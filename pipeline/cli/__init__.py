@@ -146,7 +146,7 @@ _PACKAGES = {
     "signing": "cryptography model_signing",
     "gcs": "google.cloud google.auth google.api_core requests",
     "tvm": "tvm tvm_ffi",
-    "cache": "aiohttp",
+    "serve": "aiohttp",
     "grammar": "llguidance",
     "nvml": "pynvml",
     "tracing": "opentelemetry",

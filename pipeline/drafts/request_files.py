@@ -1,7 +1,6 @@
 """Saved requests, one at a time: recorded traffic, JSON, arrays, Parquet, images, and folders of these."""
 
 import itertools
-import json
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from enginery.arrays import Array
+from enginery.core import parsing
 from enginery.core.errors import DataError, InputError
 from enginery.core.text import format_bytes
 from enginery.core.types import Dim, Tensors, TensorSpec
@@ -79,7 +79,7 @@ def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
     if (size := path.stat().st_size) > MOST_JSON_BYTES:
         raise DataError(f"{path} has {format_bytes(size)}, and is read in one piece; {remedy}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parsing.load_json(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         raise DataError(f"{path} is no JSON ({error}); {remedy}") from error
     for number, item in enumerate(found if isinstance(found, list) else [found]):

@@ -8,7 +8,6 @@
 `enginery validate REF --carry FOLDER` writes it; `enginery validate --import RESULTS` judges the kit's results.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,7 +111,7 @@ class OfflineBundle:
     def load(cls, folder: Path) -> "OfflineBundle":
         """Read a folder and check its engines' digests. Raises IntegrityError for other or damaged files."""
         try:
-            found = decode(json.loads((folder / "carry.json").read_bytes()), _BundleDocument)
+            found = decode(parsing.load_json((folder / "carry.json").read_bytes()), _BundleDocument)
             if (found.kind, found.format) != (KIND, FORMAT):
                 raise ValueError(f"kind {found.kind[:40]}, format {found.format}")
             engines = tuple(_check_engine(item, folder) for item in found.engines)

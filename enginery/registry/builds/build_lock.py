@@ -66,14 +66,10 @@ def hold_build_lock(
     me, now = this_process(), leases.stamp(leases.now())
     mine = LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, now)
     mine = _take(store, name, mine, say)
-    stop = threading.Event()
-    beating = threading.Thread(target=_beat, args=(store, name, mine, stop), daemon=True)
-    beating.start()
     try:
-        yield
+        with leases.keep_renewing(_Beat(store, name, mine), BEAT_S):
+            yield
     finally:
-        stop.set()
-        beating.join()
         with suppress(EngineryError):  # a waiting run notices that the lock is not renewed
             held = _read(store.read(build_lock_key(name)))
             if held is not None and _same(held, mine):
@@ -116,17 +112,23 @@ def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object
         time.sleep(random.uniform(_POLL_S / 2, _POLL_S))  # noqa: S311 - no secret
 
 
-def _beat(store: Store, name: str, mine: LockHolder, stop: threading.Event) -> None:
-    """Renew the lock every `BEAT_S` seconds, until `stop` is set or another holder has taken it."""
-    while not stop.wait(BEAT_S):
-        after = replace(mine, beat=mine.beat + 1)
-        with suppress(EngineryError):  # another beat follows
-            data = store.read(build_lock_key(name))
-            held = _read(data)
-            if held is None or not _same(held, mine):
-                return
-            if store.replace(build_lock_key(name), canonical_json(asdict(after)), data):
-                mine = after
+@dataclass
+class _Beat:
+    """Renews a lock. mine: as it was written last."""
+
+    store: Store
+    name: str
+    mine: LockHolder
+
+    def __call__(self) -> None:
+        """Write the lock with its next beat, unless another holder has taken it."""
+        after = replace(self.mine, beat=self.mine.beat + 1)
+        key = build_lock_key(self.name)
+        data = self.store.read(key)
+        held = _read(data)
+        is_mine = held is not None and _same(held, self.mine)
+        if is_mine and self.store.replace(key, canonical_json(asdict(after)), data):
+            self.mine = after
 
 
 def _same(one: LockHolder, other: LockHolder) -> bool:

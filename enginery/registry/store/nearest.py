@@ -15,7 +15,6 @@ The registry's own answer is taken as it is.
 last place.
 """
 
-import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+from enginery.core import parsing
 from enginery.core.errors import EngineryError, IntegrityError, RelayError, UnavailableError
 from enginery.registry.store.base import Doubting, Store, absolute_uri, open_store, split_places
 from enginery.registry.store.download import Fill
@@ -307,7 +307,7 @@ def _read_order(data: bytes) -> tuple[str, int, int]:
     """When a channel moved last (ISO 8601, UTC), how often it did, and the number of its state, which a rollout
     raises; ('', 0, 0) where that cannot be read, of which `lookup` gives the reason."""
     try:
-        document = json.loads(data)
+        document = parsing.load_json(data)
         return str(document["move"]["at"]), int(document["moves"]), int(document["revision"])
     except (ValueError, RecursionError, LookupError, TypeError):
         return "", 0, 0

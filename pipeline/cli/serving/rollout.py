@@ -184,10 +184,17 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 @click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="Port; 0 is any free one.")
 @registry_option
 def receive_reports(host: str, port: int, registry: str) -> None:
-    """Take reports of nodes that may not write the registry (`pull --watch --report-url`), and store them."""
+    """Take reports of nodes that may not write the registry (`pull --watch --report-url`), and store them.
+
+    Beyond loopback the nodes must show a token: set ENGINERY_REPORT_TOKEN here and there.
+    """
+    from enginery.core.address import HttpAddress
     from pipeline.rollout.receiving import serve_reports
 
-    serve_reports(open_store(registry), host, port, say)
+    try:
+        serve_reports(open_store(registry), HttpAddress(host, port), say)
+    except KeyboardInterrupt:
+        say("stopped")
 
 
 def _named(store: Store, where: str | None) -> list[Channel]:

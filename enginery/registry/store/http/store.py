@@ -7,7 +7,6 @@ whoever reads them, documents as those of any registry.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from http.client import HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from enginery.core import parsing
 from enginery.core.errors import InputError, IntegrityError, UnavailableError
 from enginery.registry.store.cache import cached_file
 from enginery.registry.store.download import Fill
@@ -215,7 +215,7 @@ class HttpStore:
         target = f"{self.place.path(prefix)}?list={what}"
         try:
             _, data, _ = read_whole(self.place, target, MAX_DOCUMENT_BYTES, attempts=self.attempts)
-            found = json.loads(data)
+            found = parsing.load_json(data)
         except AbsentError as absent:
             raise InputError(
                 f"{self.uri} lists what resolving a reference needs, and not '{prefix}'; give the registry itself, not "

@@ -12,8 +12,9 @@ from enginery.exchange.mirror import mirror
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions import channels, lookup
+from enginery.registry.versions import channels
 from enginery.registry.versions.losses import list_losses
+from enginery.registry.versions.state import read_channel
 from enginery.registry.versions.views import history
 from tests.enginery.registries import engine, publish_engines, report
 
@@ -26,7 +27,7 @@ def publish(store: Store, content: str, *units: tuple[str, str], **options: str)
 
 
 def losses_now(store: Store, manifest: Manifest, proven_only: bool = False) -> tuple[str, ...]:
-    return list_losses(store, lookup.read_channel(store, "digits", "stable"), manifest, proven_only)
+    return list_losses(store, read_channel(store, "digits", "stable"), manifest, proven_only)
 
 
 def test_a_promotion_that_loses_engines_is_refused_with_the_list_until_it_is_accepted(store: Store) -> None:
@@ -34,7 +35,7 @@ def test_a_promotion_that_loses_engines_is_refused_with_the_list_until_it_is_acc
     channels.promote(store, full, "stable")
     with pytest.raises(InputError, match=r"digits@2 has nothing for cpu int8, sm_89 fp16; .*--accept-loss"):
         channels.promote(store, part, "stable")
-    assert lookup.read_channel(store, "digits", "stable").version == "1"  # type: ignore[union-attr]
+    assert read_channel(store, "digits", "stable").version == "1"  # type: ignore[union-attr]
     with pytest.raises(InputError, match="nothing for sm_89 fp16;"):
         channels.promote(store, part, "stable", accepted_losses=["cpu int8"])
     assert channels.promote(store, part, "stable", accepted_losses=None).version == "2"
@@ -101,8 +102,8 @@ def test_a_build_moves_candidate_to_what_its_spec_gives_and_no_other_channel(sto
     assert publish_engines(store, [one], "b", channel="candidate").channel_refusal is None
     told = publish_engines(store, [one], "b", channel="stable").channel_refusal
     assert told and "digits@2 has nothing for cpu int8, sm_89 fp16" in told
-    assert lookup.read_channel(store, "digits", "stable").version == "1"  # type: ignore[union-attr]
-    assert lookup.read_channel(store, "digits", "candidate").history[-1].losses  # type: ignore[union-attr]
+    assert read_channel(store, "digits", "stable").version == "1"  # type: ignore[union-attr]
+    assert read_channel(store, "digits", "candidate").move.losses  # type: ignore[union-attr]
 
 
 def test_a_mirror_follows_accepted_losses_and_brings_none_of_its_own(store: Store, tmp_path: Path) -> None:
@@ -118,4 +119,4 @@ def test_a_mirror_follows_accepted_losses_and_brings_none_of_its_own(store: Stor
     mirror(store, [named], dest, with_channels=True)
     channels.promote(store, part, "stable", accepted_losses=None)
     mirror(store, [named], dest, with_channels=True)
-    assert lookup.read_channel(dest, "digits", "stable").history[-1].losses == ("cpu int8", "sm_89 fp16")  # type: ignore[union-attr]
+    assert read_channel(dest, "digits", "stable").move.losses == ("cpu int8", "sm_89 fp16")  # type: ignore[union-attr]
