@@ -231,7 +231,8 @@ def _show_place(outcome: "Outcome") -> None:
     if outcome.channel and outcome.narrowed:
         say(
             f"channel {outcome.channel} did not move: this run built {outcome.narrowed} alone, not all of the spec; "
-            f"`enginery promote {outcome.model}@{outcome.version} {outcome.model}:{outcome.channel}` moves it"
+            f"`enginery promote {outcome.model}@{outcome.version} {outcome.model}:{outcome.channel}` moves it, with "
+            "--accept-loss where nodes lose something by that"
         )
 
 
