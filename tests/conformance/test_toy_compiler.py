@@ -166,7 +166,7 @@ def test_resolve_says_that_its_runtime_is_absent(published):
 def test_pull_brings_its_engine_with_what_that_needs_and_another_where_it_would_not_run(published, tmp_path):
     pulled = published.json("pull", "iris", "--dest", tmp_path)
     path = Path(pulled["path"])
-    assert path.name == "iris-1-cpu-fp32.toy" and digest_of_file(path) == pulled["digest"]
+    assert path.name == "iris-1-cpu-fp32-toy.toy" and digest_of_file(path) == pulled["digest"]
     needs = {item["kind"]: item for item in json.loads(Path(pulled["description"]).read_text())["requires"]}
     assert needs.keys() == {"cpu", "runtime"} and needs["runtime"]["name"] == "toy-compiler"
     other = published.json("pull", "iris", "--dest", tmp_path, "--target", "cpu", "--runtime", "toy-compiler=0.9")

@@ -135,7 +135,7 @@ def test_a_second_run_finds_everything_on_record(built: tuple[Path, Outcome]) ->
 
 def test_what_an_ensemble_pins_is_kept_and_verified(built: tuple[Path, Outcome], store: Store) -> None:
     kept = find_references(store, inventory(store), (), Rules(versions=0, moves=0)).kept
-    assert kept["pair", "1"] == ("among the newest", "channel candidate", "pointer candidate")
+    assert kept["pair", "1"] == ("among the newest", "channel candidate")
     assert "graph of pair@1" in kept["pair-encoder", "1"]
     assert verify(store).sound
     key = manifest_key("pair-decoder", "1")

@@ -72,4 +72,5 @@ def _explain_unknown(key: str, product: str) -> str:
     sm = "sm_{}{}".format(*capability)
     if generation_of(capability):
         return f"is not known by that name; it is {sm}: name that"
-    return f"is a GPU of {sm}: {sm} is not supported; known: {', '.join(item.sm for item in GENERATIONS)}"
+    what = "is not supported" if key == sm else f"is a GPU of {sm}: {sm} is not supported"
+    return f"{what}; known: {', '.join(item.sm for item in GENERATIONS)}"

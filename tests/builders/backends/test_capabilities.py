@@ -29,6 +29,7 @@ IMPORTS = {
     "enginery/serving/ort_compiling.py": "compiles a version's graph for one size, in a server without `builders`",
 }
 NAMES = {
+    "pipeline/cli/__init__.py": "the extras of the distribution, some of which are called as their backend is",
     "pipeline/spec/sections.py": "the backends of a spec that names none",
     "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
     "pipeline/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",

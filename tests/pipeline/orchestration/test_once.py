@@ -90,7 +90,7 @@ def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch
     store, here = open_store(project.registry, create=True), this_process()
     stamp = leases.stamp(leases.now())
     for name in names:
-        holder = LockHolder("compiling tiny", "elsewhere", here.namespace, 7, 1, "0", 0, stamp, stamp)
+        holder = LockHolder("compiling tiny", "elsewhere", here.namespace, 7, 1, "0", 0, stamp)
         store.replace(build_lock_key(name), canonical_json(asdict(holder)), None)
     monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", lambda *_: pytest.fail("it waits"))
     again = project.build()

@@ -75,8 +75,9 @@ def test_listing_costs_pages_and_no_manifest(store: ObjectStore, sent: list[str]
         for version in range(1, 7):
             store.create(manifest_key(f"m{model}", str(version)), b"{}")
     channel = publish_engines(store, [engine(store)], model="m0", wanted="v1").manifest
-    moves = store.read(channel_key("m0", "candidate")) or b""
-    store.create(channel_key("m1", "stable"), moves)
+    state = store.read(channel_key("m0", "candidate")) or b""
+    other = state.replace(b'"m0"', b'"m1"').replace(b'"candidate"', b'"stable"')
+    store.create(channel_key("m1", "stable"), other)
     keys = len(list(store.list("models/")))
     pages_of(store, 20)
     sent.clear()

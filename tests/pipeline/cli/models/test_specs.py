@@ -106,7 +106,7 @@ def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: py
         """Somebody's turn, until it is seen."""
         key = build_lock_key(name)
         holder = LockHolder(
-            what, "elsewhere", "", 7, 1, "0", 0, leases.stamp(leases.now()), "2026-11-20T18:23:01+00:00"
+            what, "elsewhere", "", 7, 1, "0", 0, leases.stamp(leases.now())
         )
         store.replace(key, canonical_json(asdict(holder)), None)
         taken.append(key)

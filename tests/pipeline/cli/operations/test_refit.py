@@ -143,7 +143,7 @@ def test_a_stripped_engine_is_pulled_with_the_model_that_has_its_weights(project
         if backend == "whole":
             assert pulled.weights is None and "weights" not in told
             continue
-        assert pulled.weights and pulled.weights.name == told["weights"] == "tiny-1-cpu-fp32.weights.onnx"
+        assert pulled.weights and pulled.weights.name == told["weights"] == "tiny-1-cpu-fp32-stripped.weights.onnx"
         assert digest_of_file(pulled.weights) == engine.graph
 
 

@@ -257,6 +257,7 @@ DYNAMIC = {
     ("builders.execution.jobs", "decode_request"): "the class that an export names: `MeasureNoise`",
     ("enginery.core.errors", "error_from_json"): "classes of its own module; an error is no result",
     ("enginery.user_code.entry_point", "_import"): "the spec's own files, whose digests are in the key",
+    ("enginery.user_code.published", "PublishedModules"): "code of a version, by the digests in its manifest",
 }
 
 
