@@ -89,7 +89,7 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
     assert (skipped.name, skipped.message) == ("Skipped", said)
     for content in ("three", "four"):
         publish_engines(store, [engine(store, "sm_89", data=content.encode())], content, channel=None)
-    channels.promote(store, lookup.load(store, "digits", "3"), "stable")
+    channels.promote(store, lookup.load(store, "digits", "3"), "stable", accepted_losses=None)
     with pytest.raises(UnavailableError, match="it looks for Ray"):
         flows.canary.fn("digits", "4", store.uri, traffic=str(tmp_path), target="l4", executor="ray")
 
