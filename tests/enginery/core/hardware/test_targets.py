@@ -14,7 +14,7 @@ from enginery.core.types import Target
         ("v100", "is a GPU of sm_70: sm_70 is not supported; known: sm_75, sm_80"),
         ("Tesla-P100", "known"),
         ("volta", "sm_70 is not supported"),
-        ("sm_70", "sm_70 is not supported"),
+        ("sm_70", "'sm_70' is not supported"),
         ("7.0", "sm_70 is not supported"),
         ("sm_999", "known"),
         ("a30", "it is sm_80: name that"),

@@ -105,9 +105,7 @@ def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: py
     def held(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
         """Somebody's turn, until it is seen."""
         key = build_lock_key(name)
-        holder = LockHolder(
-            what, "elsewhere", "", 7, 1, "0", 0, leases.stamp(leases.now())
-        )
+        holder = LockHolder(what, "elsewhere", "", 7, 1, "0", 0, leases.stamp(leases.now()))
         store.replace(key, canonical_json(asdict(holder)), None)
         taken.append(key)
         return hold_build_lock(store, name, what, lambda who: (say(who), store.remove(key)))
