@@ -12,7 +12,6 @@ import yaml
 
 from enginery.core.digest import canonical_json
 from enginery.core.types import PRECISIONS
-from enginery.registry import leases
 from enginery.registry.builds.build_lock import LockHolder, hold_build_lock
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import build_lock_key
@@ -105,7 +104,7 @@ def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: py
     def held(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
         """Somebody's turn, until it is seen."""
         key = build_lock_key(name)
-        holder = LockHolder(what, "elsewhere", "", 7, 1, "0", 0, leases.stamp(leases.now()))
+        holder = LockHolder(what, "elsewhere", "", 7, 1, "0", 0, "2026-11-20T18:23:01+00:00")
         store.replace(key, canonical_json(asdict(holder)), None)
         taken.append(key)
         return hold_build_lock(store, name, what, lambda who: (say(who), store.remove(key)))
