@@ -1,10 +1,10 @@
 """Finds the version that a reference stands for, and the documents to resolve it by, in as few requests as it takes.
 
-Of a channel the pointer is read (one request, conditional where it was read before), and its snapshot, a blob, which a
-machine's cache keeps. Where there is no pointer, or a writer is moving the channel at this moment, or the snapshot is
-lost or damaged, the channel and the version's documents are read one by one from the registry, with the same answer.
+Of a channel the state is read (one request, conditional where it was read before), and its snapshot, a blob, which a
+machine's cache keeps. Where the snapshot is lost or damaged, the version's documents are read one by one from the
+registry, with the same answer.
 
-A pointer may bring a version to a part of the nodes (`rollouts.waves`): then the answer depends on the node that asks.
+A rollout may bring a version to a part of the nodes (`rollouts.waves`): then the answer depends on the node that asks.
 """
 
 import json
@@ -18,15 +18,14 @@ from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
 from enginery.core.names import Reference
 from enginery.registry.rollouts.waves import ServingNode
-from enginery.registry.store.base import Store, check_marker
+from enginery.registry.store.base import Store, check_marker, place_of
 from enginery.registry.store.cache import BlobCache
 from enginery.registry.store.files import make_folder
-from enginery.registry.store.layout import channel_key, pointer_key
+from enginery.registry.store.layout import channel_key
 from enginery.registry.versions import lookup
-from enginery.registry.versions.lookup import DEFAULT_CHANNELS, Channel, Located, Move, parse_channel_document
-from enginery.registry.versions.pointers import Pointer, parse_pointer
-from enginery.registry.versions.refresh import is_current
+from enginery.registry.versions.lookup import DEFAULT_CHANNELS, Located
 from enginery.registry.versions.snapshots import SnapshotDocuments, manifest_of, parse_snapshot
+from enginery.registry.versions.state import Channel, parse_channel
 
 
 @dataclass
@@ -71,7 +70,7 @@ class DocumentMemory:
 
 @dataclass
 class VersionLocator:
-    """Locates versions in one registry. cache: for snapshots; None for none.  memory: of pointers.
+    """Locates versions in one registry. cache: for snapshots; None for none.  memory: of channels.
 
     node: the one that asks; None is one that no rollout reaches, which gets what the channel serves.
     """
@@ -87,69 +86,39 @@ class VersionLocator:
         """The locator with a machine's cache; without one for a registry on this machine."""
         if cache is None or store.near:
             return cls(store, node=node)
-        return cls(store, cache, DocumentMemory(cache.folder / "pointers"), node)
-
-    def read_pointer(self, model: str, channel: str) -> Pointer | None:
-        """The pointer of a channel; None if it is absent or damaged. Raises InputError for one of a newer format.
-
-        One with a rollout that a writer marked, and whose channel has not moved yet, counts as it is: a node that was
-        reached would else go back for as long as a move takes.
-        """
-        data = self.memory.read(self.store, pointer_key(model, channel))
-        try:
-            pointer = parse_pointer(data, model, channel)
-        except IntegrityError:
-            return None
-        if pointer and pointer.rollout and pointer.moving:
-            found = self.read_channel(model, channel)
-            return replace(pointer, moving=None) if found and is_current(pointer, found) else pointer
-        return pointer
+        return cls(store, cache, DocumentMemory(cache.folder / "channels"), node)
 
     def read_channel(self, model: str, channel: str) -> Channel | None:
-        """The channel itself, by a conditional request; None if it is absent. Raises IntegrityError for damage."""
-        data = self.memory.read(self.store, channel_key(model, channel))
-        return parse_channel_document(self.store, data, model, channel)
+        """The state of a channel, by a conditional request; None if it is absent. Raises as `parse_channel`."""
+        key = channel_key(model, channel)
+        return parse_channel(self.memory.read(self.store, key), model, channel, place_of(self.store, key))
 
     def locate(self, reference: Reference) -> Located:
-        """`lookup.locate`, by the channel's pointer where it has one; `Located.documents` are its snapshot's then.
+        """`lookup.locate`, as this node gets it; `Located.documents` are those of the snapshot where there is one.
 
-        Raises as `lookup.locate`, InputError for a pointer of a newer format, UnavailableError where no registry is.
+        Raises as `lookup.locate`, and UnavailableError where no registry is.
         """
         if reference.version is None:
             for name in (reference.channel,) if reference.channel else DEFAULT_CHANNELS:
-                pointer = self.read_pointer(reference.model, name)
-                if found := self._through(pointer, reference) if pointer else None:
-                    return found
-                if pointer or reference.channel or self.read_channel(reference.model, name):
-                    break
+                if channel := self.read_channel(reference.model, name):
+                    return self.locate_in(channel, reference)
         self.check_registry()
         return lookup.locate(self.store, reference)
 
-    def locate_by(self, pointer: Pointer | None, reference: Reference) -> Located:
-        """`locate` of a channel whose pointer was read just now; None: by the channel itself."""
-        return (self._through(pointer, reference) if pointer else None) or lookup.locate(self.store, reference)
-
-    def _through(self, pointer: Pointer, reference: Reference) -> Located | None:
-        """The version that a pointer leads to; None where it leads nowhere, and the channel must be asked."""
-        served = pointer.served_to(self.node)
-        if served is None:
-            return None
-        move = Move(served.version, served.manifest, served.at, proven_only=served.proven_only)
-        channel = Channel(pointer.model, pointer.channel, (move,))
-        try:
-            if served.snapshot is None:
-                manifest = lookup.load_served(self.store, channel)
-                return Located(reference, manifest, channel)
-            snapshot = parse_snapshot(self.read_blob(served.snapshot))
-            manifest = manifest_of(snapshot, served.manifest)
-            if (manifest.model, manifest.version) != (pointer.model, served.version):
-                raise IntegrityError(f"it is the snapshot of {manifest.model}@{manifest.version}")
-        except IntegrityError:
-            return None
-        return Located(reference, manifest, channel, documents=SnapshotDocuments(snapshot, self.store))
+    def locate_in(self, channel: Channel, reference: Reference) -> Located:
+        """The version that a state of a channel leads this node to. Raises IntegrityError as `lookup.locate`."""
+        served = replace(channel, move=channel.served_to(self.node))
+        if digest := channel.snapshots.get(served.manifest):
+            with suppress(IntegrityError):  # lost or damaged: its documents are read one by one
+                snapshot = parse_snapshot(self.read_blob(digest))
+                manifest = manifest_of(snapshot, served.manifest)
+                if (manifest.model, manifest.version) == (channel.model, served.version):
+                    documents = SnapshotDocuments(snapshot, self.store)
+                    return Located(reference, manifest, served, documents=documents)
+        return Located(reference, lookup.load_served(self.store, served), served)
 
     def check_registry(self) -> None:
-        """Raise UnavailableError where no registry is, once: who reads a pointer needs no marker."""
+        """Raise UnavailableError where no registry is, once: who reads a channel needs no marker."""
         if not self.checked:
             check_marker(self.store)
             self.checked = True

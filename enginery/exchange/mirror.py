@@ -169,7 +169,7 @@ def _move(
     source: Store, channel: Channel, manifest: Manifest, dest: Store, by: str, counts: Callable[[Attestation], bool]
 ) -> str:
     """Move the channel at `dest`, on the evidence that moved it at the source; returns `model:channel`."""
-    move = channel.history[-1]
+    move = channel.move
     passes = [canary_pass(source, digest) for digest in move.canary]
     for item in passes:
         dest.put_bytes(source.read_blob(item.report))

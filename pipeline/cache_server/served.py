@@ -19,7 +19,7 @@ _EVIDENCE = "attestations|latency|signatures"
 _VERSION = rf"{MODELS}{_NAME}/versions/{_NAME}/"
 _DOCUMENT = re.compile(
     rf"{FEEDS}{_NAME}\.json|"
-    rf"{MARKER}|{_VERSION}(manifest\.json|({_EVIDENCE})/.+)|{MODELS}{_NAME}/(channels|pointers)/{_NAME}\.json"
+    rf"{MARKER}|{_VERSION}(manifest\.json|({_EVIDENCE})/.+)|{MODELS}{_NAME}/channels/{_NAME}\.json"
 )
 _BLOB = re.compile(rf"{BLOBS}([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})")
 # The versions and channels of one model, and what lies beside a version; of all models the names alone.

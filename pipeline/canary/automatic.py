@@ -16,6 +16,7 @@ from enginery.core.types import Target
 from enginery.registry.evidence.canaries import canaries, canary_target, verdict_on
 from enginery.registry.store.base import Store
 from enginery.registry.versions import lookup
+from enginery.registry.versions.state import read_history
 from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.settle import attach
@@ -93,7 +94,7 @@ def missed_version(store: Store, model: str, channel: str, target: Target, befor
     if serving is None or not found:
         return None
     newest = lookup.load(store, model, found[-1])
-    if any(move.manifest == newest.digest for move in serving.history):
+    if any(move.manifest == newest.digest for move in read_history(store, serving).moves):
         return None
     if newest.created_at >= before:
         return None

@@ -7,7 +7,6 @@ Where the channel's policy has versions come in waves, a rollout of it is starte
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from enginery.core.errors import ConflictError, InputError, UnknownNameError
@@ -25,11 +24,10 @@ from enginery.registry.evidence.canaries import (
     verdict_on,
 )
 from enginery.registry.manifest import Manifest
-from enginery.registry.rollouts.state import read_rollout
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup, policies
-from enginery.registry.versions.lookup import Channel
+from enginery.registry.versions.state import Channel, read_history
 from pipeline.canary.verdicts import canary_passes, roll_back
 from pipeline.rollout.operations import Operator, start
 from validation.canary.report import MOST_BYTES, CanaryReport, read_report
@@ -179,9 +177,10 @@ def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
 
     One from before the promotion does not count: whoever promoted could see it.
     """
-    if serving.previous() is None:
+    history = read_history(store, serving)
+    if history.previous() is None:
         return None
-    *before, promoted = serving.active_promotions()
+    *before, promoted = history.active_promotions()
     found = canaries(store, lookup.load(store, serving.model, serving.version))
     counting = targets_that_count(store, serving) if found else ()
     failed = [
@@ -205,12 +204,11 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
     where, version = f"{serving.model}:{serving.name}", candidate.version
     if serving.manifest == candidate.digest:
         return f"{where} serves {version} already"
-    if any(move.manifest == candidate.digest for move in serving.history):
+    history, running = read_history(store, serving), serving.active_rollout
+    if any(move.manifest == candidate.digest for move in history.moves):
         return f"{where} was not moved: it served {version} before, and was moved on; a person promotes it again"
-    before = read_rollout(store, serving.model, serving.name)
-    tried = {before.version, *(item.version for item in before.earlier)} if before else set()
-    if before and version in tried:
-        state = before.state if before.version == version else "finished"
+    tried = {item.version: item.state for item in history.rollouts}
+    if state := running.state if running and running.version == version else tried.get(version):
         return f"{where} was not moved: a rollout of {version} is {state}; a person starts another one"
     found = target_verdicts(store, candidate, serving)
     lacking = [item for item in found if item.verdict != "PASS"]
@@ -226,7 +224,7 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
     model, version, channel = candidate.model, candidate.version, serving.name
     try:
         if plan := policies.of_channel(store, model, channel).rollout:
-            who = Operator(user(), datetime.now(UTC), "canary PASS")
+            who = Operator(user(), store.now(), "canary PASS")
             start(store, candidate, channel, plan, who, proven_only=serving.proven_only)
             return f"rollout started: {model}:{channel} -> {version}, in {len(plan.waves)} waves"
         counts = require(store, candidate).counts

@@ -1,34 +1,24 @@
 """The controller of rollouts: one look at a channel's rollout, which decides and writes at most one step.
 
-A look changes the rollout's document by compare-and-swap and then writes the pointer, if that does not say the same. So
-several controllers do no harm, and one that is killed anywhere leaves a state that the next look goes on from: a
-document whose pointer is older is a pointer that the next look writes, and a rollout that was to be promoted is
-promoted by it, or found promoted.
+A step is one write of the channel's state, by compare-and-swap, and that is what nodes read. So several controllers do
+no harm, and one that is killed anywhere leaves the state before its step or after it. What repeats the state is written
+after it, and by every look that finds it late (`rolling.settle_rollout`).
 """
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from enginery.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from enginery.core.errors import ConflictError, EngineryError, InputError, IntegrityError, UnknownNameError
 from enginery.core.text import join_first
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.rollouts.reports import MOST_REPORTERS, NOTHING_HEARD, Heard, read_reports
-from enginery.registry.rollouts.state import (
-    Rollout,
-    open_wave,
-    parse_time,
-    raise_reach,
-    read_rollout,
-    remove_mark,
-    write_rollout,
-)
+from enginery.registry.rollouts.state import Rollout, open_wave, parse_time, raise_reach
 from enginery.registry.rollouts.waves import WHOLE
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup
-from enginery.registry.versions.lookup import Channel
 from enginery.registry.versions.policies import CanaryPass, canary_pass
-from enginery.registry.versions.refresh import refresh_rollout
+from enginery.registry.versions.rolling import change_rollout, clear_marks, read_rollout, settle_rollout
 from pipeline.rollout.gates import GateResult, judge_gates, moment_of
 
 CONTROLLER = "controller"
@@ -36,9 +26,9 @@ CONTROLLER = "controller"
 
 @dataclass(frozen=True)
 class Advance:
-    """What a look did. action: 'waiting', 'raised', 'wave', 'promoting', 'done', 'halted', 'aborted', 'paused', or
+    """What a look did. action: 'waiting', 'raised', 'wave', 'done', 'halted', 'aborted', 'paused', or
     'beaten' where another writer was faster. why: in words.  gates, heard: what the look saw.  made: whether this look
-    wrote a decision, which no other one did."""
+    wrote a decision, which no other one did.  late: why what repeats the channel's state could not be written yet."""
 
     rollout: Rollout
     action: str
@@ -46,39 +36,72 @@ class Advance:
     gates: tuple[GateResult, ...] = ()
     heard: Heard = NOTHING_HEARD
     made: bool = False
+    late: str = ""
 
 
 def advance(store: Store, model: str, channel: str, now: datetime, by: str = CONTROLLER) -> Advance | None:
-    """Look at a channel's rollout and make the step that is due; None where there is none.
+    """Look at a channel's rollout and make the step that is due; None where there is none. now: by the store's clock.
 
     Raises IntegrityError for a damaged document, UnavailableError where the registry is out of reach; both change
     nothing that nodes follow.
     """
     before = read_rollout(store, model, channel)
     if before is None:
+        clear_marks(store, model, channel)
         return None
-    if before.is_finished:
-        remove_mark(store, model, channel)  # of one that was killed between the end and this
     found = _decide(store, before, now, by)
     if found.rollout != before:
-        written = write_rollout(store, found.rollout, before)
-        if written is None:
-            current = read_rollout(store, model, channel) or before
-            return Advance(current, "beaten", f"another writer was faster: {current.history[-1].what}")
-        found = replace(found, rollout=written, made=len(written.history) > len(before.history))
-    refresh_rollout(store, model, channel)
-    return _promote(store, found, now, by) if found.rollout.state == "promoting" else found
+        try:
+            if found.action == "done" and (refusal := _promote(store, before, found, by)):
+                found = _halt(before, now, by, f"the promotion was refused: {refusal}", found.gates, found.heard)
+            if found.action != "done":
+                change_rollout(store, before, found.rollout)
+        except ConflictError:
+            return _describe_loss(store, before)
+        found = replace(found, made=found.rollout.history != before.history)
+    try:
+        settle_rollout(store, model, channel)
+    except EngineryError as error:
+        return replace(found, late=str(error))
+    return found
+
+
+def _promote(store: Store, before: Rollout, found: Advance, by: str) -> str:
+    """Promote the channel, which ends its rollout; why that is refused, '' where it is done.
+
+    Raises ConflictError where another writer was faster, UnavailableError.
+    """
+    try:
+        _point(store, before, found, by)
+    except (InputError, IntegrityError) as error:
+        return str(error)
+    return ""
+
+
+def _point(store: Store, before: Rollout, found: Advance, by: str) -> None:
+    manifest = lookup.load(store, before.model, before.version)
+    channels.promote(
+        store,
+        manifest,
+        before.channel,
+        by=before.history[0].by or by,
+        why=f"rollout {before.id}: {found.why}"[:500],
+        proven_only=before.proven_only,
+        canaries=passes_of(store, before),
+        counts=require(store, manifest).counts,
+        ending=(before, found.rollout),
+    )
+
+
+def _describe_loss(store: Store, before: Rollout) -> Advance:
+    current = read_rollout(store, before.model, before.channel) or before
+    return Advance(current, "beaten", f"another writer was faster: {current.history[-1].what}")
 
 
 def _decide(store: Store, rollout: Rollout, now: datetime, by: str) -> Advance:
     """The step that is due, not written yet."""
-    serving = lookup.read_channel(store, rollout.model, rollout.channel)
     if rollout.is_finished:
         return Advance(rollout, rollout.state, rollout.history[-1].why)
-    if serving is None or len(serving.history) != rollout.base_moves:
-        return _follow_channel(rollout, serving, now, by)
-    if rollout.state == "promoting":
-        return Advance(rollout, "promoting", "every wave is over")
     heard = read_reports(store, rollout)
     try:
         manifest = lookup.load(store, rollout.model, rollout.version)
@@ -95,19 +118,8 @@ def _decide(store: Store, rollout: Rollout, now: datetime, by: str) -> Advance:
     return _go_on(_bound_reports(rollout, heard), now, by, gates, heard)
 
 
-def _follow_channel(rollout: Rollout, serving: Channel | None, now: datetime, by: str) -> Advance:
-    """The end of a rollout whose channel was moved: by itself, or by somebody else, which ends it."""
-    moves = serving.history[rollout.base_moves :] if serving else ()
-    if moves and moves[0].manifest == rollout.manifest and moves[0].action == "promote":
-        why = f"{rollout.where} serves {rollout.version}"
-        return Advance(rollout.decide(now, "done", by, why, state="done"), "done", why)
-    last = moves[-1] if moves else None
-    why = f"the channel was moved to {last.version} by {last.by or '?'}" if last else "the channel is gone"
-    return Advance(rollout.decide(now, "aborted", by, why, state="aborted"), "aborted", why)
-
-
 def _halt(rollout: Rollout, now: datetime, by: str, why: str, gates: tuple[GateResult, ...], heard: Heard) -> Advance:
-    """The rollout halted: its pointer leads every node back to what the channel serves."""
+    """The rollout halted, which leads every node back to what the channel serves."""
     return Advance(rollout.decide(now, "halted", by, why, state="halted"), "halted", why, gates, heard)
 
 
@@ -130,7 +142,7 @@ def _go_on(rollout: Rollout, now: datetime, by: str, gates: tuple[GateResult, ..
         return Advance(rollout, "waiting", why, gates, heard)
     why = join_first([f"{gate.name}: {gate.why}" for gate in gates], 4, "; ") or "its time is over"
     if rollout.wave + 1 == len(rollout.plan.waves):
-        return Advance(rollout.decide(now, "promoting", by, why, state="promoting"), "promoting", why, gates, heard)
+        return Advance(rollout.decide(now, "done", by, why, state="done"), "done", why, gates, heard)
     opened = _foresee_reports(open_wave(rollout, rollout.wave + 1, now), rollout, heard)
     return Advance(opened.decide(now, f"wave {opened.target}", by, why), "wave", why, gates, heard)
 
@@ -158,42 +170,6 @@ def _foresee_reports(opened: Rollout, before: Rollout, heard: Heard) -> Rollout:
 
 def _with_reporters(rollout: Rollout, ppm: int) -> Rollout:
     return replace(rollout, reporters_ppm=max(1, min(WHOLE, ppm)))
-
-
-def _promote(store: Store, found: Advance, now: datetime, by: str) -> Advance:
-    """Promote the channel at the end of the last wave, and record it; halted where a policy refuses it by now."""
-    rollout = found.rollout
-    why = f"rollout {rollout.id}: {rollout.history[-1].why}"[:500]
-    try:
-        manifest = lookup.load(store, rollout.model, rollout.version)
-        counts = require(store, manifest).counts
-        channels.promote(
-            store,
-            manifest,
-            rollout.channel,
-            by=rollout.history[0].by or by,
-            why=why,
-            proven_only=rollout.proven_only,
-            canaries=passes_of(store, rollout),
-            counts=counts,
-            ending=rollout,
-        )
-    except ConflictError:
-        pass  # somebody else moved the channel, or goes on: the next look says which
-    except (InputError, IntegrityError) as error:
-        after = rollout.decide(now, "halted", by, f"the promotion was refused: {error}", state="halted")
-        return _write_end(store, rollout, after, found)
-    serving = lookup.read_channel(store, rollout.model, rollout.channel)
-    if serving and len(serving.history) == rollout.base_moves:
-        return found
-    return _write_end(store, rollout, _follow_channel(rollout, serving, now, by).rollout, found)
-
-
-def _write_end(store: Store, before: Rollout, after: Rollout, found: Advance) -> Advance:
-    written = write_rollout(store, after, before)
-    after = written or read_rollout(store, before.model, before.channel) or after
-    refresh_rollout(store, before.model, before.channel)
-    return Advance(after, after.state, after.history[-1].why, found.gates, found.heard, made=written is not None)
 
 
 def passes_of(store: Store, rollout: Rollout) -> list[CanaryPass]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from threading import Event
+from time import monotonic
 
 from enginery.core.errors import EngineryError
-from enginery.registry.rollouts.state import running_rollouts
 from enginery.registry.store.base import Store
+from enginery.registry.versions.rolling import running_rollouts
 from pipeline.rollout.advance import Advance, advance
 
 Where = tuple[str, str]
@@ -29,11 +29,15 @@ class RolloutFollower:
     failed: dict[Where, str] = field(default_factory=dict)
 
     def look(self) -> bool:
-        """Look at each once; whether one is not finished. Raises UnavailableError where all cannot be listed."""
+        """Look at each once; whether one is not finished. The time is that of the store, whose clock all controllers
+        share. Raises UnavailableError where it does not answer."""
         going = False
-        for where in self.chosen or list(running_rollouts(self.store)):
+        if not (wheres := self.chosen or running_rollouts(self.store)):
+            return False
+        now = self.store.now()
+        for where in wheres:
             try:
-                found = advance(self.store, *where, datetime.now(UTC))
+                found = advance(self.store, *where, now)
             except EngineryError as error:
                 going = True
                 self._tell(where, f"not looked at: {error}")
@@ -41,7 +45,7 @@ class RolloutFollower:
                 continue
             self.failed.pop(where, None)
             if found is not None:
-                going = going or not found.rollout.is_finished
+                going = going or bool(found.late) or not found.rollout.is_finished
                 self._take(where, found)
         return going
 
@@ -49,6 +53,8 @@ class RolloutFollower:
         before = self.last.get(where)
         if before is None or (before.action, before.why) != (found.action, found.why):
             self._tell(where, f"{found.action}: {found.why}")
+        if found.late and (before is None or before.late != found.late):
+            self._tell(where, f"not written everywhere yet: {found.late}")
         self.last[where] = found
         if found.made:
             self.on_step(found)
@@ -59,14 +65,14 @@ class RolloutFollower:
 
     def run(self, interval_s: float, lasts_s: float | None = None, forever: bool = False) -> None:
         """Look until nothing is left to do, or so many seconds have passed. forever: wait for what starts later."""
-        end = None if lasts_s is None else datetime.now(UTC).timestamp() + lasts_s
+        end = None if lasts_s is None else monotonic() + lasts_s
         while True:
             try:
                 going = self.look()
             except EngineryError as error:
                 going = True
                 self.say(f"not looked at: {error}")
-            over = end is not None and datetime.now(UTC).timestamp() + interval_s > end
+            over = end is not None and monotonic() + interval_s > end
             if over or not (going or forever):
                 return
             Event().wait(interval_s)

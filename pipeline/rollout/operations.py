@@ -5,35 +5,33 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime
 
-from enginery.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from enginery.core.errors import ConflictError, EngineryError, InputError, IntegrityError, UnknownNameError
 from enginery.registry.leases import hold_lease, secure_version
 from enginery.registry.manifest import Manifest
 from enginery.registry.rollouts.reports import clear_reports
 from enginery.registry.rollouts.state import (
-    MOST_EARLIER,
+    MOST_BY,
+    MOST_WHY,
     Decision,
     Rollout,
     RolloutPlan,
-    change_rollout,
     format_time,
     open_wave,
     parse_time,
-    read_rollout,
-    write_rollout,
 )
 from enginery.registry.rollouts.waves import check_waves
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup, policies
-from enginery.registry.versions.lookup import Channel
-from enginery.registry.versions.refresh import active_rollout, refresh_rollout
+from enginery.registry.versions.rolling import begin_rollout, change_rollout, settle_rollout
+from enginery.registry.versions.state import Channel, read_channel
 from pipeline.rollout.advance import passes_of
 from pipeline.rollout.limits import count_nodes, with_limits
 
 
 @dataclass(frozen=True)
 class Operator:
-    """Who decides, when and why."""
+    """Who decides, when (by the store's clock) and why."""
 
     by: str
     at: datetime
@@ -51,25 +49,21 @@ def start(
     rollout runs or was started at the same time, IntegrityError for a version that has lost a blob.
     """
     check_waves(plan.waves)
-    serving = _serving(store, manifest, channel)
-    before = read_rollout(store, manifest.model, channel)
-    if active := active_rollout(store, serving):
-        raise ConflictError(_already(active))
-    waiting = _waiting(manifest, serving, plan, who, proven_only, before)
-    rollout = open_wave(with_limits(waiting, count_nodes(store, before)), 0, who.at)
-    _check(store, manifest, rollout)
-    clear_reports(store, manifest.model, channel)
-    with hold_lease(store, f"starting a rollout of {manifest.model}@{manifest.version}") as guard:
+    model = manifest.model
+    serving = _serving(read_channel(store, model, channel), manifest, channel)
+    nodes = count_nodes(store, serving.rollout)
+
+    def open_first(state: Channel | None) -> Rollout:
+        waiting = _waiting(manifest, _serving(state, manifest, channel), plan, who, proven_only)
+        return open_wave(with_limits(waiting, nodes), 0, who.at)
+
+    _check(store, manifest, open_first(serving))
+    with hold_lease(store, f"starting a rollout of {model}@{manifest.version}") as guard:
         secure_version(guard, manifest)
-        written = write_rollout(store, rollout, before)
-    if written is None:
-        winner = read_rollout(store, manifest.model, channel)
-        runs = winner is not None and not winner.is_finished
-        raise ConflictError(
-            _already(winner) if winner and runs else "another one was ended or deleted at the same time; start again"
-        )
-    refresh_rollout(store, manifest.model, channel)
-    return written
+        begun = begin_rollout(guard, model, channel, open_first)
+    _settle(store, begun)
+    clear_reports(store, begun)
+    return begun
 
 
 def _already(found: Rollout) -> str:
@@ -80,8 +74,8 @@ def _already(found: Rollout) -> str:
     )
 
 
-def _serving(store: Store, manifest: Manifest, channel: str) -> Channel:
-    serving = lookup.read_channel(store, manifest.model, channel)
+def _serving(serving: Channel | None, manifest: Manifest, channel: str) -> Channel:
+    """The state of a channel that a rollout of this version may begin in. Raises as `start`."""
     where, reference = f"{manifest.model}:{channel}", f"{manifest.model}@{manifest.version}"
     if serving is None:
         raise InputError(
@@ -90,19 +84,15 @@ def _serving(store: Store, manifest: Manifest, channel: str) -> Channel:
         )
     if serving.manifest == manifest.digest:
         raise InputError(f"{where} serves {manifest.version} already; there is nothing to roll out")
+    if running := serving.active_rollout:
+        raise ConflictError(_already(running))
     return serving
 
 
 def _waiting(
-    manifest: Manifest,
-    serving: Channel,
-    plan: RolloutPlan,
-    who: Operator,
-    proven_only: bool,
-    before: Rollout | None,
+    manifest: Manifest, serving: Channel, plan: RolloutPlan, who: Operator, proven_only: bool
 ) -> Rollout:
     time = format_time(who.at)
-    earlier = (*before.earlier, before.summarize())[-MOST_EARLIER:] if before else ()
     return Rollout(
         id=secrets.token_hex(6),
         model=manifest.model,
@@ -112,7 +102,6 @@ def _waiting(
         proven_only=proven_only,
         base=serving.version,
         base_manifest=serving.manifest,
-        base_moves=len(serving.history),
         plan=plan,
         state="running",
         wave=0,
@@ -120,8 +109,7 @@ def _waiting(
         opened=time,
         raised=time,
         soaking=None,
-        history=(Decision(time, f"started, wave {plan.waves[0]}", 1, who.by, who.why[:1000]),),
-        earlier=earlier,
+        history=(Decision(time, f"started, wave {plan.waves[0]}", 1, who.by[:MOST_BY], who.why[:MOST_WHY]),),
     )
 
 
@@ -162,7 +150,7 @@ def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
     if found.state != "running":
         raise InputError(f"the rollout of {found.where} is {found.state}, not running; there is nothing to pause")
     after = found.decide(who.at, "paused", who.by, who.why, state="paused", paused=format_time(who.at))
-    return change_rollout(store, found, after)
+    return _write(store, found, after)
 
 
 def resume(store: Store, model: str, channel: str, who: Operator, *, without_data: bool = False) -> Rollout:
@@ -178,10 +166,10 @@ def resume(store: Store, model: str, channel: str, who: Operator, *, without_dat
         gone = who.at - parse_time(found.paused or format_time(who.at))
         soaking = format_time(parse_time(found.soaking) + gone) if found.soaking else None
         after = found.decide(who.at, "resumed", who.by, who.why, state="running", paused=None, soaking=soaking)
-        return change_rollout(store, found, after)
+        return _write(store, found, after)
     if found.state == "running" and found.plan.gates.approve and found.approved <= found.wave:
         after = found.decide(who.at, "approved", who.by, who.why, approved=found.wave + 1)
-        return change_rollout(store, found, after)
+        return _write(store, found, after)
     raise InputError(
         f"the rollout of {found.where} is {found.state} and waits for nobody; there is nothing to resume "
         "(--without-data approves its open wave though gates lack data)"
@@ -194,30 +182,45 @@ def _waive_data(store: Store, found: Rollout, who: Operator) -> Rollout:
         raise InputError(f"the rollout of {found.where} {reason}; --without-data is for a wave that is open and waits")
     done = found.wave + 1
     after = found.decide(who.at, "approved without data", who.by, who.why, approved=done, waived=done)
-    return change_rollout(store, found, after)
+    return _write(store, found, after)
 
 
 def abort(store: Store, model: str, channel: str, who: Operator) -> Rollout:
-    """End a rollout: every node returns to what the channel serves."""
+    """End a rollout: every node returns to what the channel serves.
+
+    That is one write of the channel's state. Where a feed cannot be written after it, the error says so; `abort` again,
+    or the next look of a controller, writes it.
+    """
     found = _unfinished(store, model, channel)
-    if found.state == "promoting":
-        raise InputError(
-            f"every wave of {found.where} is over and {found.version} is being promoted; "
-            f"`enginery rollback {found.where}` returns to {found.base}"
-        )
-    after = change_rollout(store, found, found.decide(who.at, "aborted", who.by, who.why, state="aborted"))
-    refresh_rollout(store, model, channel)
+    return _write(store, found, found.decide(who.at, "aborted", who.by, who.why, state="aborted"))
+
+
+def _write(store: Store, before: Rollout, after: Rollout) -> Rollout:
+    change_rollout(store, before, after)
+    _settle(store, after)
     return after
 
 
+def _settle(store: Store, rollout: Rollout) -> None:
+    """`settle_rollout`. Raises what the store raises, with the message that the rollout is as it should be."""
+    try:
+        settle_rollout(store, rollout.model, rollout.channel)
+    except EngineryError as error:
+        raise type(error)(
+            f"the rollout of {rollout.where} is {rollout.state}, but nodes that follow a feed may not know yet: {error}; "
+            f"`enginery rollout watch {rollout.where} --once` writes it"
+        ) from error
+
+
 def _unfinished(store: Store, model: str, channel: str) -> Rollout:
-    found = read_rollout(store, model, channel)
-    serving = lookup.read_channel(store, model, channel)
-    if found is None or serving is None:
+    """The rollout that runs. Raises UnknownNameError where there never was one, InputError where it is finished, of
+    which what was not written everywhere is written."""
+    serving = read_channel(store, model, channel)
+    found = serving.rollout if serving else None
+    if found is None:
         raise UnknownNameError(f"{model}:{channel} has no rollout; `enginery rollout start REF {model}:{channel}`")
     if found.is_finished:
+        settle_rollout(store, model, channel)
         last = found.history[-1]
         raise InputError(f"the last rollout of {found.where} is {found.state} since {last.at}: {last.why}")
-    if active_rollout(store, serving) is None:
-        raise InputError(f"{found.where} was moved to {serving.version} meanwhile, which has ended its rollout")
     return found

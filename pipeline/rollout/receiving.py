@@ -14,9 +14,10 @@ from threading import Lock
 from enginery.core import parsing
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.registry.rollouts.reports import LEAST_S, MAX_BYTES, SentReport, parse_report, report_key, write_report
-from enginery.registry.rollouts.state import format_time, read_rollout
+from enginery.registry.rollouts.state import format_time
 from enginery.registry.rollouts.waves import ServingNode
 from enginery.registry.store.base import Store
+from enginery.registry.versions.rolling import read_rollout
 
 # Rollouts are read again after so many seconds.
 _FRESH_S = 5.0

@@ -7,22 +7,22 @@ from datetime import datetime
 from enginery.core.codec import encode
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.rollouts.reports import Heard, read_reports
-from enginery.registry.rollouts.state import Rollout, parse_time
+from enginery.registry.rollouts.state import EarlierRollout, Rollout, parse_time
 from enginery.registry.rollouts.waves import WHOLE, Slice
 from enginery.registry.store.base import Store
 from enginery.registry.versions import lookup
-from enginery.registry.versions.refresh import active_rollout
+from enginery.registry.versions.state import Channel, read_history
 from pipeline.rollout.gates import GateResult, judge_gates
 
 
 @dataclass(frozen=True)
 class RolloutStatus:
-    """A rollout and what a look at it sees now. overtaken: whether the channel was moved, and no look has said so."""
+    """A rollout and what a look at it sees now, by the store's clock. earlier: the channel's rollouts before it."""
 
     rollout: Rollout
     gates: tuple[GateResult, ...]
     heard: Heard
-    overtaken: bool
+    earlier: tuple[EarlierRollout, ...]
     now: datetime
 
     def to_json(self) -> dict[str, object]:
@@ -39,7 +39,8 @@ class RolloutStatus:
             "silent": sum(report.is_silent(self.now) for report in found),
         }
         gates = [encode(gate) for gate in self.gates]
-        return {**encode(self.rollout), "overtaken": self.overtaken, "gates": gates, "reports": reports}
+        earlier = encode(self.earlier)
+        return {**encode(self.rollout), "earlier": earlier, "gates": gates, "reports": reports}
 
     def list_waves(self) -> list[list[str]]:
         """A row for each wave: number, who, least time in seconds, state."""
@@ -70,12 +71,14 @@ class RolloutStatus:
         return f"open for {(self.now - parse_time(rollout.soaking)).total_seconds():.0f} s"
 
 
-def read_status(store: Store, rollout: Rollout, now: datetime) -> RolloutStatus:
-    """The status of a rollout. Raises IntegrityError for damaged documents."""
+def read_status(store: Store, channel: Channel, now: datetime) -> RolloutStatus | None:
+    """The status of a channel's rollout; None where it never had one. Raises IntegrityError for damaged documents."""
+    rollout = channel.rollout
+    if rollout is None:
+        return None
+    earlier = tuple(item for item in read_history(store, channel).rollouts if item.id != rollout.id)
     if rollout.is_finished:
-        return RolloutStatus(rollout, (), Heard(), False, now)
-    serving = lookup.read_channel(store, rollout.model, rollout.channel)
-    overtaken = serving is None or active_rollout(store, serving) is None
+        return RolloutStatus(rollout, (), Heard(), earlier, now)
     heard, manifest = read_reports(store, rollout), lookup.load(store, rollout.model, rollout.version)
     gates = judge_gates(rollout, heard, canaries(store, manifest), now)
-    return RolloutStatus(rollout, gates, heard, overtaken, now)
+    return RolloutStatus(rollout, gates, heard, earlier, now)

@@ -1,8 +1,8 @@
 """What a registry's keys say of its models: which versions and channels there are, and whether anything changed.
 
-One listing of all keys with their sizes, and no document is read but policies and the rollouts that are not finished,
-which are few and are replaced. All other documents that a page shows are named by their digest, or only grow (channels,
-series), so that a change of any shows in the names or the sizes.
+One listing of all keys with their sizes, and no document is read but policies and the channels whose rollout is not
+finished, which are few and are replaced. All other documents that a page shows are named by their digest, or only grow
+(the histories of channels, series), so that a change of any shows in the names or the sizes.
 """
 
 import hashlib
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from enginery.core.digest import digest_of_bytes, is_digest
 from enginery.core.names import is_name, version_order
-from enginery.registry.rollouts.state import running_rollouts
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import MANIFEST, MODELS, SERIES, rollout_key
+from enginery.registry.store.layout import MANIFEST, MODELS, SERIES, channel_key
+from enginery.registry.versions.rolling import running_rollouts
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _read_beside(store: Store) -> dict[str, list[str]]:
     for key, size in sorted(store.sizes(SERIES)):
         found.setdefault(key.removeprefix(SERIES).partition("/")[0], []).append(f"{key} {size}")
     for model, channel in running_rollouts(store):
-        data = store.read(rollout_key(model, channel)) or b""
+        data = store.read(channel_key(model, channel)) or b""
         found.setdefault(model, []).append(f"rollout {channel} {digest_of_bytes(data)}")
     return found
 

@@ -12,7 +12,7 @@ from pipeline.site.comparison import Facts, facts_of
 from pipeline.site.keys import ModelKeys
 from pipeline.site.machines import KnownMachines, MachineRow, machine_rows, served_by
 from pipeline.site.reading import ReadChannel, ReadVersion, read_channels, read_version
-from pipeline.site.shown.rollouts import ShownRollout, read_rollouts
+from pipeline.site.shown.rollouts import ShownRollout, show_rollout
 from pipeline.site.shown.series import ShownSeries, read_all_series
 
 
@@ -73,7 +73,8 @@ class ModelSite:
     @cached_property
     def rollouts(self) -> tuple[ShownRollout, ...]:
         """The rollouts of its channels, also those that are finished."""
-        return read_rollouts(self.store, self.model, [(item.name, item.channel) for item in self.channels])
+        found = (show_rollout(item.channel, item.history) for item in self.channels if item.channel)
+        return tuple(item for item in found if item)
 
     @cached_property
     def series(self) -> tuple[ShownSeries, ...]:
@@ -138,7 +139,7 @@ class ModelSite:
         found = []
         for channel in self.channels:
             before: str | None = None
-            for move in channel.channel.history if channel.channel else ():
+            for move in channel.history.moves:
                 shown = tuple((digest, digest in self.canary_reports) for digest in move.canary)
                 found.append(ShownMove(channel.name, move, before, shown))
                 before = move.version
@@ -147,6 +148,5 @@ class ModelSite:
     @cached_property
     def canary_reports(self) -> set[str]:
         """Digests of the reports of canaries that are stored: of verdicts, and of those that channels moved on."""
-        channels = (item.channel for item in self.channels if item.channel)
-        moved = {digest for channel in channels for move in channel.history for digest in move.canary}
+        moved = {digest for item in self.channels for move in item.history.moves for digest in move.canary}
         return {digest for digest in {*moved, *self.keys.canaries} if self.store.has(digest)}

@@ -130,8 +130,7 @@ def _rollouts(site: ModelSite) -> list[RolloutNote]:
             by=rollout.history[0].by,
             why=rollout.history[0].why,
         )
-        for item in site.rollouts
-        if (rollout := item.rollout) and item.is_active
+        for item, rollout in ((item, item.rollout) for item in site.rollouts if item.is_active)
     ]
 
 

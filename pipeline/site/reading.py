@@ -19,8 +19,8 @@ from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import evidence_prefix
 from enginery.registry.versions import lookup, policies
-from enginery.registry.versions.lookup import Channel
 from enginery.registry.versions.policies import ChannelPolicy
+from enginery.registry.versions.state import Channel, ChannelHistory, read_history
 from pipeline.compile.publication.pages import published_document
 from validation.reporting.overview import VersionPage, overview
 from validation.reporting.version_document import VersionDocument
@@ -58,11 +58,13 @@ class ReadVersion:
 
 @dataclass(frozen=True)
 class ReadChannel:
-    """A channel. channel: None where it cannot be read, and `problem` says why.  policy: what it asks."""
+    """A channel. channel: None where it cannot be read, and `problem` says why.  policy: what it asks.  history: its
+    moves and rollouts; empty where they cannot be read."""
 
     name: str
     channel: Channel | None
     policy: ChannelPolicy
+    history: ChannelHistory
     problem: str = ""
 
     @property
@@ -77,9 +79,10 @@ def read_channels(store: Store, model: str, names: tuple[str, ...]) -> tuple[Rea
     for name in names:
         problems: list[str] = []
         channel = _try(partial(lookup.read_channel, store, model, name), None, problems)
+        history = _try(partial(read_history, store, channel), ChannelHistory(), problems) if channel else ChannelHistory()
         policy = _try(partial(policies.of_channel, store, model, name), ChannelPolicy(), problems)
         if channel or problems:
-            found.append(ReadChannel(name, channel, policy, "; ".join(problems)))
+            found.append(ReadChannel(name, channel, policy, history, "; ".join(problems)))
     return tuple(found)
 
 

@@ -7,21 +7,21 @@ from enginery.client.locate import VersionLocator
 from enginery.core.errors import UnknownNameError
 from enginery.registry.store.layout import feed_key
 from enginery.registry.versions.feeds import Feed, parse_feed, parse_shard, read_feed
-from enginery.registry.versions.pointers import Pointer
+from enginery.registry.versions.state import Channel
 
 _AT_ONCE = 8
 
 
 class FeedReader:
-    """The pointers of a feed's channels as they were read last. name: the feed's."""
+    """The states of a feed's channels as they were read last. name: the feed's."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._root: tuple[bytes, Feed] | None = None
-        self._shards: dict[int, tuple[str, dict[str, Pointer]]] = {}
+        self._shards: dict[int, tuple[str, dict[str, Channel]]] = {}
 
-    def read(self, locator: VersionLocator, channels: Collection[str] | None = None) -> dict[str, Pointer]:
-        """The pointers of these channels ('digits:stable'), None: of all, that the feed has.
+    def read(self, locator: VersionLocator, channels: Collection[str] | None = None) -> dict[str, Channel]:
+        """The states of these channels ('digits:stable'), None: of all, that the feed has.
 
         Raises UnknownNameError where there is no such feed, IntegrityError for a damaged one, InputError for a newer
         format.
@@ -35,7 +35,7 @@ class FeedReader:
             feed = parse_feed(data, self.name)
             self._read_shards(locator, feed, channels)
             self._root = data, feed  # last, so that a shard that could not be read is read at the next look
-        found = {key: pointer for _, part in self._shards.values() for key, pointer in part.items()}
+        found = {key: channel for _, part in self._shards.values() for key, channel in part.items()}
         return found if channels is None else {key: found[key] for key in channels if key in found}
 
     def _read_shards(self, locator: VersionLocator, feed: Feed, channels: Collection[str] | None) -> None:

@@ -24,10 +24,10 @@ from enginery.registry.rollouts.reports import (
     report_key,
     write_report,
 )
-from enginery.registry.rollouts.state import format_time
-from enginery.registry.rollouts.waves import is_reached, reports
+from enginery.registry.rollouts.state import Rollout, format_time
+from enginery.registry.rollouts.waves import reports
 from enginery.registry.store.base import Store
-from enginery.registry.versions.pointers import Pointer
+from enginery.registry.versions.state import Channel
 
 # Seconds after a swap within which a server that is not well yet counts as starting.
 GRACE_S = 20.0
@@ -93,36 +93,34 @@ class Reporter:
         self,
         locator: VersionLocator,
         reference: Reference,
-        pointer: Pointer | None,
+        channel: Channel | None,
         facts: Mapping[str, str] | None,
         error: EngineryError | None,
     ) -> None:
-        """Report after a look of a watcher, where it is time. pointer: what was followed; None where that is not known,
+        """Report after a look of a watcher, where it is time. channel: what was followed; None where that is not known,
         and it is read again.  facts: of what is served, as hooks get them.  error: what went wrong, None if nothing."""
         version = facts["version"] if facts else ""
         if version != self._version:
             self._version, self._swapped_at = version, self._clock()
         try:
-            if pointer is None and not isinstance(error, UnavailableError):
-                pointer = locator.read_pointer(reference.model, str(reference.channel))
-            if pointer and pointer.rollout and not pointer.moving:
-                self._report(locator, pointer, facts, error)
+            if channel is None and not isinstance(error, UnavailableError):
+                channel = locator.read_channel(reference.model, str(reference.channel))
+            if channel and (rollout := channel.active_rollout):
+                self._report(locator, rollout, facts, error)
         except EngineryError as failure:
             if self._clock() >= self._silent_until:
                 self._say(f"what this node serves cannot be reported, and no gate of a rollout sees it: {failure}")
             self._silent_until, self._written = self._clock() + _RETRY_S, b""
 
     def _report(
-        self, locator: VersionLocator, pointer: Pointer, facts: Mapping[str, str] | None, error: EngineryError | None
+        self, locator: VersionLocator, rollout: Rollout, facts: Mapping[str, str] | None, error: EngineryError | None
     ) -> None:
-        told, node, now = pointer.rollout, locator.node, self._clock()
-        if told is None or node is None or now < self._silent_until:
+        node, now = locator.node, self._clock()
+        if node is None or now < self._silent_until:
             return
-        if not (
-            is_reached(node, told.id, told.reach) and reports(digest_of_bytes(node.name.encode()), told.reporters_ppm)
-        ):
+        if not (rollout.serves(node) and reports(digest_of_bytes(node.name.encode()), rollout.reporters_ppm)):
             return
-        answer = self._judge(told.candidate.version, facts, error)
+        answer = self._judge(rollout.version, facts, error)
         if answer is None:
             return
         failure, health = answer
@@ -138,11 +136,11 @@ class Reporter:
             health.requests,
             health.errors,
         )
-        key = report_key(pointer.model, pointer.channel, told.id, node.name)
+        key = report_key(rollout.model, rollout.channel, rollout.id, node.name)
         if key != self._key:
             self._key, self._last, self._written, self._at = key, None, b"", 0.0
         if self._is_due(report, now):
-            self._send(locator.store, key, SentReport(pointer.model, pointer.channel, told.id, report), now)
+            self._send(locator.store, key, SentReport(rollout.model, rollout.channel, rollout.id, report), now)
 
     def _judge(
         self, wanted: str, facts: Mapping[str, str] | None, error: EngineryError | None

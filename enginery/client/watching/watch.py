@@ -31,12 +31,8 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import reachable, write_whole
-from enginery.registry.versions.lookup import Channel, Located, channel_names
-from enginery.registry.versions.pointers import Pointer
-from enginery.registry.versions.refresh import is_current
-
-# Every so many looks the channel is read beside its pointer.
-LOOKS_A_CHANNEL = 30
+from enginery.registry.versions.lookup import Located, channel_names
+from enginery.registry.versions.state import Channel
 
 
 @dataclass(frozen=True)
@@ -100,9 +96,7 @@ class ChannelWatcher:
         self._place = layout.at(dest.expanduser().absolute(), reference.model)
         self._interval_s, self._say, self._wake = interval_s, say, wake
         self._trust_recheck = TrustRecheck(self._place, policy.trust)
-        self._followed: Pointer | Channel | None = None
-        self._stale: Pointer | None = None
-        self._looks = 0
+        self._followed: Channel | None = None
         self.served: Swap | None = None
         self._files: PlacedFiles | None = None
         self._reporter = reporter
@@ -123,10 +117,10 @@ class ChannelWatcher:
             keep_looking(self.try_look, stop, lambda: self._interval_s, self._wake)
         return self.served
 
-    def try_look(self, pointer: Pointer | None = None) -> bool:
+    def try_look(self, channel: Channel | None = None) -> bool:
         """`look`, with errors reported; whether there was none. Raises as `run`."""
         try:
-            self.look(pointer)
+            self.look(channel)
         except EngineryError as error:
             if self._ends(error):
                 raise
@@ -140,15 +134,15 @@ class ChannelWatcher:
         wrong = isinstance(error, InputError) and not isinstance(error, UnknownNameError)
         return wrong and self.served is None
 
-    def look(self, pointer: Pointer | None = None) -> Swap:
+    def look(self, channel: Channel | None = None) -> Swap:
         """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted; report
         what came of it, where a rollout asks for that.
 
-        pointer: the channel's, by a feed; None: it is read.
+        channel: its state, by a feed; None: it is read.
         """
         locator = self._locator()
         try:
-            swap = self._try(locator, pointer)
+            swap = self._try(locator, channel)
         except EngineryError as error:
             self._report(locator, error)
             raise
@@ -158,11 +152,10 @@ class ChannelWatcher:
     def _report(self, locator: VersionLocator, error: EngineryError | None) -> None:
         if self._reporter:
             followed = self._followed if error is None else None
-            pointer = followed if isinstance(followed, Pointer) else None
             facts = self.served.facts() if self.served else None
-            self._reporter.look(locator, self._reference, pointer, facts, error)
+            self._reporter.look(locator, self._reference, followed, facts, error)
 
-    def _try(self, locator: VersionLocator, given: Pointer | None) -> Swap:
+    def _try(self, locator: VersionLocator, given: Channel | None) -> Swap:
         try:
             swap = self._follow(locator, given)
         except EngineryError as error:  # about where the channel leads; what is served is another question
@@ -173,17 +166,15 @@ class ChannelWatcher:
         self._call_hook(swap)
         return swap
 
-    def _follow(self, locator: VersionLocator, given: Pointer | None) -> Swap:
-        """Swap if the channel moved; bring again what somebody deleted or overwrote."""
-        pointer = given if given is not None and self._is_news(given) else self._read_pointer(locator)
-        leads: Pointer | Channel = pointer or self._read_channel(locator)
-        if self._is_for_others(leads, locator):
-            self._followed = leads
-        if leads != self._followed or self.served is None or not self._is_there():
-            located = locator.locate_by(pointer, self._reference)
-            self.served, whole = self._serve(locator.store, located)
+    def _follow(self, locator: VersionLocator, given: Channel | None) -> Swap:
+        """Swap if the channel leads this node elsewhere; bring again what somebody deleted or overwrote."""
+        channel = given if given is not None and self._is_news(given) else self._read_channel(locator)
+        if self._leads_as_before(channel, locator):
+            self._followed = channel
+        if channel != self._followed or self.served is None or not self._is_there():
+            self.served, whole = self._serve(locator.store, locator.locate_in(channel, self._reference))
             # Last, so that whatever fails is tried again, as is an engine that was lost.
-            self._followed = leads if whole else None
+            self._followed = channel if whole else None
         return self.served
 
     def _is_there(self) -> bool:
@@ -194,50 +185,28 @@ class ChannelWatcher:
         self._say(f"what {self._reference} serves was deleted or overwritten, and is brought again")
         return False
 
-    def _is_news(self, given: Pointer) -> bool:
-        """Whether a feed's pointer is no older than what was followed: a feed may be late, and is then passed by."""
-        known = self._followed
-        late = isinstance(known, Pointer) and (known.moves, known.revision) > (given.moves, given.revision)
-        return given.settled is not None and given != self._stale and not late
+    def _is_news(self, given: Channel) -> bool:
+        """Whether a feed's state is no older than what was followed: a feed may be late, and is then passed by."""
+        return self._followed is None or given.order >= self._followed.order
 
-    def _is_for_others(self, leads: Pointer | Channel, locator: VersionLocator) -> bool:
-        """Whether a pointer changed, and leads this node where it led before: a rollout that reaches others."""
+    def _leads_as_before(self, channel: Channel, locator: VersionLocator) -> bool:
+        """Whether a state changed, and leads this node where it led before, with the same documents: a rollout reaches
+        others, or somebody decided something."""
         known, node = self._followed, locator.node
-        if not isinstance(known, Pointer) or not isinstance(leads, Pointer) or known == leads:
+        if known is None:
             return False
-        served = leads.served_to(node)
-        return served is not None and known.served_to(node) == served
-
-    def _read_pointer(self, locator: VersionLocator) -> Pointer | None:
-        """The channel's pointer; None where the channel itself must be read: there is none, or it is being moved.
-
-        Every so many looks the channel is read beside it. One that leads elsewhere was moved by a writer that knows
-        no pointers, or was killed at the worst moment; its pointer is followed no longer until it changes.
-        """
-        model, channel = self._reference.model, str(self._reference.channel)
-        pointer = locator.read_pointer(model, channel)
-        self._looks += 1
-        if pointer is None or pointer.settled is None or pointer == self._stale:
-            return None
-        if self._looks % LOOKS_A_CHANNEL == 0:
-            found = locator.read_channel(model, channel)
-            if found is not None and not is_current(pointer, found):
-                self._stale = pointer
-                self._say(
-                    f"the pointer of {self._reference} leads to version {pointer.settled.version} and the channel to "
-                    f"{found.version}, which is followed; `enginery verify --repair` mends the pointer"
-                )
-                return None
-        return pointer
+        move = channel.served_to(node)
+        same = known.snapshots.get(move.manifest) == channel.snapshots.get(move.manifest)
+        return same and known.served_to(node) == move
 
     def _read_channel(self, locator: VersionLocator) -> Channel:
-        """The channel itself. Raises UnknownNameError where there is none."""
-        model, channel = self._reference.model, str(self._reference.channel)
-        found = locator.read_channel(model, channel)
+        """The channel's state. Raises UnknownNameError where there is none."""
+        model, name = self._reference.model, str(self._reference.channel)
+        found = locator.read_channel(model, name)
         if found is None:
             locator.check_registry()
             known = ", ".join(channel_names(locator.store, model)) or "none"
-            raise UnknownNameError(f"there is no channel {model}:{channel}; there are: {known}")
+            raise UnknownNameError(f"there is no channel {model}:{name}; there are: {known}")
         return found
 
     def _serve(self, store: Store, located: Located) -> tuple[Swap, bool]:

@@ -11,10 +11,13 @@ from threading import Event
 from enginery.client.locate import VersionLocator
 from enginery.client.watching.feed_reader import FeedReader
 from enginery.client.watching.looking import INTERVAL_S, Wake, keep_looking
-from enginery.client.watching.watch import LOOKS_A_CHANNEL, ChannelWatcher, Swap
+from enginery.client.watching.watch import ChannelWatcher, Swap
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
 from enginery.core.names import Reference, parse_reference
-from enginery.registry.versions.pointers import Pointer
+from enginery.registry.versions.state import Channel
+
+# With a feed, one channel is read by itself every so many looks, in turn: a feed may be late (`versions.feeds`).
+LOOKS_A_CHANNEL = 30
 
 
 class GroupWatcher:
@@ -49,12 +52,12 @@ class GroupWatcher:
     def once(self) -> tuple[Swap, ...]:
         """Look once at each channel; return what is served. Raises the first error, after all were looked at."""
         with ExitStack() as stack:
-            pointers = self._read_feed(stack)
+            channels = self._read_feed(stack)
             errors: list[EngineryError] = []
             swaps: list[Swap] = []
             for name, watcher in self._watchers.items():
                 try:
-                    swaps.append(watcher.look(pointers.get(name)))
+                    swaps.append(watcher.look(channels.get(name)))
                 except EngineryError as error:
                     errors.append(error)
             if errors:
@@ -70,7 +73,7 @@ class GroupWatcher:
     def _look(self, stack: ExitStack) -> bool:
         """Look at each channel, and report errors; whether there were none."""
         try:
-            pointers = self._read_feed(stack)
+            channels = self._read_feed(stack)
             self._complaint = ""
         except EngineryError as error:
             if isinstance(error, InputError) and not isinstance(error, UnknownNameError) and not self._held:
@@ -79,16 +82,16 @@ class GroupWatcher:
                 self._complaint = str(error)
                 self._say(f"{error}\nkeeping what is served")
             return False
-        looked = [watcher.try_look(pointers.get(name)) for name, watcher in self._watchers.items()]
+        looked = [watcher.try_look(channels.get(name)) for name, watcher in self._watchers.items()]
         return all(looked)
 
-    def _read_feed(self, stack: ExitStack) -> dict[str, Pointer]:
-        """The pointers of the channels by the feed, without the one whose turn it is to be asked for by itself."""
+    def _read_feed(self, stack: ExitStack) -> dict[str, Channel]:
+        """The states of the channels by the feed, without the one whose turn it is to be asked for by itself."""
         self._looks += 1
-        pointers: dict[str, Pointer] = {}
+        channels: dict[str, Channel] = {}
         if self._reader is not None:
-            pointers = self._reader.read(self._locator(), self._wanted or None)
-            for name in pointers:
+            channels = self._reader.read(self._locator(), self._wanted or None)
+            for name in channels:
                 if name not in self._watchers:
                     self._watchers[name] = self._make(parse_reference(name))
         for name, watcher in self._watchers.items():
@@ -97,8 +100,8 @@ class GroupWatcher:
                 self._held.add(name)
         turn, left = divmod(self._looks, LOOKS_A_CHANNEL)
         if left == 0 and self._watchers:
-            pointers.pop(list(self._watchers)[turn % len(self._watchers)], None)
-        return pointers
+            channels.pop(list(self._watchers)[turn % len(self._watchers)], None)
+        return channels
 
     def _pause_s(self) -> float:
         requests = 1 if self._reader is not None else max(1, len(self._watchers))

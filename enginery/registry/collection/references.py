@@ -6,7 +6,6 @@ needlessly costs space; one deleted wrongly costs an engine.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from enginery.core.digest import digests_in
@@ -14,12 +13,10 @@ from enginery.core.errors import IntegrityError
 from enginery.core.names import version_order
 from enginery.registry.collection.inventory import RegistryInventory, Version
 from enginery.registry.manifest import parse
-from enginery.registry.rollouts.state import parse_rollout
 from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.layout import MODELS, manifest_key
+from enginery.registry.store.layout import MODELS, channel_history_key, manifest_key
 from enginery.registry.store.parallel import side_by_side
-from enginery.registry.versions.lookup import Channel, parse_channel_document
-from enginery.registry.versions.pointers import parse_pointer
+from enginery.registry.versions.state import Channel, ChannelHistory, parse_channel, parse_history, with_state
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ def find_references(
     runs (logs), timing documents and feeds (shards). stored: digests of the blobs.  tick: called after each document.
 
     Raises IntegrityError for a channel, or a manifest of a kept version, that cannot be read, as it may have named
-    anything, and InputError for a pointer of a newer format.
+    anything, and InputError for a channel of a newer format.
     """
     orphans = set(stored)
     marking = _Marking(store, known, orphans.difference_update, tick)
@@ -77,10 +74,10 @@ def find_named_digests(store: Store, known: RegistryInventory) -> set[str]:
     return named
 
 
-def find_served_versions(channel: Channel, moves: int) -> set[str]:
+def find_served_versions(history: ChannelHistory, moves: int) -> set[str]:
     """The versions that a channel points to, that its last `moves` moves led to, and that rollbacks would lead to."""
-    recent = [move.version for move in channel.history[-(moves + 1) :]]
-    return {*recent, *[move.version for move in channel.active_promotions()[-(moves + 1) :]]}
+    recent = [move.version for move in history.moves[-(moves + 1) :]]
+    return {*recent, *[move.version for move in history.active_promotions()[-(moves + 1) :]]}
 
 
 @dataclass
@@ -121,28 +118,24 @@ class _Marking:
             match key.removeprefix(MODELS).split("/"):
                 case [model, "pins", name] if name.endswith(".json"):
                     self.keep((model, name.removesuffix(".json")), "pinned")
-        for key, data in self.read(self.known.others):
-            match key.removeprefix(MODELS).split("/"):
-                case [model, "channels" | "pointers" | "rollouts" as kind, name]:
-                    self._keep_followed(kind, model, name.removesuffix(".json"), data, moves)
+        past = {key for key in self.known.others if key.removeprefix(MODELS).split("/")[1:2] == ["histories"]}
+        states: dict[str, Channel] = {}
+        for key, data in self.read(key for key in self.known.others if key not in past):
+            match key.removeprefix(MODELS).removesuffix(".json").split("/"):
+                case [model, "channels", name] if state := parse_channel(data, model, name, place_of(self.store, key)):
+                    states[channel_history_key(model, name)] = state
+        # After the states: a history holds what came before any state that was read earlier.
+        found = {key: parse_history(data, place_of(self.store, key)) for key, data in self.read({*past, *states})}
+        for key, state in states.items():
+            self._keep_served(state, with_state(self.store, found.get(key, ChannelHistory()), state), moves)
 
-    def _keep_followed(self, kind: str, model: str, name: str, data: bytes, moves: int) -> None:
-        """Keep the versions that a channel, its pointer or its rollout leads to."""
-        found: set[str] = set()
-        if kind == "channels":
-            channel = parse_channel_document(self.store, data, model, name)
-            if channel is not None:
-                self.channels.setdefault(model, {})[name] = channel.version
-                found = find_served_versions(channel, moves)
-        elif kind == "rollouts":
-            rollout = parse_rollout(data, model, name)
-            found = {rollout.version} if rollout and not rollout.is_finished else found
-        else:  # one that a dead writer left behind may lead clients to an older version still
-            with suppress(IntegrityError):  # its channel keeps what it leads to; `verify --repair` mends it
-                pointer = parse_pointer(data, model, name)
-                found = {served.version for served in pointer.versions} if pointer else found
-        for version in found:
-            self.keep((model, version), f"{kind.removesuffix('s')} {name}")
+    def _keep_served(self, state: Channel, history: ChannelHistory, moves: int) -> None:
+        """Keep the versions that a channel and its rollout lead to."""
+        self.channels.setdefault(state.model, {})[state.name] = state.version
+        for version in find_served_versions(history, moves):
+            self.keep((state.model, version), f"channel {state.name}")
+        if rollout := state.active_rollout:
+            self.keep((state.model, rollout.version), f"rollout {state.name}")
 
     def read_kept(self) -> None:
         """Read the documents of the versions that are kept, and of those that kept ensembles pin."""

@@ -10,7 +10,7 @@ document is named by the digest of its name, so that the first of them are a ran
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from typing import Literal, TypeVar
@@ -19,7 +19,7 @@ from enginery.core import parsing
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json, digest_of_bytes, is_digest
 from enginery.core.errors import ConflictError, IntegrityError, UndecidedError
-from enginery.registry.rollouts.state import Rollout, parse_time
+from enginery.registry.rollouts.state import Rollout, format_time, parse_time
 from enginery.registry.rollouts.waves import reports
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import serving_prefix
@@ -39,7 +39,8 @@ Failure = Literal["", "pull", "hook", "unhealthy"]
 class NodeReport:
     """What a node serves. failure: '' where all is well.  detail: the failure in words, at most 200 characters.
 
-    since: since when it is so.  at: time of the report (ISO 8601, UTC).  requests, errors: that the server counted of
+    since: since when it is so.  at: time of the report (ISO 8601, UTC), by the store's clock where it was read from
+    there, since nodes' clocks may be wrong.  requests, errors: that the server counted of
     this version, None where it says none.
     """
 
@@ -59,7 +60,7 @@ class NodeReport:
         return canonical_json(encode(self))
 
     def is_silent(self, now: datetime) -> bool:
-        """Whether the node has not been heard of for too long."""
+        """Whether the node has not been heard of for too long. now: by the store's clock."""
         return (now - parse_time(self.at)).total_seconds() > SILENT_S
 
 
@@ -126,23 +127,26 @@ def read_reports(store: Store, rollout: Rollout, most: int = MOST_REPORTERS) -> 
     A node that is asked no longer, as fewer shall report by now, has left its last report there.
     """
     prefix = serving_prefix(rollout.model, rollout.channel, rollout.id)
-    named = ((key, key.removeprefix(prefix).removesuffix(".json")) for key in store.list(prefix))
+    written = dict(store.stamps(prefix))
+    named = ((key, key.removeprefix(prefix).removesuffix(".json")) for key in sorted(written))
     keys = [key for key, node in named if is_digest(node) and reports(node, rollout.reporters_ppm)]
     found = _each(store, store.read, keys[:most])
     taken, damaged = list[NodeReport](), 0
-    for data in found:
+    for key, data in zip(keys, found, strict=False):
         try:
             if data is not None:
-                taken.append(parse_report(data))
+                taken.append(replace(parse_report(data), at=format_time(written[key])))
         except IntegrityError:
             damaged += 1
     return Heard(len(keys), tuple(taken), damaged)
 
 
-def clear_reports(store: Store, model: str, channel: str, most: int = 10 * MOST_REPORTERS) -> int:
-    """Delete the reports of a channel's rollouts, at most so many, and return how many."""
-    keys = list(islice(store.list(serving_prefix(model, channel)), most))
-    return len(_each(store, store.remove, keys))
+def clear_reports(store: Store, running: Rollout, most: int = 10 * MOST_REPORTERS) -> int:
+    """Delete the reports of a channel's rollouts but the one that runs, at most so many, and return how many."""
+    model, channel = running.model, running.channel
+    stays = serving_prefix(model, channel, running.id)
+    keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(stays))
+    return len(_each(store, store.remove, list(islice(keys, most))))
 
 
 def _each(store: Store, work: Callable[[str], T], keys: Sequence[str]) -> list[T]:

@@ -18,6 +18,8 @@ from enginery.core.errors import InputError
 # Shares are whole parts per million, so that no two programs round them differently.
 WHOLE = 1_000_000
 MOST_LABELS = 32
+# All of them are in the document that nodes read.
+MOST_WAVES = 100
 _TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,4})?)%")
 
@@ -131,9 +133,12 @@ def parse_wave(text: str) -> Slice:
 
 
 def check_waves(waves: Sequence[Slice]) -> None:
-    """Raise InputError unless each wave reaches more nodes than those before it, and the last one all."""
+    """Raise InputError unless each wave reaches more nodes than those before it, and the last one all, and
+    there are not too many."""
     if not waves or waves[-1] != Slice(WHOLE):
         raise InputError("the last wave must be 100%, so that the rollout ends with every node")
+    if len(waves) > MOST_WAVES:
+        raise InputError(f"{len(waves)} waves; the most are {MOST_WAVES}")
     reach: tuple[Slice, ...] = ()
     for item in waves:
         grown = add_slice(reach, item)

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -178,6 +179,18 @@ class Store(Protocol):
         A thousand of them cost a remote store one request. What is a link in a folder is left out: `stored_size` says
         whether it counts.
         """
+        ...
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """Each key under a prefix that ends in '/', with the time of its last write by the store's clock, in any order.
+
+        It costs what `sizes` costs.
+        """
+        ...
+
+    def now(self) -> datetime:
+        """The time in UTC by the clock that `stamps` are of. What lasts from one machine's write to another's is
+        measured by it, since the clocks of two machines differ."""
         ...
 
     def discard(self, digest: str) -> None:

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -242,6 +243,23 @@ class FileStore:
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """See `Store.sizes`."""
+        return ((key, facts.st_size) for key, facts in self._files(prefix))
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """See `Store.stamps`: the time of the file, which a file server stamps by its own clock."""
+        return ((key, datetime.fromtimestamp(facts.st_mtime, UTC)) for key, facts in self._files(prefix))
+
+    def now(self) -> datetime:
+        """See `Store.now`: the time of a file that is written now. This machine's time where nothing may be written,
+        since nothing is decided there."""
+        if not os.access(self.root, os.W_OK):
+            return datetime.now(UTC)
+        with reachable(f"writing into {self.root}"), self._start_write() as file:
+            file.stream.write(b"\n")
+            file.sync()
+            return datetime.fromtimestamp(os.fstat(file.stream.fileno()).st_mtime, UTC)
+
+    def _files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
         folder = self.root / check_key(prefix.removesuffix("/"))
         with reachable(f"listing {folder}"):
             for place, _, names in os.walk(folder, onerror=_raise_unless_absent):
@@ -250,7 +268,7 @@ class FileStore:
                     with suppress(FileNotFoundError):  # deleted meanwhile
                         facts = os.lstat(f"{place}/{name}")
                         if stat.S_ISREG(facts.st_mode):
-                            yield f"{below}/{name}", facts.st_size
+                            yield f"{below}/{name}", facts
 
     def discard(self, digest: str) -> None:
         """See `Store.discard`."""

@@ -14,15 +14,14 @@ A key is a relative path with '/' between its parts::
     models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json
     models/<model>/versions/<version>/report.html         a copy of the report for people
     models/<model>/versions/<version>/report.json         the data of that page
-    models/<model>/channels/<channel>.json                which version a channel serves, and its history
+    models/<model>/channels/<channel>.json                the state of a channel and its rollout (`registry.versions.state`)
+    models/<model>/histories/<channel>.json               the moves and rollouts before that
     failed/<model>/report.html, report.json               page of the model's last run that published nothing
-    models/<model>/pointers/<channel>.json                where a channel leads, in short (`registry.versions.pointers`)
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
-    models/<model>/rollouts/<channel>.json                a version that comes in waves (`registry.rollouts.state`)
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     feeds/<feed>.json                                     where the channels of a group lead (`registry.versions.feeds`)
-    rollouts/<model>/<channel>.json                       marks a rollout that is not finished
+    rollouts/<model>/<channel>/<rollout>.json             marks a rollout that may be unfinished (`registry.versions.rolling`)
     serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
     turns/<digest>.json                                   a build lock (`enginery.registry.builds.build_lock`)
     leases/<id>.json                                      a running writer (`enginery.registry.leases`)
@@ -99,7 +98,7 @@ def record_key(kind: str, key: str) -> str:
     return f"{RECORDS}{kind}/{check_digest(key)}.json"
 
 
-def model_prefix(kind: Literal["versions", "channels", "pointers", "pins"], model: str) -> str:
+def model_prefix(kind: Literal["versions", "channels", "pins"], model: str) -> str:
     """Prefix of the documents of one kind of a model."""
     return f"{MODELS}{check_model(model)}/{kind}/"
 
@@ -174,13 +173,13 @@ def signature_key(model: str, version: str, document: str, key_id: str) -> str:
 
 
 def channel_key(model: str, channel: str) -> str:
-    """Key of a channel's pointer."""
+    """Key of a channel's state."""
     return f"{model_prefix('channels', model)}{check_channel(channel)}.json"
 
 
-def pointer_key(model: str, channel: str) -> str:
-    """Key of the short document that says where a channel leads."""
-    return f"{model_prefix('pointers', model)}{check_channel(channel)}.json"
+def channel_history_key(model: str, channel: str) -> str:
+    """Key of the moves and rollouts of a channel before its state."""
+    return f"{MODELS}{check_model(model)}/histories/{check_channel(channel)}.json"
 
 
 def feed_key(feed: str) -> str:
@@ -188,14 +187,9 @@ def feed_key(feed: str) -> str:
     return f"{FEEDS}{check_channel(feed)}.json"
 
 
-def rollout_key(model: str, channel: str) -> str:
-    """Key of the state of a channel's rollout."""
-    return f"{MODELS}{check_model(model)}/rollouts/{check_channel(channel)}.json"
-
-
-def running_rollout_key(model: str, channel: str) -> str:
-    """Key of the mark of a rollout that is not finished."""
-    return f"{ROLLOUTS}{check_model(model)}/{check_channel(channel)}.json"
+def running_rollout_key(model: str, channel: str, rollout: str) -> str:
+    """Key of the mark of a rollout that may be unfinished."""
+    return check_key(f"{ROLLOUTS}{check_model(model)}/{check_channel(channel)}/{rollout}.json")
 
 
 def serving_prefix(model: str, channel: str, rollout: str | None = None) -> str:

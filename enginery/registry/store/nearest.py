@@ -7,7 +7,7 @@ the next one is asked, and a blob goes on at the byte where it broke off. A plac
 for a while, longer each time, and asked before that only if no other place answers. **Writes** go to the last place,
 and so do later reads of the keys that were written.
 
-**What lags.** A mirror may be behind the registry. A place where a channel's last move is older than one that was seen
+**What lags.** A mirror may be behind the registry. A place where a channel's state is older than one that was seen
 before is behind, and the next place is asked: in one process a channel never moves back because another place answered.
 The registry's own answer is taken as it is.
 
@@ -19,6 +19,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,8 +63,8 @@ class NearestStore:
     def __init__(self, uris: Sequence[str], say: Say) -> None:
         self._places = [NearPlace(uri, uri == uris[-1]) for uri in uris]
         self._say = say
-        # By channel: the last move that was seen, and the document's bytes.
-        self._channels: dict[str, tuple[tuple[str, int], bytes]] = {}
+        # By channel: the order of the state that was seen, and the document's bytes.
+        self._channels: dict[str, tuple[tuple[str, int, int], bytes]] = {}
         self._written: dict[str, None] = {}
         self._doubted: dict[str, None] = {}
 
@@ -119,6 +120,14 @@ class NearestStore:
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """See `Store.sizes`."""
         return self._registry().sizes(prefix)
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """See `Store.stamps`."""
+        return self._registry().stamps(prefix)
+
+    def now(self) -> datetime:
+        """See `Store.now`."""
+        return self._registry().now()
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""
@@ -272,10 +281,10 @@ class NearestStore:
         return nothing
 
     def _lags(self, place: NearPlace, key: str, data: bytes) -> bool:
-        """Whether a channel's document, or its pointer, is older than what was seen; what is not is remembered."""
-        if not (key.startswith(MODELS) and ("/channels/" in key or "/pointers/" in key)):
+        """Whether a channel's state is older than what was seen; what is not is remembered."""
+        if not (key.startswith(MODELS) and "/channels/" in key):
             return False
-        moved = _last_move(data)
+        moved = _read_order(data)
         if not place.last and key in self._channels and moved < self._channels[key][0]:
             return True
         _remember(self._channels, key, (moved, data))
@@ -293,16 +302,14 @@ class NearestStore:
             self._say(f"{place.uri} answers again")
 
 
-def _last_move(data: bytes) -> tuple[str, int]:
-    """When a channel moved last (ISO 8601, UTC) and how often it did; ('', 0) where that cannot be read, of which
-    `lookup` gives the reason."""
+def _read_order(data: bytes) -> tuple[str, int, int]:
+    """When a channel moved last (ISO 8601, UTC), how often it did, and the number of its state, which a rollout
+    raises; ('', 0, 0) where that cannot be read, of which `lookup` gives the reason."""
     try:
         document = json.loads(data)
-        if "history" in document:
-            return str(document["history"][-1]["at"]), len(document["history"])
-        return str(document["serves"]["at"]), int(document["moves"])
+        return str(document["move"]["at"]), int(document["moves"]), int(document["revision"])
     except (ValueError, RecursionError, LookupError, TypeError):
-        return "", 0
+        return "", 0, 0
 
 
 def _remember(known: dict[str, Value], key: str, value: Value) -> None:

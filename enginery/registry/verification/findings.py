@@ -7,12 +7,9 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature", "stale")
-# Problems of pointers, which `repair` writes anew.
-POINTERS = ("stale", "unsettled")
-
 # What a feed is called, before its name.
 FEED = "feed "
-# What a pointer's snapshot is called among the things that a blob is part of.
+# What a channel's snapshot is called among the things that a blob is part of.
 SNAPSHOT = "snapshot"
 
 

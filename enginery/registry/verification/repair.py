@@ -1,4 +1,4 @@
-"""Mends what a verification found: corrupt blobs are moved away, pointers and feeds written anew."""
+"""Mends what a verification found: corrupt blobs are moved away, snapshots and feeds written anew."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -6,38 +6,38 @@ from dataclasses import dataclass
 from enginery.core.errors import IntegrityError
 from enginery.registry.leases import hold_lease
 from enginery.registry.store.base import Store
-from enginery.registry.verification.findings import FEED, POINTERS, SNAPSHOT, Verification
+from enginery.registry.verification.findings import FEED, SNAPSHOT, Verification
 from enginery.registry.versions import feeds, refresh
 
 
 @dataclass(frozen=True)
 class Repairs:
-    """What was mended. blobs: digests of corrupt ones that were moved away.  pointers: of which channels
-    (`model:channel`) the pointer was written anew, and which feeds."""
+    """What was mended. blobs: digests of corrupt ones that were moved away.  channels: of which (`model:channel`) the
+    snapshots were written anew.  feeds: which were."""
 
     blobs: tuple[str, ...] = ()
-    pointers: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
     feeds: tuple[str, ...] = ()
 
 
 def repair(store: Store, verification: Verification) -> Repairs:
-    """Move corrupt blobs away, so that the next build makes them again, and write pointers and their snapshots anew.
+    """Move corrupt blobs away, so that the next build makes them again, and write snapshots and feeds anew.
 
-    Raises InputError for a pointer of a newer format.
+    Raises InputError for a channel of a newer format.
     """
     corrupt = tuple(problem.what for problem in verification.problems if problem.kind == "corrupt")
     for digest in corrupt:
         store.discard(digest)
-    pointers = {item.what for item in verification.problems if item.kind in POINTERS and ":" in item.what}
+    channels = {item.what for item in verification.problems if item.kind == "stale" and ":" in item.what}
     for problem in verification.problems:
         if problem.kind in ("missing", "corrupt", "size"):
             named = (affected.rpartition(" ") for affected in problem.affects)
-            pointers |= {where for where, _, what in named if what == SNAPSHOT}
-    for where in sorted(pointers):
+            channels |= {where for where, _, what in named if what == SNAPSHOT}
+    for where in sorted(channels):
         model, _, channel = where.partition(":")
-        with hold_lease(store, f"refreshing the pointer of {where}") as guard:
-            refresh.refresh_channel(guard, model, channel, force=True)
-    return Repairs(corrupt, tuple(sorted(pointers)), _repair_feeds(store, verification))
+        with hold_lease(store, f"refreshing {where}") as guard:
+            refresh.refresh_channel(guard, model, channel)
+    return Repairs(corrupt, tuple(sorted(channels)), _repair_feeds(store, verification))
 
 
 def _repair_feeds(store: Store, verification: Verification) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Checks what is served: versions, channels, pointers, feeds; and notes which blobs they need."""
+"""Checks what is served: versions, channels, feeds; and notes which blobs they need."""
+
+from dataclasses import replace
 
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.names import Reference, is_name
@@ -14,11 +16,11 @@ from enginery.registry.trust.requirement import find_misplaced
 from enginery.registry.verification.findings import FEED, SNAPSHOT, Findings
 from enginery.registry.versions import feeds, lookup, refresh
 from enginery.registry.versions.lookup import engine_sizes, find_lost
-from enginery.registry.versions.pointers import read_pointer
+from enginery.registry.versions.state import Move, read_channel, read_history
 
 
 def check_model(found: Findings, model: str) -> None:
-    """Check the versions, channels and pointers of a model."""
+    """Check the versions and channels of a model."""
     for version in lookup.versions(found.store, model):
         try:
             take_version(found, lookup.load(found.store, model, version))
@@ -28,38 +30,36 @@ def check_model(found: Findings, model: str) -> None:
             found.add("edited", f"{model}@{version}", str(error))
             found.unread = True
     for name in lookup.channel_names(found.store, model):
-        try:
-            lookup.locate(found.store, Reference(model, channel=name))
-            channel = lookup.read_channel(found.store, model, name)
-        except EngineryError as error:
-            found.add("dangling", f"{model}:{name}", str(error))
-            continue
-        _check_pointer(found, model, name)
-        # The canary reports that a channel's moves refer to must be kept.
-        for move in channel.history if channel else ():
-            for digest in move.canary:
-                what = f"{model}:{name} canary report of the move to {move.version}"
-                found.needed.setdefault(digest, []).append(what)
+        _check_channel(found, model, name)
 
 
-def _check_pointer(found: Findings, model: str, channel: str) -> None:
-    """A pointer that leads elsewhere than its channel, or with other documents than the version has; and one that is
-    missing, or was left marked."""
-    where = f"{model}:{channel}"
+def _check_channel(found: Findings, model: str, name: str) -> None:
+    """A channel that leads nowhere, by the channel itself or by its rollout; whose history is damaged; whose snapshots
+    have other documents than the versions. Its snapshots, and the canary reports that its moves refer to, are needed.
+    """
+    where, store = f"{model}:{name}", found.store
     try:
-        if fault := refresh.find_fault(found.store, model, channel):
-            found.add("stale" if fault[0] else "unsettled", where, f"its pointer: {fault[1]}")
-        pointer = read_pointer(found.store, model, channel)
+        lookup.locate(store, Reference(model, channel=name))
+        channel = read_channel(store, model, name)
+        if channel is None:
+            return
+        if rollout := channel.active_rollout:
+            lookup.load_served(store, replace(channel, move=Move(rollout.version, rollout.manifest, "")))
+        moves = read_history(store, channel).moves
+        if fault := refresh.find_fault(store, channel):
+            found.add("stale", where, fault)
     except EngineryError as error:
-        found.add("stale", where, str(error))
+        found.add("dangling", where, str(error))
         return
-    for served in pointer.versions if pointer else ():
-        if served.snapshot:
-            found.needed.setdefault(served.snapshot, []).append(f"{where} {SNAPSHOT}")
+    for digest in channel.snapshots.values():
+        found.needed.setdefault(digest, []).append(f"{where} {SNAPSHOT}")
+    for move in moves:
+        for digest in move.canary:
+            found.needed.setdefault(digest, []).append(f"{where} canary report of the move to {move.version}")
 
 
 def check_feeds(found: Findings) -> None:
-    """Feeds that lead elsewhere than the pointers do, or cannot be read; their shards are needed."""
+    """Feeds that lead elsewhere than their channels do, or cannot be read; their shards are needed."""
     for name in feeds.feed_names(found.store):
         what = f"{FEED}{name}"
         try:

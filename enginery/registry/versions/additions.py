@@ -1,5 +1,5 @@
-"""Adds evidence to a published version (attestations, latency reports, signatures), and refreshes the pointers that
-lead to it, whose snapshots hold it."""
+"""Adds evidence to a published version (attestations, latency reports, signatures), and refreshes the channels that
+serve it, whose snapshots hold it."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def add_attestation(store: Store, manifest: Manifest, report: "Report") -> str:
-    """`attest`, and refresh the pointers that lead to the version. Raises as `attest` and the store."""
+    """`attest`, and refresh the channels that serve the version. Raises as `attest` and the store."""
     digest = attest(store, manifest, report)
     refresh_version(store, manifest)
     return digest
 
 
 def add_latencies(store: Store, manifest: Manifest, reports: Iterable[str]) -> None:
-    """`attach_latency` of each report, given as a blob's digest, and refresh the pointers once."""
+    """`attach_latency` of each report, given as a blob's digest, and refresh the channels once."""
     found = list(reports)
     for report in found:
         attach_latency(store, manifest, report)
@@ -32,7 +32,7 @@ def add_latencies(store: Store, manifest: Manifest, reports: Iterable[str]) -> N
 
 
 def add_signatures(store: Store, manifest: Manifest, signer: "SigningKey | Keyless") -> tuple["Signed", ...]:
-    """`sign`, and refresh the pointers where a signature is new. Raises as `sign` and the store."""
+    """`sign`, and refresh the channels where a signature is new. Raises as `sign` and the store."""
     from enginery.registry.trust.signing import sign
 
     signed = sign(store, manifest, signer)

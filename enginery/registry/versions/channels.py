@@ -1,27 +1,27 @@
-"""Moves channels: promotes a version to a channel, and rolls a channel back.
+"""Moves channels: promotes a version to a channel, and rolls a channel back. A move is one write of the channel's state
+(`versions.state`), which ends a rollout that runs.
 
 Channels other than `candidate` accept only versions whose engines are all proven, unless they are set to serve the
 proven ones only; that is recorded with the move, and pulls through the channel then never yield an unproven engine.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import cast
+from dataclasses import replace
 
-from enginery.core.digest import canonical_json
-from enginery.core.errors import ConflictError, EngineryError, InputError, IntegrityError, UnknownNameError
+from enginery.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
 from enginery.core.text import now
 from enginery.registry.evidence.attestations import Attestation, judge_entries
 from enginery.registry.leases import Guard, secure_version
 from enginery.registry.manifest import Manifest, parse
-from enginery.registry.rollouts.state import Rollout, read_rollout
-from enginery.registry.store.base import Store, change
-from enginery.registry.store.layout import channel_key, manifest_key
+from enginery.registry.rollouts.state import MOST_BY, MOST_WHY, Rollout, parse_time
+from enginery.registry.store.base import Store
+from enginery.registry.store.layout import manifest_key
 from enginery.registry.versions import policies
 from enginery.registry.versions.index import hold_change
-from enginery.registry.versions.lookup import Channel, Move, find_lost_of, parse_channel_document, read_channel
+from enginery.registry.versions.lookup import find_lost_of
 from enginery.registry.versions.policies import CanaryPass
-from enginery.registry.versions.refresh import active_rollout, mark_moving, refresh_channel, refresh_moved
+from enginery.registry.versions.refresh import with_snapshots, write_feeds
+from enginery.registry.versions.state import Channel, Move, change_channel, count_moves, read_channel, read_history
 
 
 def promote(
@@ -35,13 +35,13 @@ def promote(
     canaries: Sequence[CanaryPass] = (),
     from_other_registry: bool = False,
     counts: Callable[[Attestation], bool] | None = None,
-    ending: Rollout | None = None,
+    ending: tuple[Rollout, Rollout] | None = None,
 ) -> Channel:
     """Point a channel at a version; nothing changes if it points there already.
 
     canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: their baseline was served in
     another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
-    ending: the rollout that ends with this move; it is made only if the channel has not moved since that began.
+    ending: the rollout whose end this move is, as it must be, and as it is then.
     Raises InputError when the channel's policy does not allow it, ConflictError if the channel keeps changing or serves
     another version than a canary's baseline by now, IntegrityError if the version was deleted or has lost a blob.
     """
@@ -67,7 +67,7 @@ def promote(
             proven_only=proven_only,
             canaries=canaries,
             from_other_registry=from_other_registry,
-            moves=ending.base_moves if ending else None,
+            ending=ending,
         )
 
 
@@ -81,11 +81,9 @@ def point(
     proven_only: bool = False,
     canaries: Sequence[CanaryPass] = (),
     from_other_registry: bool = False,
-    moves: int | None = None,
+    ending: tuple[Rollout, Rollout] | None = None,
 ) -> Channel:
     """Point a channel at a version as `promote` does, without its checks: the caller did them and holds the lease.
-
-    moves: how many moves the channel must have had; None: any number.
 
     Raises ConflictError and IntegrityError as `promote` does.
     """
@@ -96,10 +94,10 @@ def point(
     move = Move(manifest.version, manifest.digest, now(), by, why, proven_only, canary=reports)
 
     def next_move(channel: Channel | None) -> Move | None:
-        if channel is not None and channel.manifest == move.manifest and channel.proven_only == proven_only:
+        if ending and (channel is None or channel.rollout != ending[0]):
+            raise ConflictError(f"the rollout of {manifest.model}:{name} was changed by somebody else meanwhile")
+        if not ending and channel is not None and channel.manifest == move.manifest and channel.proven_only == proven_only:
             return None
-        if moves is not None and moves != (len(channel.history) if channel else 0):
-            raise ConflictError(f"channel {manifest.model}:{name} was moved by somebody else meanwhile")
         if (
             channel
             and not from_other_registry
@@ -110,7 +108,7 @@ def point(
             )
         return move
 
-    return _append(guard, manifest.model, name, next_move)
+    return _move(guard, manifest.model, name, next_move, ending[1] if ending else None)
 
 
 def rollback(
@@ -125,7 +123,7 @@ def rollback(
     def next_move(channel: Channel | None) -> Move:
         if channel and serving not in (None, channel.manifest):
             raise ConflictError(f"channel {model}:{name} serves version {channel.version} by now, another one")
-        previous = channel.previous() if channel else None
+        previous = read_history(store, channel).previous() if channel else None
         if previous is None:
             reason = "has served one version only" if channel else "does not exist"
             raise UnknownNameError(f"channel {model}:{name} {reason}; there is nothing to roll back to")
@@ -140,7 +138,7 @@ def rollback(
         return Move(previous.version, previous.manifest, now(), by, why, previous.proven_only, "rollback")
 
     with hold_change(store, [model], f"rolling back {model}:{name}") as guard:
-        return _append(guard, model, name, next_move)
+        return _move(guard, model, name, next_move)
 
 
 def policy_refusal(
@@ -170,11 +168,9 @@ def policy_refusal(
 
 def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
     """Why a channel that has a rollout takes no version beside it; None where it has none."""
-    found = read_rollout(store, manifest.model, name)
-    if found is None or found.is_finished:
-        return None
     channel = read_channel(store, manifest.model, name)
-    if channel is None or active_rollout(store, channel) is None:
+    found = channel.active_rollout if channel else None
+    if found is None:
         return None
     where = found.where
     return (
@@ -183,32 +179,39 @@ def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
     )
 
 
-def _append(guard: Guard, model: str, name: str, next_move: Callable[[Channel | None], Move | None]) -> Channel:
-    """Add a move by compare-and-swap, repeated after a lost race, so that no move is lost; then write the pointer,
-    which was marked before, so that no client follows it meanwhile."""
-    store, mark = guard.store, None
+def _move(
+    guard: Guard,
+    model: str,
+    name: str,
+    next_move: Callable[[Channel | None], Move | None],
+    ended: Rollout | None = None,
+) -> Channel:
+    """Make the move that `next_move` returns for a channel's state (None: none), and return the new state.
 
-    def make(data: bytes | None) -> bytes | None:
-        nonlocal mark
-        channel = parse_channel_document(store, data, model, name)
+    `next_move` is called again after a lost race, so that no move is lost. ended: the channel's rollout as it is then;
+    None: one that runs is aborted.
+    """
+
+    def make(channel: Channel | None) -> Channel | None:
         move = next_move(channel)
         if move is None:
             return None
-        mark = mark or mark_moving(store, model, name)
-        return canonical_json(Channel(model, name, (*(channel.history if channel else ()), move)).to_json())
+        moves = channel.moves if channel else count_moves(guard.store, model, name)
+        move = replace(move, by=move.by[:MOST_BY], why=move.why[:MOST_WHY])
+        rollout = ended or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
+        before = channel or Channel(model, name, moves, move)
+        return with_snapshots(guard, replace(before, moves=moves + 1, move=move, rollout=rollout))
 
-    def contains(found: bytes | None, written: bytes) -> bool:
-        """Whether the history `found` begins with the one written: histories only grow."""
-        now, moved = (parse_channel_document(store, data, model, name) for data in (found, written))
-        return bool(now and moved and now.history[: len(moved.history)] == moved.history)
+    found = change_channel(guard.store, model, name, make)
+    if found is None:  # `next_move` makes a move, or raises, where there is no channel
+        raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
+    write_feeds(guard, found)
+    return found
 
-    try:
-        data = change(store, channel_key(model, name), make, contains)
-    except EngineryError:
-        if mark is not None:
-            with suppress(EngineryError):  # the first error matters more; a mark that stays costs requests
-                refresh_channel(guard, model, name, mark)
-        raise
-    channel = cast("Channel", parse_channel_document(store, data, model, name))
-    refresh_moved(guard, channel, mark)
-    return channel
+
+def _end_rollout(rollout: Rollout, move: Move) -> Rollout:
+    """A rollout as a move of its channel leaves it: one that runs is aborted."""
+    if rollout.is_finished:
+        return rollout
+    why = f"the channel was moved to {move.version} by {move.by or '?'}"
+    return rollout.decide(parse_time(move.at), "aborted", move.by, why, state="aborted")

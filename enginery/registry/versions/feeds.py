@@ -1,11 +1,12 @@
 """Feeds: where the channels of a group lead, so that one conditional request follows any number of channels.
 
 A feed is a small root, which names the channels by patterns and the shards by digest, and shards, which are blobs of
-pointers. A channel that moves changes its shard and the root; who follows it reads the root and that shard. Channels
+states. A channel that moves changes its shard and the root; who follows it reads the root and that shard. Channels
 are spread over the shards by a hash of their names; shards are split when they grow.
 
-A feed repeats what the pointers say, and is updated by whoever writes a pointer (`refresh`), before the pointer: so a
-writer that is killed leaves a marked pointer, which `verify` reports. Of two writers the one with more moves stays.
+A feed repeats the states of its channels, and is written after them by whoever changed one. Where a writer is killed in
+between, it is late: the controller of rollouts and `verify --repair` write it, and nodes read each channel beside it now
+and then. Of two states the newer one stays.
 """
 
 import fnmatch
@@ -27,7 +28,7 @@ from enginery.registry.store.base import Documents, Store, change
 from enginery.registry.store.layout import FEEDS, MODELS, feed_key
 from enginery.registry.store.layout import FORMAT as REGISTRY_FORMAT
 from enginery.registry.versions.lookup import channel_names
-from enginery.registry.versions.pointers import Pointer, check_pointed, read_pointer, refuse_newer
+from enginery.registry.versions.state import Channel, check_channel_state, read_channel, refuse_newer
 
 FORMAT = 1
 MAX_BYTES = 4 << 20
@@ -65,9 +66,9 @@ class Feed:
 
 @dataclass(frozen=True)
 class Shard:
-    """Some of a feed's channels: their pointers."""
+    """Some of a feed's channels: their states, in short (`Channel.shorten`)."""
 
-    pointers: tuple[Pointer, ...] = ()
+    channels: tuple[Channel, ...] = ()
     format: int = FORMAT
 
 
@@ -85,8 +86,8 @@ def parse_feed(data: bytes, name: str) -> Feed:
     return found
 
 
-def parse_shard(data: bytes) -> dict[str, Pointer]:
-    """The pointers in a shard's blob, by 'model:channel'. Raises as `parse_feed`."""
+def parse_shard(data: bytes) -> dict[str, Channel]:
+    """The channels in a shard's blob, by 'model:channel'. Raises as `parse_feed`."""
     inflated = zlib.decompressobj()
     try:
         text = inflated.decompress(data, MAX_SHARD_BYTES)
@@ -98,9 +99,9 @@ def parse_shard(data: bytes) -> dict[str, Pointer]:
     if (found := parsing.field(document, "format", parsing.count)) > FORMAT:
         raise InputError(f"a feed's shard has format {found}; this enginery reads {FORMAT}: upgrade enginery")
     shard = parsing.parse_as(text, MAX_SHARD_BYTES, Shard)
-    for pointer in shard.pointers:
-        check_pointed(pointer)
-    return {f"{pointer.model}:{pointer.channel}": pointer for pointer in shard.pointers}
+    for channel in shard.channels:
+        check_channel_state(channel)
+    return {f"{channel.model}:{channel.name}": channel for channel in shard.channels}
 
 
 def read_feed(store: Documents, name: str) -> Feed:
@@ -135,10 +136,10 @@ def set_feed(store: Store, name: str, patterns: Sequence[str]) -> tuple[Feed, in
     with hold_lease(store, f"making feed {name}") as guard:
 
         def make(_: bytes | None) -> bytes:
-            # Read after the root was, so that a pointer that is written meanwhile has this write refused, or is in it.
-            pointers = _read_pointers(store, Feed(name, tuple(patterns)))
-            counts.append(len(pointers))
-            return _sharded(guard, Feed(name, tuple(patterns)), pointers).to_bytes()
+            # Read after the root was, so that a state that is written meanwhile has this write refused, or is in it.
+            channels = _read_channels(store, Feed(name, tuple(patterns)))
+            counts.append(len(channels))
+            return _sharded(guard, Feed(name, tuple(patterns)), channels).to_bytes()
 
         return parse_feed(change(store, feed_key(name), make) or b"", name), counts[-1]
 
@@ -150,26 +151,43 @@ def remove_feed(store: Store, name: str) -> None:
     store.remove(feed_key(name))
 
 
-def update_feeds(guard: Guard, pointer: Pointer) -> None:
-    """Put a pointer into all feeds that cover its channel. Raises InputError for a feed of a newer format."""
-    channel = f"{pointer.model}:{pointer.channel}"
+def update_feeds(guard: Guard, channel: Channel) -> None:
+    """Put a channel's state into all feeds that cover it. Raises InputError for a feed of a newer format."""
     for name in feed_names(guard.store):
-        with suppress(IntegrityError):  # a damaged feed is `verify`'s to tell; the channel's pointer is written
+        with suppress(IntegrityError):  # a damaged feed is `verify`'s to tell; the channel's state is written
 
             def make(data: bytes | None, name: str = name) -> bytes | None:
                 feed = None if data is None else parse_feed(data, name)
-                return _with_pointer(guard, feed, channel, pointer) if feed and feed.covers(channel) else None
+                return _with_channel(guard, feed, channel) if feed and feed.covers(_named(channel)) else None
 
             change(guard.store, feed_key(name), make)
 
 
-def _with_pointer(guard: Guard, feed: Feed, channel: str, pointer: Pointer) -> bytes | None:
-    number = feed.shard_of(channel)
+def are_feeds_current(store: Store, channel: Channel) -> bool:
+    """Whether the feeds that cover a channel have its state, or a newer one; one that is damaged counts as it is."""
+    for name in feed_names(store):
+        with suppress(IntegrityError):
+            data = store.read(feed_key(name))
+            feed = parse_feed(data, name) if data is not None else None
+            if feed and feed.covers(_named(channel)):
+                known = read_shard(store, feed.shards[feed.shard_of(_named(channel))]).get(_named(channel))
+                if known is None or (known.order < channel.order and not _says_the_same(known, channel)):
+                    return False
+    return True
+
+
+def _named(channel: Channel) -> str:
+    return f"{channel.model}:{channel.name}"
+
+
+def _with_channel(guard: Guard, feed: Feed, channel: Channel) -> bytes | None:
+    name = _named(channel)
+    number = feed.shard_of(name)
     entries = read_shard(guard.store, feed.shards[number])
-    known = entries.get(channel)
-    if known == pointer or (known is not None and known.moves > pointer.moves):
+    known = entries.get(name)
+    if known is not None and known.order >= channel.order:
         return None
-    entries[channel] = pointer
+    entries[name] = channel.shorten()
     if len(entries) > MOST_IN_SHARD and len(feed.shards) < MOST_SHARDS:
         for other, digest in enumerate(feed.shards):
             entries |= read_shard(guard.store, digest) if other != number else {}
@@ -179,28 +197,28 @@ def _with_pointer(guard: Guard, feed: Feed, channel: str, pointer: Pointer) -> b
     return replace(feed, shards=tuple(shards)).to_bytes()
 
 
-def read_shard(store: Store, digest: str) -> dict[str, Pointer]:
-    """The pointers of a shard by its digest; none for ''. Raises IntegrityError for a lost or damaged one."""
+def read_shard(store: Store, digest: str) -> dict[str, Channel]:
+    """The channels of a shard by its digest; none for ''. Raises IntegrityError for a lost or damaged one."""
     return parse_shard(store.read_blob(digest)) if digest else {}
 
 
-def _sharded(guard: Guard, feed: Feed, pointers: Mapping[str, Pointer], least: int = 1) -> Feed:
-    """The feed with these pointers in at least so many shards."""
+def _sharded(guard: Guard, feed: Feed, channels: Mapping[str, Channel], least: int = 1) -> Feed:
+    """The feed with these channels in at least so many shards."""
     count = 1
-    while (count < least or 3 * count * MOST_IN_SHARD < 4 * len(pointers)) and count < MOST_SHARDS:
+    while (count < least or 3 * count * MOST_IN_SHARD < 4 * len(channels)) and count < MOST_SHARDS:
         count *= 2
     feed = replace(feed, shards=("",) * count)
-    parts: dict[int, list[Pointer]] = {}
-    for channel, pointer in pointers.items():
-        parts.setdefault(feed.shard_of(channel), []).append(pointer)
+    parts: dict[int, list[Channel]] = {}
+    for name, channel in channels.items():
+        parts.setdefault(feed.shard_of(name), []).append(channel)
     written = dict(zip(parts, _write_shards(guard, parts.values()), strict=True))
     return replace(feed, shards=tuple(written.get(number, "") for number in range(count)))
 
 
-def _write_shards(guard: Guard, parts: Iterable[Iterable[Pointer]]) -> list[str]:
-    """The digests of shards of these pointers, which are stored, and deleted by no collection while the lease is
+def _write_shards(guard: Guard, parts: Iterable[Iterable[Channel]]) -> list[str]:
+    """The digests of shards of these channels, which are stored, and deleted by no collection while the lease is
     held."""
-    ordered = (sorted(part, key=lambda pointer: (pointer.model, pointer.channel)) for part in parts)
+    ordered = (sorted(part, key=lambda channel: (channel.model, channel.name)) for part in parts)
     blobs = [zlib.compress(canonical_json(encode(Shard(tuple(part)))), 9) for part in ordered]
     digests = [digest_of_bytes(data) for data in blobs]
     guard.secure(digests)
@@ -209,26 +227,24 @@ def _write_shards(guard: Guard, parts: Iterable[Iterable[Pointer]]) -> list[str]
     return digests
 
 
-def _read_pointers(store: Store, feed: Feed) -> dict[str, Pointer]:
-    """The pointers of the channels that a feed covers; a damaged one is left out."""
+def _read_channels(store: Store, feed: Feed) -> dict[str, Channel]:
+    """The channels that a feed covers, in short; a damaged one is left out."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         models = [name.removesuffix("/") for name in store.children(MODELS) if is_name(name.removesuffix("/"))]
         names = zip(models, pool.map(lambda model: channel_names(store, model), models), strict=True)
         wanted = [(model, name) for model, found in names for name in found if feed.covers(f"{model}:{name}")]
-        return dict(
-            item for items in pool.map(lambda pair: list(_read_settled(store, *pair)), wanted) for item in items
-        )
+        found = pool.map(lambda pair: _read_sound(store, *pair), wanted)
+        return {_named(channel): channel.shorten() for channel in found if channel}
 
 
-def _read_settled(store: Store, model: str, channel: str) -> Iterator[tuple[str, Pointer]]:
+def _read_sound(store: Store, model: str, channel: str) -> Channel | None:
     with suppress(IntegrityError):
-        pointer = read_pointer(store, model, channel)
-        if pointer is not None and pointer.serves is not None:
-            yield f"{model}:{channel}", replace(pointer, moving=None)
+        return read_channel(store, model, channel)
+    return None
 
 
 def find_feed_faults(store: Store, name: str) -> list[str]:
-    """The channels of a feed that it leads elsewhere than their pointers, with the reason; or why it cannot be read.
+    """The channels of a feed that it has in another state than their own, with the reason; or why it cannot be read.
 
     Raises InputError for a feed of a newer format.
     """
@@ -237,13 +253,20 @@ def find_feed_faults(store: Store, name: str) -> list[str]:
         entries = {key: value for digest in feed.shards for key, value in read_shard(store, digest).items()}
     except IntegrityError as error:
         return [str(error)]
-    wanted = _read_pointers(store, feed)
     return [
-        f"{channel}: leads to version {_version(entries.get(channel))}, and its pointer to {_version(pointer)}"
-        for channel, pointer in wanted.items()
-        if entries.get(channel) != pointer
+        f"{key}: has {_describe(entries.get(key))}, and the channel {_describe(channel)}"
+        for key, channel in _read_channels(store, feed).items()
+        if not ((entry := entries.get(key)) and _says_the_same(entry, channel))
     ]
 
 
-def _version(pointer: Pointer | None) -> str:
-    return pointer.serves.version if pointer and pointer.serves else "none"
+def _says_the_same(entry: Channel, channel: Channel) -> bool:
+    """Whether an entry says of a channel what its state does; writes that changed nothing for nodes do not count."""
+    return entry == replace(channel.shorten(), revision=entry.revision)
+
+
+def _describe(channel: Channel | None) -> str:
+    if channel is None:
+        return "nothing"
+    rollout = f", {channel.rollout.version} comes to {', '.join(map(str, channel.rollout.reach))}" if channel.rollout else ""
+    return f"version {channel.version}{rollout}"

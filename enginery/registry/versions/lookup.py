@@ -6,90 +6,21 @@ bytes of the same size are found when they are read: by a pull, and by `verify`.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field
 
-from enginery.core import parsing
 from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.names import STABLE, Reference, is_name, version_order
-from enginery.core.parsing import Malformed
 from enginery.core.text import suggest
 from enginery.registry.manifest import EngineEntry, Manifest, parse
 from enginery.registry.store.base import Documents, Store, place_of
-from enginery.registry.store.layout import MANIFEST, MODELS, channel_key, manifest_key, model_prefix
+from enginery.registry.store.layout import MANIFEST, MODELS, manifest_key, model_prefix
+from enginery.registry.versions.state import Channel as Channel
+from enginery.registry.versions.state import Move as Move
+from enginery.registry.versions.state import read_channel as read_channel
 
 DEFAULT_CHANNELS = (STABLE, "candidate")
-CHANNEL_MAX_BYTES = 16 << 20
 # Concurrent requests to a remote registry.
 _AT_ONCE = 16
-
-Action = Literal["promote", "rollback"]
-
-
-@dataclass(frozen=True)
-class Move:
-    """One entry of a channel's history: the version, when (ISO 8601, UTC), by whom and why.
-
-    manifest: digest of the version's manifest.  canary: digests of the canary reports that it was promoted with, which
-    are blobs of the registry.
-    """
-
-    version: str
-    manifest: str
-    at: str
-    by: str = ""
-    why: str = ""
-    proven_only: bool = False
-    action: Action = "promote"
-    canary: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, object]:
-        """The move as it is stored."""
-        return {**asdict(self), "canary": list(self.canary)}
-
-
-@dataclass(frozen=True)
-class Channel:
-    """A name such as `stable` that points at one version, with its whole history; the last move is the current one."""
-
-    model: str
-    name: str
-    history: tuple[Move, ...]
-
-    @property
-    def version(self) -> str:
-        """The version it serves."""
-        return self.history[-1].version
-
-    @property
-    def manifest(self) -> str:
-        """Digest of that version's manifest."""
-        return self.history[-1].manifest
-
-    @property
-    def proven_only(self) -> bool:
-        """Whether it serves only proven engines."""
-        return self.history[-1].proven_only
-
-    def previous(self) -> Move | None:
-        """The move that a rollback returns to: the active promotion before the last one; None if there is none."""
-        active = self.active_promotions()
-        return active[-2] if len(active) > 1 else None
-
-    def active_promotions(self) -> list[Move]:
-        """The promotions that were not rolled back, oldest first."""
-        active: list[Move] = []
-        for move in self.history:
-            if move.action == "promote":
-                active.append(move)
-            else:
-                del active[-1:]
-        return active
-
-    def to_json(self) -> dict[str, object]:
-        """The document as it is stored."""
-        history = [move.to_json() for move in self.history]
-        return {"version": self.version, "manifest": self.manifest, "history": history}
 
 
 @dataclass(frozen=True)
@@ -178,41 +109,6 @@ def channel_names(store: Store, model: str) -> list[str]:
     """The names of a model's channels, sorted."""
     files = (name for name in store.children(model_prefix("channels", model)) if name.endswith(".json"))
     return [name for name in (file.removesuffix(".json") for file in files) if is_name(name)]
-
-
-def read_channel(store: Store, model: str, name: str) -> Channel | None:
-    """Read a channel; None if it does not exist. Raises IntegrityError if it cannot be read."""
-    return parse_channel_document(store, store.read(channel_key(model, name)), model, name)
-
-
-def parse_channel_document(store: Store, data: bytes | None, model: str, name: str) -> Channel | None:
-    """A channel from its document's bytes; None for no document. Raises IntegrityError with the document's place."""
-    if data is None:
-        return None
-    try:
-        document = parsing.parse_json(data, CHANNEL_MAX_BYTES)
-        channel = Channel(model, name, parsing.field(document, "history", parsing.many(_read_move)))
-        if not channel.history or channel.to_json() != document:
-            raise Malformed("its history does not lead to where it points: it was edited by hand")
-    except Malformed as error:
-        place = place_of(store, channel_key(model, name))
-        remedy = "restore it from a copy, or delete this file and promote a version again; its history is then gone"
-        raise IntegrityError(f"channel {model}:{name} ({place}): {error}; {remedy}") from error
-    return channel
-
-
-def _read_move(value: object, path: str) -> Move:
-    data = parsing.mapping(value, path)
-    return Move(
-        version=parsing.field(data, "version", parsing.name, path),
-        manifest=parsing.field(data, "manifest", parsing.digest, path),
-        at=parsing.field(data, "at", parsing.text, path),
-        by=parsing.field(data, "by", parsing.text, path),
-        why=parsing.field(data, "why", parsing.text, path),
-        proven_only=parsing.field(data, "proven_only", parsing.truth, path),
-        action=parsing.field(data, "action", parsing.one_of(*get_args(Action)), path),
-        canary=parsing.field(data, "canary", parsing.many(parsing.digest), path),
-    )
 
 
 def load(store: Documents, model: str, version: str) -> Manifest:

@@ -20,7 +20,8 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.layout import page_key
 from enginery.registry.versions import lookup
 from enginery.registry.versions.index import UNREADABLE, ListedModel, list_all, look_at, read_index
-from enginery.registry.versions.lookup import Move, channel_names, read_channel
+from enginery.registry.versions.lookup import channel_names
+from enginery.registry.versions.state import Move, read_channel, read_history
 
 if TYPE_CHECKING:
     from enginery.core.reports.latency import LatencyReport
@@ -178,7 +179,7 @@ class ChannelMove:
 
     def to_json(self) -> dict[str, object]:
         """What `enginery history --json` prints of it."""
-        return {"channel": self.channel, **self.move.to_json(), "report": self.report}
+        return {"channel": self.channel, **encode(self.move), "report": self.report}
 
 
 def history(store: Store, reference: Reference, limit: int | None = None) -> list[ChannelMove]:
@@ -196,8 +197,8 @@ def history(store: Store, reference: Reference, limit: int | None = None) -> lis
     reports: dict[str, str | None] = {}
     rows = []
     for channel in found:
-        moves = channel.history if limit is None else channel.history[max(0, len(channel.history) - limit) :]
-        for move in moves:
+        moves = read_history(store, channel).moves
+        for move in moves if limit is None else moves[max(0, len(moves) - limit) :]:
             if move.manifest not in reports:
                 reports[move.manifest] = None
                 with suppress(UnknownNameError, IntegrityError):

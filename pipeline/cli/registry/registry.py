@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -17,15 +16,15 @@ from enginery.core.reports.load import LoadReport
 from enginery.core.text import format_bytes, format_metrics, pluralize
 from enginery.registry.ensembles import functions_of, require_model
 from enginery.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of, quantization_records
-from enginery.registry.store.base import open_store
+from enginery.registry.store.base import Store, open_store
 from enginery.registry.trust import require
 from enginery.registry.verification import Repairs, Verification
 from enginery.registry.verification import repair as repair_store
 from enginery.registry.verification import verify as verify_store
 from enginery.registry.versions import channels
-from enginery.registry.versions.lookup import Channel, locate, read_channel
+from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.policies import CanaryPass
-from enginery.registry.versions.refresh import active_rollout
+from enginery.registry.versions.state import Channel, read_channel, read_history
 from enginery.registry.versions.views import VersionStatus, show_version
 from pipeline.cli.options import (
     emit_json,
@@ -100,7 +99,7 @@ def _print_heading(facts: VersionStatus) -> None:
 @click.option(
     "--repair",
     is_flag=True,
-    help="Move corrupt blobs away, so that the next build makes them again; write pointers anew.",
+    help="Move corrupt blobs away, so that the next build makes them again; write snapshots and feeds anew.",
 )
 @registry_option
 @json_option
@@ -116,7 +115,7 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
             {
                 **found,
                 "moved_away": list(repairs.blobs),
-                "pointers_written": list(repairs.pointers),
+                "channels_written": list(repairs.channels),
                 "feeds_written": list(repairs.feeds),
             }
         )
@@ -170,7 +169,7 @@ def promote(
     after = channels.promote(
         store, manifest, channel, by=user(), why=why, proven_only=proven_only, canaries=passes, counts=vouched.counts
     )
-    _print_channel(after, as_json)
+    _print_channel(store, after, as_json)
 
 
 @click.command()
@@ -188,15 +187,15 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
     model, channel = parse_channel(where, STABLE)
     store = open_store(registry)
     serving = read_channel(store, model, channel)
-    if serving and active_rollout(store, serving):
+    if serving and serving.active_rollout:
         from pipeline.rollout.operations import Operator, abort
 
-        ended = abort(store, model, channel, Operator(user(), datetime.now(UTC), f"rollback: {why}".rstrip(": ")))
+        ended = abort(store, model, channel, Operator(user(), store.now(), f"rollback: {why}".rstrip(": ")))
         say(f"the rollout of {ended.version} is aborted; roll back again to go back behind {serving.version}")
-        _print_channel(serving, as_json)
+        _print_channel(store, serving, as_json)
         return
     after = channels.rollback(store, model, channel, by=user(), why=why)
-    _print_channel(after, as_json)
+    _print_channel(store, after, as_json)
 
 
 def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
@@ -280,28 +279,30 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
         echo(f"{problem.kind}: {problem.what}: {problem.detail}{affects}")
     for digest in repairs.blobs:
         echo(f"moved away: {digest}; build again to restore it")
-    for channel in repairs.pointers:
-        echo(f"written anew: the pointer of {channel}")
+    for channel in repairs.channels:
+        echo(f"written anew: the snapshots of {channel}")
     for feed in repairs.feeds:
         echo(f"written anew: feed {feed}")
     faults = [problem for problem in result.problems if problem.fault]
     left = [problem for problem in faults if problem.kind != "stale"]
-    if len(left) < len(faults) and not (repairs.pointers or repairs.feeds):
+    if len(left) < len(faults) and not (repairs.channels or repairs.feeds):
         say("`enginery verify --repair` writes what is stale anew")
     if left:
         say(
             "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "
             "version, models/NAME/versions/VERSION, and run `enginery gc`"
         )
-    mended = bool(faults) and not left and bool(repairs.pointers or repairs.feeds)
+    mended = bool(faults) and not left and bool(repairs.channels or repairs.feeds)
     verdict = "sound" if result.sound else "mended" if mended else "DAMAGED"
     read = format_bytes(result.size_bytes)
     echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {read} read")
 
 
-def _print_channel(channel: Channel, as_json: bool) -> None:
+def _print_channel(store: Store, channel: Channel, as_json: bool) -> None:
     if as_json:
-        emit_json({"model": channel.model, "channel": channel.name, **channel.to_json()})
+        history = encode(read_history(store, channel).moves)
+        served = {"version": channel.version, "manifest": channel.manifest, "history": history}
+        emit_json({"model": channel.model, "channel": channel.name, **served})
         return
     only = " (serving only proven engines)" if channel.proven_only else ""
     echo(f"{channel.model}:{channel.name} -> {channel.version}{only}")

@@ -57,7 +57,7 @@ def show_one(name: str, registry: str, as_json: bool) -> None:
 
     store = open_store(registry)
     shards = [read_shard(store, digest) for digest in read_feed(store, name).shards]
-    rows = {key: item.serves.version for part in shards for key, item in part.items() if item.serves}
+    rows = {key: item.version for part in shards for key, item in part.items()}
     if as_json:
         emit_json({"feed": name, "channels": rows})
         return

@@ -1,16 +1,18 @@
 """The commands of rollouts: start, status, watch, receive, pause, resume, abort."""
 
-from datetime import UTC, datetime
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginery.core.errors import UnknownNameError
+from enginery.core.errors import EngineryError, UnknownNameError
 from enginery.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginery.core.origin import user
 from enginery.core.text import pluralize
-from enginery.registry.rollouts.state import Rollout, read_rollout, running_rollouts
+from enginery.registry.rollouts.state import Rollout
 from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions.rolling import read_rollout, running_rollouts, settle_rollout
+from enginery.registry.versions.state import Channel, read_channel
 from pipeline.cli.options import (
     channel_argument,
     emit_json,
@@ -62,7 +64,7 @@ def start_rollout(
     manifest = locate(store, named).manifest
     require(store, manifest)
     plan = operations.plan_of(store, named.model, channel, GivenPlan(**given).read())
-    found = operations.start(store, manifest, channel, plan, _operator(why), proven_only=proven_only)
+    found = operations.start(store, manifest, channel, plan, _operator(store, why), proven_only=proven_only)
     _print(found, as_json)
     if not as_json:
         echo(describe_plan(plan))
@@ -81,7 +83,10 @@ def show_status(where: str | None, registry: str, as_json: bool) -> None:
     from pipeline.rollout.views import read_status
 
     store = open_store(registry)
-    found = [read_status(store, item, _now()) for item in _named(store, where)]
+    now = store.now()
+    found = [status for item in _named(store, where) if (status := read_status(store, item, now))]
+    if where and not found:
+        raise UnknownNameError(f"{where} has no rollout; `enginery rollout start` starts one")
     if as_json:
         emit_json([status.to_json() for status in found])
         return
@@ -100,7 +105,8 @@ def pause_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
     """Stop a rollout where it is; gates that fail still halt it."""
     from pipeline.rollout.operations import pause
 
-    _print(pause(open_store(registry), *parse_channel(where, STABLE), _operator(why)), as_json)
+    store = open_store(registry)
+    _print(pause(store, *parse_channel(where, STABLE), _operator(store, why)), as_json)
 
 
 @rollout.command("resume")
@@ -115,7 +121,8 @@ def resume_rollout(where: str, without_data: bool, why: str, registry: str, as_j
     """Let a paused rollout go on, or approve its open wave."""
     from pipeline.rollout.operations import resume
 
-    found = resume(open_store(registry), *parse_channel(where, STABLE), _operator(why), without_data=without_data)
+    store = open_store(registry)
+    found = resume(store, *parse_channel(where, STABLE), _operator(store, why), without_data=without_data)
     _print(found, as_json)
 
 
@@ -128,7 +135,8 @@ def abort_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
     """End a rollout; every node returns to what the channel serves."""
     from pipeline.rollout.operations import abort
 
-    _print(abort(open_store(registry), *parse_channel(where, STABLE), _operator(why)), as_json)
+    store = open_store(registry)
+    _print(abort(store, *parse_channel(where, STABLE), _operator(store, why)), as_json)
 
 
 @rollout.command("watch")
@@ -171,14 +179,14 @@ def receive_reports(host: str, port: int, registry: str) -> None:
     serve_reports(open_store(registry), host, port, say)
 
 
-def _named(store: Store, where: str | None) -> list[Rollout]:
-    if where is None:
-        found = (read_rollout(store, *named) for named in running_rollouts(store))
-        return [item for item in found if item]
-    rollout = read_rollout(store, *parse_channel(where, STABLE))
-    if rollout is None:
-        raise UnknownNameError(f"{where} has no rollout; `enginery rollout start` starts one")
-    return [rollout]
+def _named(store: Store, where: str | None) -> list[Channel]:
+    """The channel of this name, or (None) those whose rollout may be unfinished. What a killed writer has not written
+    of one is written."""
+    wheres = [parse_channel(where, STABLE)] if where else running_rollouts(store)
+    with suppress(EngineryError):  # who may only read shows the state, which others settle
+        for named in wheres:
+            settle_rollout(store, *named)
+    return [found for named in wheres if (found := read_channel(store, *named))]
 
 
 def _as_json(found: Any) -> dict[str, object]:
@@ -213,8 +221,7 @@ def _describe_limits(found: Rollout) -> str:
 
 def _print_status(status: "RolloutStatus") -> None:
     found, heard = status.rollout, status.heard
-    state = "overtaken: the channel was moved" if status.overtaken else found.state
-    echo(f"{found.where}: rollout {found.id} of {found.version}, in place of {found.base}: {state}")
+    echo(f"{found.where}: rollout {found.id} of {found.version}, in place of {found.base}: {found.state}")
     print_table(("wave", "who", "least_time", "state"), status.list_waves())
     if not found.is_finished:
         failing = sum(bool(report.failure) for report in heard.reports)
@@ -223,16 +230,12 @@ def _print_status(status: "RolloutStatus") -> None:
         print_table(("gate", "", "why"), [[gate.name, gate.verdict, gate.why] for gate in status.gates])
     rows = [[item.at, item.what, item.by, item.why] for item in found.history]
     print_table(("at", "what", "by", "why"), rows)
-    if found.earlier:
-        earlier = [[item.began, item.version, item.state, item.by, item.why] for item in found.earlier]
+    if status.earlier:
+        earlier = [[item.began, item.version, item.state, item.by, item.why] for item in status.earlier]
         print_table(("began", "version", "ended as", "by", "why"), earlier, title="earlier rollouts")
 
 
-def _operator(why: str) -> "Operator":
+def _operator(store: Store, why: str) -> "Operator":
     from pipeline.rollout.operations import Operator
 
-    return Operator(user(), _now(), why)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
+    return Operator(user(), store.now(), why)

@@ -18,12 +18,13 @@ from enginery.core.errors import EngineryError, InputError, IntegrityError
 from enginery.registry.builds.build_history import BUCKETS_S, Totals, read_totals
 from enginery.registry.builds.runs import model_of, read_runs, run_ids
 from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.rollouts.state import UNFINISHED, Rollout, read_rollout, running_rollouts
+from enginery.registry.rollouts.state import UNFINISHED, Rollout
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import TOTALS, version_prefix
 from enginery.registry.store.parallel import side_by_side
 from enginery.registry.versions.index import list_all
 from enginery.registry.versions.lookup import load
+from enginery.registry.versions.rolling import read_rollout, running_rollouts
 from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.definitions import RegistryMetric
@@ -133,7 +134,7 @@ class Looker:
 
     def _rollouts(self) -> list[Rollout | None]:
         """The rollouts that are not finished, as `view_of` takes them."""
-        found = side_by_side(lambda where: _rollout(self._store, *where), list(running_rollouts(self._store)))
+        found = side_by_side(lambda where: _rollout(self._store, *where), running_rollouts(self._store))
         return [one for _, one in found if one is None or not one.is_finished]
 
     def _look_at(self, newest: Mapping[str, str]) -> None:

@@ -6,10 +6,8 @@ What nodes report is not here: it changes all the time, and `enginery rollout st
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from enginery.core.errors import InputError, IntegrityError
-from enginery.registry.rollouts.state import Gates, Rollout, read_rollout
-from enginery.registry.store.base import Store
-from enginery.registry.versions.lookup import Channel
+from enginery.registry.rollouts.state import EarlierRollout, Gates, Rollout
+from enginery.registry.versions.state import Channel, ChannelHistory
 
 
 @dataclass(frozen=True)
@@ -23,44 +21,38 @@ class ShownWave:
 
 @dataclass(frozen=True)
 class ShownRollout:
-    """A rollout of a channel. rollout: None where it cannot be read, and `problem` says why.  state: its own, or
-    'overtaken' where the channel was moved by other means and no controller has said so yet.  reach: the share of the
-    nodes that it leads to the new version, in words."""
+    """A rollout of a channel. earlier: those before it, oldest first."""
 
     channel: str
-    rollout: Rollout | None = None
-    problem: str = ""
-    state: str = ""
-    waves: tuple[ShownWave, ...] = ()
-    gates: tuple[str, ...] = ()
+    rollout: Rollout
+    earlier: tuple[EarlierRollout, ...]
+    waves: tuple[ShownWave, ...]
+    gates: tuple[str, ...]
+
+    @property
+    def state(self) -> str:
+        """Its state."""
+        return self.rollout.state
 
     @property
     def is_active(self) -> bool:
         """Whether nodes follow it."""
-        return self.rollout is not None and not self.rollout.is_finished and self.state != "overtaken"
+        return not self.rollout.is_finished
 
     @property
     def reach(self) -> str:
-        """'5%', '25%, region=eu-west-1'."""
-        return ", ".join(map(str, self.rollout.reach)) if self.rollout else ""
+        """The share of the nodes that it leads to the new version: '5%', '25%, region=eu-west-1'."""
+        return ", ".join(map(str, self.rollout.reach))
 
 
-def read_rollouts(store: Store, model: str, channels: Iterable[tuple[str, Channel | None]]) -> tuple[ShownRollout, ...]:
-    """The rollout of each channel that has or had one. channels: names, with what can be read of each."""
-    found = (_read(store, model, name, channel) for name, channel in channels)
-    return tuple(item for item in found if item)
-
-
-def _read(store: Store, model: str, name: str, channel: Channel | None) -> ShownRollout | None:
-    try:
-        rollout = read_rollout(store, model, name)
-    except (IntegrityError, InputError) as error:
-        return ShownRollout(name, problem=str(error))
+def show_rollout(channel: Channel, history: ChannelHistory) -> ShownRollout | None:
+    """The rollout of a channel; None where it never had one."""
+    rollout = channel.rollout
     if rollout is None:
         return None
-    moved = not rollout.is_finished and (channel is None or len(channel.history) != rollout.base_moves)
-    state = "overtaken" if moved else rollout.state
-    return ShownRollout(name, rollout, "", state, tuple(_waves(rollout)), tuple(_gates(rollout.plan.gates)))
+    earlier = tuple(item for item in history.rollouts if item.id != rollout.id)
+    waves, gates = tuple(_waves(rollout)), tuple(_gates(rollout.plan.gates))
+    return ShownRollout(channel.name, rollout, earlier, waves, gates)
 
 
 def _waves(rollout: Rollout) -> Iterable[ShownWave]:

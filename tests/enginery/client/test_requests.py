@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from enginery.client.client import Client, Policy
-from enginery.client.watching.watch import LOOKS_A_CHANNEL, ChannelWatcher
+from enginery.client.watching.watch import ChannelWatcher
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import parse_reference
-from enginery.registry.store.layout import MARKER, channel_key, pointer_key
+from enginery.registry.store.layout import MARKER, channel_key
 from enginery.registry.trust.signing import SigningKey, sign
 from enginery.registry.versions import channels
 from enginery.registry.versions.additions import add_attestation
@@ -19,7 +19,7 @@ from tests.enginery.registry.counting import CountingStore
 from tests.enginery.registry.trust.keys import written
 from tests.enginery.registry.trust.test_signing import policy_file
 
-POINTER = pointer_key("digits", "stable")
+CHANNEL = channel_key("digits", "stable")
 RELEASE = "  - {models: '*', signers: [release]}\n"
 
 
@@ -61,12 +61,12 @@ def kinds(keys: list[str]) -> list[str]:
     return [key.split(" ")[0] for key in keys]
 
 
-def test_a_pull_reads_pointer_snapshot_and_engine(
+def test_a_pull_reads_channel_snapshot_and_engine(
     store: CountingStore, client: Callable[..., Client], tmp_path: Path
 ) -> None:
     with store.counted() as found:
         client().pull("digits:stable", tmp_path / "engines", machine="cpu")
-    assert kinds(found.keys) == ["GET"] * 3 and found.keys[0] == f"GET {POINTER}"
+    assert kinds(found.keys) == ["GET"] * 3 and found.keys[0] == f"GET {CHANNEL}"
 
 
 def test_a_pull_when_nothing_changed_is_one_conditional_request(
@@ -75,7 +75,7 @@ def test_a_pull_when_nothing_changed_is_one_conditional_request(
     client().pull("digits:stable", tmp_path / "engines", machine="cpu")
     with store.counted() as found:
         assert client().pull("digits:stable", tmp_path / "engines", machine="cpu").cached
-    assert found.keys == [f"UNCHANGED {POINTER}"] and found.received == 0
+    assert found.keys == [f"UNCHANGED {CHANNEL}"] and found.received == 0
 
 
 def test_an_idle_watcher_sends_one_conditional_request(
@@ -84,12 +84,9 @@ def test_an_idle_watcher_sends_one_conditional_request(
     watch = watcher(client(), tmp_path / "w")
     watch.once()
     with store.counted() as found:
-        for _ in range(LOOKS_A_CHANNEL - 2):
+        for _ in range(40):
             watch.once()
-    assert set(found.keys) == {f"UNCHANGED {POINTER}"} and found.count == LOOKS_A_CHANNEL - 2
-    with store.counted() as found:
-        watch.once()  # now and then it looks at the channel itself
-    assert found.keys == [f"UNCHANGED {POINTER}", f"GET {channel_key('digits', 'stable')}"]
+    assert set(found.keys) == {f"UNCHANGED {CHANNEL}"} and found.count == 40
 
 
 def test_a_move_costs_two_requests_and_the_engine(
@@ -100,12 +97,12 @@ def test_a_move_costs_two_requests_and_the_engine(
     version(store, b"two")
     with store.counted() as found:
         assert watch.once().version == "2"
-    assert kinds(found.keys) == ["GET"] * 3 and found.keys[0] == f"GET {POINTER}"
+    assert kinds(found.keys) == ["GET"] * 3 and found.keys[0] == f"GET {CHANNEL}"
     channels.rollback(store, "digits", "stable")
     with store.counted() as found:
         assert watch.once().version == "1"
-    # All is here but the pointer: the snapshot has not changed since, and the engine's folder stayed.
-    assert found.keys == [f"GET {POINTER}"]
+    # All is here but the channel: the snapshot has not changed since, and the engine's folder stayed.
+    assert found.keys == [f"GET {CHANNEL}"]
 
 
 def test_a_move_costs_as_much_under_a_trust_policy(
@@ -122,7 +119,7 @@ def test_a_move_costs_as_much_under_a_trust_policy(
             watch.once()
             with store.counted() as idle:
                 watch.once()
-            assert idle.keys == [f"UNCHANGED {POINTER}"]
+            assert idle.keys == [f"UNCHANGED {CHANNEL}"]
     with store.counted() as found:
         assert watch.once().version == "3"
     assert kinds(found.keys) == ["GET"] * 3
@@ -152,18 +149,17 @@ def test_the_number_does_not_grow_with_evidence(
     assert found.count == 3
 
 
-def test_a_bare_name_finds_candidate_by_its_pointer(
+def test_a_bare_name_finds_candidate(
     client: Callable[..., Client], store: CountingStore, tmp_path: Path
 ) -> None:
     publish_engines(store, [engine(store, data=b"x")], "x", model="other")
     with store.counted() as found:
         client().pull("other", tmp_path / "engines", machine="cpu")
-    assert found.count == 5  # pointer and channel `stable` are not there
+    assert found.count == 4  # channel `stable` is not there
 
 
 def test_where_no_registry_is_that_is_said(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
-    store.remove(POINTER)
-    store.remove(channel_key("digits", "stable"))
+    store.remove(CHANNEL)
     store.remove(MARKER)
     with pytest.raises(UnavailableError, match="there is no registry at memory://registry; `enginery build` makes one"):
         client().pull("digits:stable", tmp_path / "engines", machine="cpu")
@@ -180,18 +176,3 @@ def test_a_lost_engine_is_noticed_by_its_download_and_the_next_one_comes(
     assert pulled.engine.digest != best.digest and pulled.resolution.lost[0][0] == best.unit
     assert client().resolve("digits:stable", "cpu").lost  # which looks for every blob
 
-
-def test_a_channel_moved_by_who_knows_no_pointers_is_noticed_in_time(
-    client: Callable[..., Client], store: CountingStore, tmp_path: Path
-) -> None:
-    said: list[str] = []
-    watch = watcher(client(), tmp_path / "w", said.append)
-    watch.once()
-    old = store.objects[POINTER]
-    version(store, b"two")
-    store._write(POINTER, old)
-    looks = [watch.once().version for _ in range(LOOKS_A_CHANNEL + 2)]
-    assert looks[0] == "1" and looks[-1] == "2" and looks.index("2") < LOOKS_A_CHANNEL
-    assert len([line for line in said if "verify --repair" in line]) == 1
-    version(store, b"three")  # a writer that knows them mends it
-    assert watch.once().version == "3"

@@ -11,16 +11,16 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.names import parse_reference
 from enginery.registry.rollouts.state import Gates, RolloutPlan
 from enginery.registry.rollouts.waves import parse_wave
-from enginery.registry.store.layout import blob_key, feed_key, pointer_key
+from enginery.registry.store.layout import blob_key, channel_key, feed_key
 from enginery.registry.versions.feeds import set_feed
-from enginery.registry.versions.pointers import read_pointer
+from enginery.registry.versions.state import read_channel
 from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
 from tests.enginery.registries import engine, publish_engines
 from tests.enginery.registry.counting import CountingStore
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
-POINTER = pointer_key("digits", "stable")
+CHANNEL = channel_key("digits", "stable")
 
 
 def watcher(store: CountingStore, folder: Path, *labels: str) -> ChannelWatcher:
@@ -33,7 +33,7 @@ def watcher(store: CountingStore, folder: Path, *labels: str) -> ChannelWatcher:
     )  # fmt: skip
 
 
-def test_a_rollout_costs_who_is_not_reached_a_changed_pointer_and_who_is_two_requests_more_and_a_report(
+def test_a_rollout_costs_who_is_not_reached_a_changed_channel_and_who_is_two_requests_more_and_a_report(
     tmp_path: Path,
 ) -> None:
     store = CountingStore()
@@ -46,22 +46,22 @@ def test_a_rollout_costs_who_is_not_reached_a_changed_pointer_and_who_is_two_req
     operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
     with store.counted() as found:
         other.once()
-    assert found.keys == [f"GET {POINTER}"] and found.received < 2048
+    assert found.keys == [f"GET {CHANNEL}"] and found.received < 2048
     with store.counted() as found:
         mine.once()
-    pointer = read_pointer(store, "digits", "stable")
-    assert pointer is not None and pointer.rollout is not None
-    snapshot = blob_key(str(pointer.rollout.candidate.snapshot))
+    channel = read_channel(store, "digits", "stable")
+    assert channel is not None and channel.rollout is not None
+    snapshot = blob_key(channel.snapshots[channel.rollout.manifest])
     kinds = [key.split(" ")[0] for key in found.keys]
-    assert found.keys[:2] == [f"GET {POINTER}", f"GET {snapshot}"] and kinds == ["GET", "GET", "GET", "PUT"]
+    assert found.keys[:2] == [f"GET {CHANNEL}", f"GET {snapshot}"] and kinds == ["GET", "GET", "GET", "PUT"]
     with store.counted() as found:
         mine.once()
         other.once()
-    assert found.keys == [f"UNCHANGED {POINTER}"] * 2
+    assert found.keys == [f"UNCHANGED {CHANNEL}"] * 2
     advance(store, "digits", "stable", NOW + timedelta(seconds=60))
     with store.counted() as found:
         mine.once()  # it has what the next wave brings to the others
-    assert found.keys == [f"GET {POINTER}"]
+    assert found.keys == [f"GET {CHANNEL}"]
 
 
 def test_what_a_controllers_look_costs(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import secrets
 import sys
 import threading
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.parser import BytesParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -40,11 +41,12 @@ class Stored:
     data: bytes
     generation: int
     metadata: dict[str, str]
+    updated: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}")
 
     def resource(self, name: str) -> dict[str, object]:
         return {
             "kind": "storage#object", "name": name, "bucket": BUCKET, "size": str(len(self.data)),
-            "generation": str(self.generation), "metageneration": "1", "metadata": self.metadata,
+            "generation": str(self.generation), "metageneration": "1", "metadata": self.metadata, "updated": self.updated,
             "md5Hash": base64.b64encode(hashlib.md5(self.data).digest()).decode(),
         }  # fmt: skip
 

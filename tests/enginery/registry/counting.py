@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from enginery.core.digest import digest_of_bytes
@@ -178,6 +179,13 @@ class CountingStore:
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         return ((key, len(self.objects[key])) for key in self.list(prefix))
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        return ((key, datetime.now(UTC)) for key in self.list(prefix))
+
+    def now(self) -> datetime:
+        self._count("HEAD", MARKER)
+        return datetime.now(UTC)
 
     def discard(self, digest: str) -> None:
         self.remove(blob_key(digest))

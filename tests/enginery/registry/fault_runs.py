@@ -28,6 +28,7 @@ from enginery.registry.store.objects.store import ObjectStore
 from enginery.registry.verification import verify
 from enginery.registry.versions import lookup
 from enginery.registry.versions.publish import Published
+from enginery.registry.versions.state import read_history
 from tests.enginery.faulty_proxy import Fault, FaultyProxy, Kind, Request, proxying
 from tests.enginery.object_stores.kinds import ENVIRONMENT, FOREIGN, GOOGLES_LIMIT, KINDS, ServerKind, past
 from tests.enginery.registries import engine, in_child, publish_engines
@@ -223,7 +224,7 @@ def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     assert (published.version, published.existed) == (str(work.number), there), name
     assert store.read_blob(str(published.manifest.engines[0].digest)) == work.data(), name
     after = lookup.read_channel(store, "digits", "candidate")
-    assert after is not None and [move.version for move in after.history] == [*before, str(work.number)], name
+    assert after is not None and [move.version for move in read_history(store, after).moves] == [*before, str(work.number)], name
     tally.add(name, end, there)
 
 

@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ class Actor:
 
 
 @dataclass
+class StoreClock:
+    """A store's clock, which stands still unless a test sets it. written: when documents were, by it."""
+
+    now: datetime = datetime(2026, 11, 1, 12, tzinfo=UTC)
+    written: dict[str, datetime] = field(default_factory=dict)
+
+
+@dataclass
 class MemoryStore:
     """`Store` over a dict. With an actor, each call waits for its turn; putting a blob is two calls, look and write."""
 
@@ -49,9 +58,10 @@ class MemoryStore:
     calls: dict[str, int] = field(default_factory=dict)
     uri: str = "memory://"
     near: bool = True
+    clock: StoreClock = field(default_factory=StoreClock)
 
     def seen_by(self, actor: Actor) -> "MemoryStore":
-        return MemoryStore(self.objects, actor, self.calls)
+        return MemoryStore(self.objects, actor, self.calls, clock=self.clock)
 
     def locator(self, key: str) -> str:
         return f"memory://{key}"
@@ -100,16 +110,17 @@ class MemoryStore:
         return (None if found == tag else data), found
 
     def create(self, key: str, data: bytes) -> bool:
-        return self._do("create", lambda: self.objects.setdefault(check_key(key), data) is data)
+        return self._do("create", lambda: self._swap(key, data, None))
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        def swap() -> bool:
-            if self.objects.get(check_key(key)) != expected:
-                return False
-            self.objects[key] = data
-            return True
+        return self._do("replace", lambda: self._swap(key, data, expected))
 
-        return self._do("replace", swap)
+    def _swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        if self.objects.get(check_key(key)) != expected:
+            return False
+        self.objects[key] = data
+        self.clock.written[key] = self.clock.now
+        return True
 
     def remove(self, key: str) -> None:
         self._do("remove", lambda: self.objects.pop(check_key(key), None))
@@ -125,6 +136,12 @@ class MemoryStore:
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         return iter(self._do("list", lambda: [(k, len(v)) for k, v in self.objects.items() if k.startswith(prefix)]))
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        return ((key, self.clock.written.get(key, self.clock.now)) for key, _ in self.sizes(prefix))
+
+    def now(self) -> datetime:
+        return self.clock.now
 
     def discard(self, digest: str) -> None:
         self.remove(blob_key(digest))

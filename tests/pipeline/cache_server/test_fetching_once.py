@@ -15,9 +15,9 @@ from enginery.client.client import Client
 from enginery.core.errors import IntegrityError
 from enginery.registry.store.base import Store
 from enginery.registry.store.download import PART_BYTES
-from enginery.registry.store.layout import blob_key, channel_key, pointer_key
+from enginery.registry.store.layout import blob_key, channel_key
 from enginery.registry.store.nearest import open_nearest
-from enginery.registry.versions.pointers import read_pointer
+from enginery.registry.versions.state import read_channel
 from tests.enginery.registries import engine, flip, on_each_store, overwrite, publish_engines
 from tests.pipeline.cache_server.caches import RunningCache, run_cache
 
@@ -47,9 +47,9 @@ def pull(uri: str, dest: Path) -> bytes:
 
 def once(store: Store) -> int:
     """Bytes of the engine and of the snapshot that leads to it."""
-    pointer = read_pointer(store, "digits", "stable")
-    assert pointer is not None and pointer.serves is not None
-    return len(ENGINE) + store.size(str(pointer.serves.snapshot))
+    channel = read_channel(store, "digits", "stable")
+    assert channel is not None
+    return len(ENGINE) + store.size(channel.snapshots[channel.manifest])
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -173,7 +173,7 @@ def test_a_cache_serves_what_it_has_while_its_registry_is_away(
         started = time.monotonic()
         assert pull(behind.url, tmp_path / "second") == ENGINE
         assert time.monotonic() - started < 60
-        _, headers, _ = behind.ask(f"/{pointer_key('digits', 'stable')}")
+        _, headers, _ = behind.ask(f"/{channel_key('digits', 'stable')}")
         assert headers["Warning"].startswith("110")
         assert behind.ask(f"/{channel_key('digits', 'other')}")[0] == 503
         assert behind.ask("/-/ready")[0] == 200

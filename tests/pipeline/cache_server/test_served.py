@@ -15,7 +15,6 @@ DIGEST = "ab" * 32
         (layout.blob_key(DIGEST), "blob"),
         (layout.manifest_key("digits", "1"), "document"),
         (layout.channel_key("digits", "stable"), "document"),
-        (layout.pointer_key("digits", "stable"), "document"),
         (layout.attestation_key("digits", "1", DIGEST, DIGEST), "document"),
         (layout.latency_key("digits", "1", DIGEST, DIGEST), "document"),
         (layout.signature_key("digits", "1", DIGEST, DIGEST), "document"),

@@ -110,7 +110,7 @@ def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pai
     assert "enginery deploy --only canary" in said and "--attach" in said and said.endswith("cpu PASS")
     assert serving(store) == "1"
     assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
-    move = lookup.read_channel(store, "digits", "stable").history[-1]
+    move = lookup.read_channel(store, "digits", "stable").move
     assert len(move.canary) == 2 and move.why.startswith("canary PASS ")
     assert settled("cpu", two, one, seed=1) == "digits:stable serves 2 already", "one more PASS moves nothing"
     assert [(found.target, found.verdict, found.against) for found in canaries(store, two)] == [
@@ -130,7 +130,7 @@ def test_under_a_policy_with_waves_a_pass_starts_a_rollout_once(store: Store, pa
     operations.start(store, two, "stable", plan("100%", soak=0), operations.Operator("ada", at(0)))
     found = advance(store, "digits", "stable", at(1))
     assert found is not None and found.action == "done" and serving(store) == "2"
-    assert len(lookup.read_channel(store, "digits", "stable").history[-1].canary) == 2
+    assert len(lookup.read_channel(store, "digits", "stable").move.canary) == 2
 
 
 def test_a_fail_on_one_bars_what_passed_on_the_others(store: Store, pair, settled: Settle) -> None:
@@ -165,7 +165,7 @@ def test_a_fail_whose_event_was_lost_is_taken_back_by_the_hourly_run(store: Stor
     assert hourly(store) == "digits:stable serves 2 already"
     kept("sm_89", two, one, slower=0.05)
     assert hourly(store) == "rolled back: digits:stable -> 1" and serving(store) == "1"
-    assert lookup.read_channel(store, "digits", "stable").history[-1].why.startswith("canary FAIL ")
+    assert lookup.read_channel(store, "digits", "stable").move.why.startswith("canary FAIL ")
     assert "a person promotes it again" in hourly(store) and serving(store) == "1"
 
 

@@ -60,7 +60,7 @@ def test_a_pass_promotes_exactly_its_candidate(store, versions, tmp_path):
     assert "the canary is about digits@2" in refused(run("promote", "digits@3", "digits:stable", "--canary", report))
     assert lookup.read_channel(store, "digits", "stable").version == "1"
     assert run("promote", "digits@2", "digits:stable", "--why", "faster", "--canary", report).exit_code == 0
-    move = lookup.read_channel(store, "digits", "stable").history[-1]
+    move = lookup.read_channel(store, "digits", "stable").move
     digest = json.loads(report.read_text())["digest"]
     assert (move.version, move.why) == ("2", f"faster canary PASS {digest[:12]}")
 
@@ -153,7 +153,7 @@ def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tm
     assert watching.exit_code == 1 and served.version == "2", "not without --auto"
     result = judged(tmp_path / "c", two, one, "--auto", failing=0.02)
     assert result.exit_code == 1 and "rolled back: digits:stable -> 1" in result.stderr
-    move = lookup.read_channel(store, "digits", "stable").history[-1]
+    move = lookup.read_channel(store, "digits", "stable").move
     assert move.action == "rollback" and move.by == "ada" and move.why.startswith("canary FAIL ")
     again = judged(tmp_path / "d", two, one, "--auto", failing=0.02)
     assert "serves version 1 by now" in again.stderr and lookup.read_channel(store, "digits", "stable").version == "1"

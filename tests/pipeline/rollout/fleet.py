@@ -16,8 +16,8 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.rollouts.reports import HEARTBEAT_S, LEAST_S, NodeReport, report_key, write_report
 from enginery.registry.rollouts.state import Gates, Rollout, RolloutPlan, format_time
 from enginery.registry.rollouts.waves import ServingNode, is_reached, parse_wave, reports
-from enginery.registry.store.layout import MARKER, MARKER_CONTENT, pointer_key
-from enginery.registry.versions.pointers import Pointer, read_pointer
+from enginery.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
+from enginery.registry.versions.state import Channel, read_channel
 from pipeline.rollout.advance import advance
 from pipeline.rollout.operations import Operator, start
 from tests.enginery.registries import engine, publish_engines
@@ -34,6 +34,7 @@ def at(seconds: float) -> datetime:
 
 def look(store: Any, seconds: float) -> Rollout:
     """The controller's look at a rollout."""
+    store.clock.now = at(seconds)
     found = advance(store, *WHERE, at(seconds))
     assert found is not None
     return found
@@ -43,6 +44,7 @@ def tell(
     store: Any, rollout: Rollout, seconds: float, nodes: Iterable[ServingNode], failure: str = "", **counted: int
 ) -> None:
     """Reports of nodes."""
+    store.clock.now = at(seconds)
     for node in nodes:
         time = format_time(at(seconds))
         report = NodeReport(node.name, "", "2", time, time, failure, "told", **counted)
@@ -78,8 +80,8 @@ def served(store: Any, node: ServingNode) -> str:
 
 @dataclass
 class Watcher:
-    """A node that looks every 30 s, a fifth more or less. It swaps and reports by the real pointer and report code, and
-    parses a pointer only when its bytes changed, as with a conditional request."""
+    """A node that looks every 30 s, a fifth more or less. It swaps and reports by the real code of channels and reports, and
+    parses a channel only when its bytes changed, as with a conditional request."""
 
     node: ServingNode
     version: str = "1"
@@ -89,36 +91,35 @@ class Watcher:
     written: bytes | None = None
     reported: float = -1e9
     told: tuple[str, str] = ("", "")
-    seen: Pointer | None = None
+    seen: Channel | None = None
     reports: bool = False
 
     def look(self, fleet: "Fleet", second: float) -> None:
         if self.cut_off:
             return
-        pointer = fleet.read_pointer()
-        if pointer is not self.seen:
-            self.seen = pointer
-            self._follow(pointer, second)
+        channel = fleet.read_channel()
+        if channel is not self.seen:
+            self.seen = channel
+            self._follow(channel, second)
         if self.reports:
-            self._report(fleet, pointer, second)
+            self._report(fleet, channel, second)
 
-    def _follow(self, pointer: Pointer, second: float) -> None:
-        served = pointer.served_to(self.node)
-        assert served is not None
+    def _follow(self, channel: Channel, second: float) -> None:
+        served = channel.served_to(self.node)
         if served.version != self.version:
             self.version, self.unwell_since = served.version, None
             self.swaps.append(second)
-        told = pointer.rollout
+        told = channel.rollout
         self.reports = (
             told is not None
-            and is_reached(self.node, told.id, told.reach)
+            and told.serves(self.node)
             and reports(digest_of_bytes(self.node.name.encode()), told.reporters_ppm)
         )
 
-    def _report(self, fleet: "Fleet", pointer: Pointer, second: float) -> None:
-        told = pointer.rollout
+    def _report(self, fleet: "Fleet", channel: Channel, second: float) -> None:
+        told = channel.rollout
         assert told is not None
-        failure = "unhealthy" if fleet.is_bad(self.node) and self.version == told.candidate.version else ""
+        failure = "unhealthy" if fleet.is_bad(self.node) and self.version == told.version else ""
         if failure:
             self.unwell_since = second if self.unwell_since is None else self.unwell_since
             if second - self.unwell_since < GRACE_S:
@@ -131,6 +132,7 @@ class Watcher:
         time = format_time(at(second))
         report = NodeReport(self.node.name, self.node.region, self.version, time, time, failure)  # type: ignore[arg-type]
         key = report_key(*WHERE, told.id, self.node.name)
+        fleet.store.clock.now = at(second)
         self.written = write_report(fleet.store, key, report, self.written)
         self.told, self.reported = state, second
         fleet.report_writes[int(second) // 10] += 1
@@ -150,18 +152,18 @@ class Fleet:
     most: dict[str, int] = field(default_factory=dict)
     report_writes: Counter[int] = field(default_factory=Counter)
     read_by_looks: list[tuple[int, int]] = field(default_factory=list)
-    _parsed: tuple[bytes, Pointer] | None = None
+    _parsed: tuple[bytes, Channel] | None = None
 
     @classmethod
     def of(cls, store: Any, count: int, regions: int = 1, **given: Any) -> "Fleet":
         nodes = (ServingNode(f"node-{number}", f"region-{number % regions}") for number in range(count))
         return cls(store, [Watcher(node) for node in nodes], **given)
 
-    def read_pointer(self) -> Pointer:
-        data = self.store.objects[pointer_key(*WHERE)]
+    def read_channel(self) -> Channel:
+        data = self.store.objects[channel_key(*WHERE)]
         if self._parsed is None or self._parsed[0] is not data:
-            found = read_pointer(self.store, *WHERE)
-            assert found is not None and not found.moving
+            found = read_channel(self.store, *WHERE)
+            assert found is not None
             self._parsed = data, found
         return self._parsed[1]
 
@@ -179,7 +181,7 @@ class Fleet:
             if look_at <= due:
                 self.second, look_at = look_at, look_at + self.controller_s
                 state = self._control(state)
-                if ends and state not in ("running", "paused", "promoting"):
+                if ends and state not in ("running", "paused"):
                     until, ends = min(until, self.second + 40), False
                 continue
             self.second = due
@@ -188,6 +190,7 @@ class Fleet:
         return state
 
     def _control(self, state: str) -> str:
+        self.store.clock.now = at(self.second)
         found = advance(self.store, *WHERE, at(self.second))
         if found is None:
             return state

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from enginery.registry.rollouts.state import read_rollout
+from enginery.registry.versions.rolling import read_rollout
 from enginery.registry.versions.lookup import read_channel
 from tests.pipeline.rollout.fleet import WHERE, Fleet, begin, plan, registry
 

@@ -81,6 +81,7 @@ def test_a_fleet_that_is_too_small_for_a_limit_is_refused_with_the_remedy():
 
 
 def _report(store, rollout, count, seconds=0, start=0):
+    store.clock.now = at(seconds)
     for number in range(start, start + count):
         name, time = f"node-{number}", format_time(at(seconds))
         report = NodeReport(name, "", "2", time, time)

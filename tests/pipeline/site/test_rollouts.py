@@ -3,13 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
-from enginery.core.digest import canonical_json
 from enginery.registry.latency_series import LatencySeries, append_point
+from enginery.registry.leases import hold_lease
 from enginery.registry.manifest import Manifest
-from enginery.registry.rollouts.state import Rollout, change_rollout, read_rollout
+from enginery.registry.rollouts.state import Rollout
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import SERIES, rollout_key
-from enginery.registry.versions import lookup
+from enginery.registry.store.layout import SERIES, channel_key
+from enginery.registry.versions import channels, lookup
+from enginery.registry.versions.rolling import change_rollout, read_rollout
 from pipeline.site.shown.series import line_of, read_all_series
 from tests.enginery.registries import engine, overwrite, publish_engines
 from tests.enginery.registry.test_latency_series import SERIES as KNOWN
@@ -48,22 +49,19 @@ def test_a_rollout_says_who_gets_what_and_who_started_it(registry: Store, out: P
 def test_a_step_of_a_rollout_is_seen_though_its_document_has_the_same_size(registry: Store, out: Path) -> None:
     found = roll_out(registry)
     write(registry, out)
-    size = len(registry.read(rollout_key("digits", "stable")) or b"")
+    size = len(registry.read(channel_key("digits", "stable")) or b"")
     change_rollout(registry, found, replace(found, reach=(replace(found.reach[0], share_ppm=60_000),)))
-    assert len(registry.read(rollout_key("digits", "stable")) or b"") == size
+    assert len(registry.read(channel_key("digits", "stable")) or b"") == size
     write(registry, out)
     assert "6% of the nodes get 2" in words(out)
 
 
-def test_a_rollout_that_the_channel_has_left_behind_reaches_nobody(registry: Store, out: Path) -> None:
+def test_a_rollout_that_a_move_has_ended_reaches_nobody(registry: Store, out: Path) -> None:
     roll_out(registry)
-    # As by a client that knows no rollouts.
-    channel = lookup.read_channel(registry, "digits", "stable")
-    assert channel
-    moved = replace(channel, history=(*channel.history, channel.history[-1]))
-    overwrite(registry, "models/digits/channels/stable.json", canonical_json(moved.to_json()))
+    with hold_lease(registry, "a promotion by force") as guard:
+        channels.point(guard, lookup.load(registry, "digits", "2"), "stable", "eve")
     write(registry, out)
-    assert "overtaken" in words(out) and "of the nodes get" not in words(out)
+    assert "aborted" in words(out) and "of the nodes get" not in words(out)
     assert "Rollouts" not in words(out, "fleet.html") and "→" not in words(out, "index.html")
 
 
@@ -73,9 +71,9 @@ def test_a_finished_and_a_damaged_rollout(registry: Store, out: Path) -> None:
     assert read_rollout(registry, "digits", "stable")
     write(registry, out)
     assert "halted" in words(out) and "1 of 1 nodes fail" in words(out) and "never" in words(out)
-    overwrite(registry, rollout_key("digits", "stable"), b"{")
+    overwrite(registry, channel_key("digits", "stable"), b"{")
     write(registry, out)
-    assert "unreadable rollout digits:stable" in words(out)
+    assert "unreadable channel digits:stable" in words(out)
 
 
 def record(registry: Store, manifest: Manifest, days: int, level: float = 1.0) -> LatencySeries:

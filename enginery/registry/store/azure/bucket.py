@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from azure.storage.blob import BlobBlock, BlobPrefix, ContentSettings
 
 from enginery.registry.store.azure.place import AzureLocation
 from enginery.registry.store.azure.requests import answers, condition_of, connect
+from enginery.registry.store.layout import MARKER
 from enginery.registry.store.objects.api import (
     NO_RANGE,
     TOKEN,
@@ -24,6 +26,7 @@ from enginery.registry.store.objects.api import (
     ListedObject,
     ListedPage,
     ObjectFacts,
+    parse_date,
 )
 from enginery.registry.store.objects.attempts import ask
 from enginery.registry.store.objects.body import NoWholeAnswerError
@@ -164,8 +167,19 @@ class AzureBucket:
             found = list(next(pages, ()))
             folders = tuple(item.name.removeprefix(top) for item in found if isinstance(item, BlobPrefix))
             blobs = [item for item in found if not isinstance(item, BlobPrefix)]
-            items = tuple(ListedObject(item.name.removeprefix(top), item.size, item.etag) for item in blobs)
+            items = tuple(
+                ListedObject(item.name.removeprefix(top), item.size, item.etag, item.last_modified) for item in blobs
+            )
             return ListedPage(items, folders, pages.continuation_token or "")
+
+    def now(self) -> datetime:
+        """See `BucketApi.now`."""
+        dates: list[str | None] = []
+        with answers(self.place):
+            self._blob(MARKER).get_blob_properties(
+                raw_response_hook=lambda answer: dates.append(answer.http_response.headers.get("Date"))
+            )
+            return parse_date(dates[-1] if dates else None)
 
     def strays(self) -> tuple[str, ...]:
         """See `BucketApi.strays`: none that could be deleted; Azure drops uncommitted blocks after a week."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ from google.cloud.storage import Blob
 from enginery.registry.store.gcs.place import GcsLocation
 from enginery.registry.store.gcs.requests import GcsConnection, answers, connect, raise_for, timeouts
 from enginery.registry.store.gcs.uploads import put_large, put_small
+from enginery.registry.store.layout import MARKER
 from enginery.registry.store.objects.api import (
     CONDITION_FAILED,
     NO_RANGE,
@@ -22,6 +24,7 @@ from enginery.registry.store.objects.api import (
     ListedObject,
     ListedPage,
     ObjectFacts,
+    parse_date,
 )
 from enginery.registry.store.objects.body import HttpBody, NoWholeAnswerError
 from enginery.registry.store.objects.source import UploadSource
@@ -143,16 +146,24 @@ class GcsBucket:
                 delimiter=None if deep else "/",
                 page_token=after or None,
                 page_size=PAGE_KEYS,
-                fields="items(name,size,generation),prefixes,nextPageToken,kind",
+                fields="items(name,size,generation,updated),prefixes,nextPageToken,kind",
                 timeout=timeouts(),
                 retry=None,
             )
-            page = next(found.pages, ())
+            page = tuple(next(found.pages, ()))
+            if any(item.updated is None for item in page):
+                raise NoWholeAnswerError("no time")
             items = tuple(
-                ListedObject(str(item.name).removeprefix(top), item.size, str(item.generation)) for item in page
+                ListedObject(str(item.name).removeprefix(top), item.size, str(item.generation), item.updated)
+                for item in page
             )
             folders = tuple(str(name).removeprefix(top) for name in sorted(found.prefixes))
             return ListedPage(items, folders, found.next_page_token or "")
+
+    def now(self) -> datetime:
+        """See `BucketApi.now`."""
+        with answers(self.place), self._open(MARKER, {}) as response:
+            return parse_date(response.headers.get("Date"))
 
     def strays(self) -> tuple[str, ...]:
         """See `BucketApi.strays`: none, since unfinished uploads cost nothing and end by themselves."""

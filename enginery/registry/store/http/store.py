@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from http.client import HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -94,6 +95,14 @@ class HttpStore:
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:  # noqa: ARG002
         """See `put_file`: only writers ask for it."""
+        self._refuse()
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:  # noqa: ARG002
+        """See `sizes`."""
+        self._refuse()
+
+    def now(self) -> datetime:
+        """See `sizes`."""
         self._refuse()
 
     def strays(self) -> tuple[str, ...]:

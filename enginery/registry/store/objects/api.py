@@ -7,6 +7,8 @@ requires that the object is absent or still has the tag that was read. Attempts,
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Protocol
 
 from enginery.registry.store.objects.source import UploadSource
@@ -25,6 +27,13 @@ class Declined(Exception):  # noqa: N818 - an answer, and no failure
         super().__init__(f"{status} {code}")
         self.status = status
         self.code = code
+
+
+def parse_date(text: str | None) -> datetime:
+    """The time of the header Date. Raises ValueError for none, of which a server without a clock sends none."""
+    if not text:
+        raise ValueError("the answer has no date")
+    return parsedate_to_datetime(text).astimezone(UTC)
 
 
 class Failed(Exception):  # noqa: N818 - becomes an EngineryError when it is given up
@@ -53,11 +62,13 @@ class ObjectFacts:
 
 @dataclass(frozen=True)
 class ListedObject:
-    """An object in a listing: its name below the place, its size in bytes, and a tag that changes when it does."""
+    """An object in a listing: its name below the place, its size in bytes, a tag that changes when it does, and when it
+    was written by the server's clock."""
 
     name: str
     size: int
     tag: str
+    modified: datetime
 
 
 @dataclass(frozen=True)
@@ -171,6 +182,10 @@ class BucketApi(Protocol):
 
     def page(self, prefix: str, after: str, *, deep: bool) -> ListedPage:
         """A page of what is under a prefix: all of it, or (not `deep`) only what is directly there, and folders."""
+        ...
+
+    def now(self) -> datetime:
+        """The time by the server's clock: the date of its answer about the registry's marker (RFC 9110, 6.6.1)."""
         ...
 
     def strays(self) -> tuple[str, ...]:

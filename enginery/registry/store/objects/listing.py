@@ -1,6 +1,7 @@
 """Lists what is in a bucket: keys, a request for each thousand of them."""
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from enginery.registry.store.objects.api import BucketApi, ListedObject, ListedPage
 from enginery.registry.store.objects.attempts import ask
@@ -21,6 +22,11 @@ def sizes_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, int]]:
     for page in _pages(bucket, prefix, deep=True):
         for item in page.objects:
             yield item.name, item.size
+
+
+def stamps_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, datetime]]:
+    """Each key under a prefix that ends in '/', with the time of its last write."""
+    return ((item.name, item.modified) for item in _objects(bucket, prefix))
 
 
 def names_below(bucket: BucketApi, prefix: str) -> list[str]:

@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,7 +24,7 @@ from enginery.registry.store.files import (
 from enginery.registry.store.layout import MARKER, MARKER_CONTENT, blob_key, check_format, check_key, refuse_other
 from enginery.registry.store.objects.api import ABSENT, BucketApi, BucketPlace, Declined
 from enginery.registry.store.objects.attempts import ask
-from enginery.registry.store.objects.listing import keys_below, names_below, sizes_below
+from enginery.registry.store.objects.listing import keys_below, names_below, sizes_below, stamps_below
 from enginery.registry.store.objects.reading import (
     HashingSink,
     Range,
@@ -194,6 +195,17 @@ class ObjectStore:
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """See `Store.sizes`."""
         return sizes_below(self.bucket, self._prefix(prefix))
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """See `Store.stamps`."""
+        return stamps_below(self.bucket, self._prefix(prefix))
+
+    def now(self) -> datetime:
+        """See `Store.now`: what the server's answer about the marker is dated."""
+        try:
+            return ask(self.bucket, "asking for the time", self.bucket.now)
+        except Declined as declined:
+            raise UnavailableError(f"there is no registry at {self.locator(MARKER)}; check the URI") from declined
 
     def discard(self, digest: str) -> None:
         """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""

@@ -3,6 +3,7 @@
 import re
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 from botocore import exceptions as aws
@@ -10,6 +11,7 @@ from botocore.response import StreamingBody
 
 from enginery.core.codec import JsonObject
 from enginery.core.parsing import find, read
+from enginery.registry.store.layout import MARKER
 from enginery.registry.store.objects.api import (
     NO_RANGE,
     TOKEN,
@@ -19,6 +21,7 @@ from enginery.registry.store.objects.api import (
     ListedObject,
     ListedPage,
     ObjectFacts,
+    parse_date,
 )
 from enginery.registry.store.objects.body import HttpBody
 from enginery.registry.store.objects.source import UploadSource, md5_of
@@ -138,13 +141,22 @@ class S3Bucket:
             return ListedPage(
                 tuple(
                     ListedObject(
-                        read(item, "Key", str).removeprefix(top), read(item, "Size", int), read(item, "ETag", str)
+                        read(item, "Key", str).removeprefix(top),
+                        read(item, "Size", int),
+                        read(item, "ETag", str),
+                        read(item, "LastModified", datetime),
                     )
                     for item in find(page, "Contents", list, [])
                 ),
                 tuple(read(item, "Prefix", str).removeprefix(top) for item in find(page, "CommonPrefixes", list, [])),
                 read(page, "NextContinuationToken", str) if page.get("IsTruncated") else "",
             )
+
+    def now(self) -> datetime:
+        """See `BucketApi.now`."""
+        with answers(self.place):
+            found = client(self.place).head_object(**self._at(MARKER))
+            return parse_date(find(found, "ResponseMetadata.HTTPHeaders.date", str, ""))
 
     def strays(self) -> tuple[str, ...]:
         """See `BucketApi.strays`."""

@@ -4,6 +4,7 @@ import http.server
 import json
 import sys
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +19,7 @@ from enginery.client.watching.watch import ChannelWatcher
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import parse_reference
-from enginery.registry.rollouts.reports import SILENT_S, clear_reports, read_reports
+from enginery.registry.rollouts.reports import SILENT_S, clear_reports, parse_report, read_reports, report_key
 from enginery.registry.rollouts.state import Gates, RolloutPlan
 from enginery.registry.rollouts.waves import parse_wave
 from pipeline.rollout import operations
@@ -65,15 +66,21 @@ def reports(store: Any, rollout: Any) -> Any:
     return read_reports(store, rollout).reports
 
 
+def sent(store: Any, rollout: Any) -> Any:
+    """The report of the node, with its own time."""
+    return parse_report(store.read(report_key("digits", "stable", rollout.id, NODE.name)))
+
+
 def test_who_is_reached_gets_the_candidate_and_reports_it(store, rollout, tmp_path, clock):
     mine, _ = watcher(store, tmp_path / "a", clock)
     other, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
     assert mine.once().version == "2" and other.once().version == "1"
     (found,) = reports(store, rollout)
     assert (found.node, found.region, found.version, found.failure) == ("n1", "eu", "2", "")
-    assert found.at == "2026-11-01T00:00:00.000+00:00" and not found.is_silent(NOW)
+    assert sent(store, rollout).at == "2026-11-01T00:00:00.000+00:00"
     operations.abort(store, "digits", "stable", operations.Operator("ada", NOW))
-    assert mine.once().version == "1" and clear_reports(store, "digits", "stable") == 1
+    assert mine.once().version == "1" and clear_reports(store, rollout) == 0
+    assert clear_reports(store, replace(rollout, id="next")) == 1 and reports(store, rollout) == ()
 
 
 def test_a_step_that_reaches_others_costs_a_node_one_request(rollout, store, tmp_path, clock):
@@ -97,7 +104,7 @@ def test_it_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, 
         clock.seconds = NOW.timestamp() + seconds
         health["errors"] = 1 if seconds >= 300 else 0
         mine.once()
-        (found,) = reports(store, rollout)
+        found = sent(store, rollout)
         times.append(found.at[14:19])
     assert times == sorted(times) and set(times) == {"00:00", "02:00", "04:00", "05:00"}
     assert found.errors == 1 and found.requests == 10 and found.since[14:19] == "00:00"

@@ -8,8 +8,8 @@ import pytest
 
 from enginery.client.client import Client
 from enginery.client.watching.looking import INTERVAL_S, JITTER, MOST_INTERVALS, keep_looking, pause_s
-from enginery.client.watching.watch import LOOKS_A_CHANNEL, ChannelWatcher, Swap
-from enginery.client.watching.watch_group import GroupWatcher
+from enginery.client.watching.watch import ChannelWatcher, Swap
+from enginery.client.watching.watch_group import LOOKS_A_CHANNEL, GroupWatcher
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference, parse_reference

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,16 @@ def test_sizes_of_what_is_stored(store: Store) -> None:
     digest = store.put_bytes(b"four")
     assert sorted(store.sizes("models/")) == [("models/a/x.json", 2), ("models/b/y/z.json", 3)]
     assert list(store.sizes(f"{BLOBS}{digest[:2]}/")) == [(blob_key(digest), 4)] == list(store.sizes(BLOBS))
+
+
+def test_times_are_of_the_stores_clock(store: Store) -> None:
+    before = store.now()
+    store.create("models/a/x.json", b"{}")
+    ((key, written),) = store.stamps("models/")
+    # The header Date has whole seconds, and a machine's clock of files steps.
+    assert key == "models/a/x.json" and written.tzinfo is not None
+    assert before - timedelta(seconds=1.1) <= written <= store.now() + timedelta(seconds=1.1)
+    assert list(store.stamps("models/b/")) == []
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from enginery.registry.store.layout import MARKER
 from enginery.registry.store.objects import attempts, writing
 from enginery.registry.store.objects.store import ObjectStore
 from enginery.registry.versions import channels, lookup
+from enginery.registry.versions.state import read_history
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
 from tests.enginery.object_stores.kinds import ServerKind, kind_of, past
 from tests.enginery.registries import engine, on_each_bucket, publish_engines
@@ -61,9 +62,9 @@ def test_a_read_that_met_a_fault_is_read_again(store: ObjectStore, proxy: Faulty
 
 
 def overtaken(store: ObjectStore, proxy: FaultyProxy, first: Kind, work: Callable[[Store], object]) -> None:
-    """The first PUT but of leases and pointers meets a fault, and before it comes again somebody else has worked."""
+    """The first PUT but of leases and histories meets a fault, and before it comes again somebody else has worked."""
     other, write, puts = past(store, proxy.server), kind_of(store).write, 0
-    passed = ("leases/", "pointers/")
+    passed = ("leases/", "histories/", "blobs/")
 
     def plan(request: Request) -> Fault | None:
         nonlocal puts
@@ -100,7 +101,7 @@ def test_a_channel_knows_its_move_from_its_history(store: ObjectStore, proxy: Fa
     overtaken(store, proxy, first, lambda other: channels.promote(other, three, "stable", by="bob"))
     after = channels.promote(store, two, "stable", by="ada")
     expected = ["1", "2", "3"] if first == "lost answer" else ["1", "3", "2"]
-    assert [move.version for move in after.history] == expected
+    assert [move.version for move in read_history(store, after).moves] == expected
     assert lookup.read_channel(store, "digits", "stable") == after
 
 

@@ -10,7 +10,7 @@ from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key, pin_key, record_key
 from enginery.registry.verification import repair, verify
 from enginery.registry.versions.additions import add_attestation
-from enginery.registry.versions.pointers import read_pointer
+from enginery.registry.versions.state import read_channel
 from tests.enginery.registries import engine, flip, on_each_store, overwrite, publish_engines, refusal, report
 
 
@@ -34,9 +34,9 @@ def test_a_sound_registry_has_no_problem(store: Store, manifest: Manifest) -> No
     read: list[str] = []
     result = verify(store, progress=read.append)
     assert result.sound and result.problems == () and result.versions == 1
-    pointer = read_pointer(store, "digits", "candidate")
-    assert pointer is not None and pointer.serves is not None
-    assert sorted(read) == sorted([*manifest.blobs(), pointer.serves.snapshot]) and result.blobs == len(read)
+    channel = read_channel(store, "digits", "candidate")
+    assert channel is not None
+    assert sorted(read) == sorted([*manifest.blobs(), channel.snapshots[manifest.digest]]) and result.blobs == len(read)
     assert result.size_bytes == sum(store.size(digest) for digest in read)
 
 

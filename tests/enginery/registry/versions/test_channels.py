@@ -9,6 +9,7 @@ from enginery.registry.evidence.attestations import attest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import channel_key
 from enginery.registry.versions import channels, lookup
+from enginery.registry.versions.state import read_history
 from tests.enginery.registries import engine, in_child, on_each_store, publish_engines, report
 
 
@@ -26,8 +27,9 @@ def test_promote_and_rollback_keep_a_history(store: Store) -> None:
     with pytest.raises(UnknownNameError, match="nothing to roll back to"):
         channels.rollback(store, "digits", "stable")
     after = channels.promote(store, three, "stable")
-    assert [move.version for move in after.history] == ["1", "2", "3", "2", "1", "3"]
-    assert (after.history[0].by, after.history[0].why, after.history[3].by) == ("ada", "because", "bob")
+    history = read_history(store, after)
+    assert [move.version for move in history.moves] == ["1", "2", "3", "2", "1", "3"]
+    assert (history.moves[0].by, history.moves[0].why, history.moves[3].by) == ("ada", "because", "bob")
     assert channels.rollback(store, "digits", "stable").version == "1"
     assert lookup.read_channel(store, "digits", "stable") != after and lookup.channel_names(store, "digits") == [
         "stable"
@@ -103,19 +105,20 @@ def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
     key = channel_key("digits", "stable")
     data = store.read(key) or b""
     document = json.loads(data)
-    move = {**document["history"][0], "version": "2"}
+    move = {**document["move"], "version": "2"}
     for edited in (
         {**document, "version": "2"},
-        {**document, "history": []},
-        {**document, "history": [{**move, "extra": 1}]},
-        {**document, "history": [{**move, "at": None}]},
+        {**document, "moves": 0},
+        {**document, "move": {**move, "extra": 1}},
+        {**document, "move": {**move, "at": None}},
+        {**document, "move": {**move, "version": "../2"}},
+        {**document, "snapshots": {"x": "y"}},
         [],
     ):
         store.replace(key, json.dumps(edited).encode(), store.read(key))
         with pytest.raises(IntegrityError, match="digits:stable"):
             lookup.read_channel(store, "digits", "stable")
-    moved = {"version": "2", "manifest": document["manifest"], "history": [move]}
-    store.replace(key, json.dumps(moved).encode(), store.read(key))
+    store.replace(key, json.dumps({**document, "move": move}).encode(), store.read(key))
     with pytest.raises(IntegrityError, match="replaced by hand"):
         lookup.locate(store, parse_reference("digits:stable"))
 
@@ -130,4 +133,4 @@ def test_racing_promotions_lose_no_move(store: Store) -> None:
     ]
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
     channel = lookup.read_channel(store, "digits", "stable")
-    assert channel is not None and sorted(move.by for move in channel.history) == sorted(names)
+    assert channel is not None and sorted(move.by for move in read_history(store, channel).moves) == sorted(names)

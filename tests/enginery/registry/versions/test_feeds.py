@@ -25,7 +25,7 @@ from enginery.registry.versions.feeds import (
     update_feeds,
 )
 from enginery.registry.versions.lookup import load
-from enginery.registry.versions.pointers import PointedVersion, Pointer, read_pointer
+from enginery.registry.versions.state import Channel, Move, read_channel
 from pipeline.cli import enginery
 from tests.enginery.registries import engine, on_each_store, overwrite, publish_engines
 from tests.enginery.registry.counting import CountingStore
@@ -37,27 +37,27 @@ def publish(store: Store, model: str, data: str) -> None:
     publish_engines(store, [engine(store, data=f"{model}{data}".encode())], data, model=model, channel="stable")
 
 
-def entries(store: Store, name: str = "all") -> dict[str, Pointer]:
+def entries(store: Store, name: str = "all") -> dict[str, Channel]:
     return {key: item for digest in read_feed(store, name).shards for key, item in read_shard(store, digest).items()}
 
 
 @on_each_store
-def test_a_feed_has_the_pointers_of_its_channels_and_follows_their_moves(store: Store) -> None:
+def test_a_feed_has_the_states_of_its_channels_and_follows_their_moves(store: Store) -> None:
     publish(store, "digits", "one")
     publish(store, "other", "one")
     _, count = set_feed(store, "all", ["*:stable"])
     assert count == 2 and entries(store) == {
-        f"{model}:stable": read_pointer(store, model, "stable") for model in ("digits", "other")
+        f"{model}:stable": read_channel(store, model, "stable") for model in ("digits", "other")
     }
     set_feed(store, "few", ["o*:*"])
     publish(store, "digits", "two")
     publish(store, "omega", "one")
-    assert {key: item.serves.version for key, item in entries(store).items() if item.serves} == {
+    assert {key: item.version for key, item in entries(store).items()} == {
         "digits:stable": "2", "omega:stable": "1", "other:stable": "1",
     }  # fmt: skip
     assert sorted(entries(store, "few")) == ["omega:stable", "other:stable"]
     channels.rollback(store, "digits", "stable")
-    assert entries(store)["digits:stable"] == read_pointer(store, "digits", "stable")
+    assert entries(store)["digits:stable"] == read_channel(store, "digits", "stable")
     assert verify(store).sound
     remove_feed(store, "few")
     with pytest.raises(UnknownNameError, match="feed name 'a/b'"):
@@ -66,8 +66,8 @@ def test_a_feed_has_the_pointers_of_its_channels_and_follows_their_moves(store: 
         read_feed(store, "few")
 
 
-def pointer(number: int, moves: int = 1) -> Pointer:
-    return Pointer(f"model{number}", "stable", moves, PointedVersion(str(moves), f"{number:064x}", "2026-01-01"))
+def channel(number: int, moves: int = 1) -> Channel:
+    return Channel(f"model{number}", "stable", moves, Move(str(moves), f"{number:064x}", "2026-01-01"))
 
 
 def test_shards_are_split_as_they_grow_and_a_move_writes_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,23 +76,23 @@ def test_shards_are_split_as_they_grow_and_a_move_writes_one(monkeypatch: pytest
     set_feed(store, "all", ["*:stable"])
     with hold_lease(store, "test") as guard:
         for number in range(60):
-            update_feeds(guard, pointer(number))
+            update_feeds(guard, channel(number))
         feed = read_feed(store, "all")
         assert len(feed.shards) >= 16 and len(entries(store)) == 60
         assert max(len(read_shard(store, digest)) for digest in feed.shards) <= 8
         with store.counted() as found:
-            update_feeds(guard, pointer(7, 2))
+            update_feeds(guard, channel(7, 2))
     changed = [after != before for after, before in zip(read_feed(store, "all").shards, feed.shards, strict=True)]
     assert sum(changed) == 1 and changed[feed.shard_of("model7:stable")]
     assert found.kinds["PUT"] == 2  # the shard and the root
 
 
-def test_the_pointer_with_more_moves_stays(store: Store) -> None:
+def test_the_state_with_more_moves_stays(store: Store) -> None:
     set_feed(store, "all", ["*:*"])
     with hold_lease(store, "test") as guard:
-        update_feeds(guard, pointer(1, 3))
-        update_feeds(guard, pointer(1, 2))
-        assert entries(store)["model1:stable"] == pointer(1, 3)
+        update_feeds(guard, channel(1, 3))
+        update_feeds(guard, channel(1, 2))
+        assert entries(store)["model1:stable"] == channel(1, 3)
 
 
 def test_a_damaged_feed_hinders_no_move_and_a_lost_shard_is_made_anew(store: Store) -> None:
@@ -104,7 +104,7 @@ def test_a_damaged_feed_hinders_no_move_and_a_lost_shard_is_made_anew(store: Sto
     found = verify(store)
     assert {(item.kind, item.what) for item in found.problems} >= {("stale", "feed all")} and not found.sound
     assert repair(store, found).feeds == ("all",)
-    assert verify(store).sound and entries(store)["digits:stable"] == read_pointer(store, "digits", "stable")
+    assert verify(store).sound and entries(store)["digits:stable"] == read_channel(store, "digits", "stable")
     overwrite(store, KEY, b"{}")
     publish(store, "digits", "three")
     (problem,) = [item for item in verify(store).problems if item.kind == "stale"]
@@ -118,7 +118,7 @@ def test_a_late_feed_is_a_fault_and_repaired(store: Store) -> None:
     publish(store, "digits", "two")
     overwrite(store, KEY, late or b"")
     (problem,) = [item for item in verify(store).problems if item.kind == "stale"]
-    assert problem.detail == "digits:stable: leads to version 1, and its pointer to 2"
+    assert problem.detail == "digits:stable: has version 1, and the channel version 2"
     repair(store, verify(store))
     assert verify(store).sound
 

@@ -13,6 +13,7 @@ from enginery.registry.store.layout import manifest_key
 from enginery.registry.verification import verify
 from enginery.registry.versions import lookup
 from enginery.registry.versions.publish import attach_page, find_published, publish
+from enginery.registry.versions.state import read_history
 from tests.enginery.registries import approval, draft, engine, in_child, on_each_store, publish_engines, refusal
 
 
@@ -40,7 +41,7 @@ def test_an_older_content_is_found_again_behind_a_newer_version(store: Store) ->
     again = publish_engines(store, [engine(store)], "a")
     assert again.existed and again.version == "1"
     channel = lookup.read_channel(store, "digits", "candidate")
-    assert channel is not None and [move.version for move in channel.history] == ["1", "2", "1"]
+    assert channel is not None and [move.version for move in read_history(store, channel).moves] == ["1", "2", "1"]
 
 
 def test_a_unit_that_ends_otherwise_makes_another_version(store: Store) -> None:
@@ -140,7 +141,7 @@ def test_racing_publishers_of_other_content_get_a_version_each(store: Store) -> 
     contents = {lookup.load(store, "digits", version).content for version in lookup.versions(store, "digits")}
     channel = lookup.read_channel(store, "digits", "candidate")
     assert len(contents) == 8 and channel is not None
-    assert sorted(move.version for move in channel.history) == lookup.versions(store, "digits")
+    assert sorted(move.version for move in read_history(store, channel).moves) == lookup.versions(store, "digits")
 
 
 @on_each_store

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -5,7 +6,7 @@ from pathlib import Path
 
 from enginery.core.errors import InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import pointer_key
+from enginery.registry.store.layout import channel_key
 from tests.enginery.registries import engine, flip
 from tests.pipeline.cli.registry.commands import run, told
 
@@ -29,11 +30,10 @@ def test_verify(mixed: Store) -> None:
     assert [problem["kind"] for problem in told("verify")["problems"]] == ["missing"]
 
 
-def test_verify_tells_how_a_stale_pointer_is_mended(mixed: Store) -> None:
+def test_verify_tells_how_a_late_snapshot_is_mended(mixed: Store) -> None:
     run("promote", "digits@1")
-    old = mixed.read(key := pointer_key("digits", "stable"))
-    run("promote", "digits@2", "--proven-only")
-    mixed.replace(key, old or b"", mixed.read(key))
+    data = mixed.read(key := channel_key("digits", "stable")) or b""
+    mixed.replace(key, json.dumps({**json.loads(data), "snapshots": {}}).encode(), data)
     found = run("verify")
     assert found.exit_code == 1 and "`enginery verify --repair` writes what is stale anew" in found.stderr
     assert "delete the folder" not in found.stderr and "DAMAGED" in found.stdout

@@ -8,9 +8,9 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from enginery.core.errors import UnavailableError
-from enginery.registry.rollouts.state import read_rollout
+from enginery.registry.versions.rolling import read_rollout
 from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import rollout_key
+from enginery.registry.store.layout import channel_key
 from enginery.registry.versions import lookup, policies
 from enginery.registry.versions.policies import ChannelPolicy
 from pipeline.orchestration import events
@@ -77,6 +77,6 @@ def test_a_server_that_is_away_stops_nothing(started, monkeypatch):
 
 def test_it_ends_after_its_time_and_a_damaged_model_fails_it(started, sent):
     store = open_store(started)
-    overwrite(store, rollout_key("digits", "stable"), b"{}")
+    overwrite(store, channel_key("digits", "stable"), b"{}")
     state = advance(started, lasts_s=0.05)
     assert state.is_failed() and state.message == "1 rollout could not be looked at" and sent == []

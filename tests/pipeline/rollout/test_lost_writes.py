@@ -1,0 +1,179 @@
+"""A request that fails, at any position of what is done to a rollout: nodes get what the channel's state says, at once,
+and after one look everything else says so too."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from enginery.core.errors import EngineryError, UnavailableError, UndecidedError
+from enginery.registry import leases
+from enginery.registry.rollouts.state import Rollout
+from enginery.registry.store.layout import ROLLOUTS
+from enginery.registry.verification import verify
+from enginery.registry.versions import channels, feeds
+from enginery.registry.versions.additions import add_attestation
+from enginery.registry.versions.lookup import load
+from enginery.registry.versions.rolling import running_rollouts
+from enginery.registry.versions.state import Channel, read_channel, read_history
+from pipeline.rollout import operations
+from pipeline.rollout.advance import advance
+from pipeline.rollout.follow import RolloutFollower
+from pipeline.rollout.operations import Operator
+from tests.enginery.registries import report
+from tests.enginery.registry.memory import Killed, MemoryStore
+from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, plan, registry, served, tell
+
+Work = Callable[[Any], object]
+NOBODY, SOME, ALL = {"1"}, {"1", "2"}, {"2"}
+
+
+@dataclass
+class FailingStore(MemoryStore):
+    """A store whose request number `fails_at` fails. how: 'refused' before it is done; 'lost' after it, with no answer;
+    'undecided' the same, where a swap says that; 'killed' where its process ends before it."""
+
+    fails_at: int = 0
+    how: str = ""
+    count: int = 0
+
+    def _do(self, call: str, work: Callable[[], Any]) -> Any:
+        self.count += 1
+        if self.count != self.fails_at:
+            return work()
+        if self.how in ("refused", "killed"):
+            raise Killed if self.how == "killed" else UnavailableError("503 Slow Down")
+        work()
+        raise UndecidedError("?") if self.how == "undecided" and call == "replace" else UnavailableError("no answer")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is done. store: before it.  work: what is done, which may be done again.  before, after: the versions that
+    nodes get before and after it, and the rollout's states."""
+
+    store: Any
+    work: Work
+    before: tuple[str, set[str]]
+    after: tuple[str, set[str]]
+
+
+def start() -> Case:
+    store, _, two = registry()
+    return Case(store, lambda seen: begin(seen, two, plan("50%", "100%")), ("", NOBODY), ("running", SOME))
+
+
+def running(*waves: str, **gates: Any) -> tuple[Any, Rollout]:
+    store, _, two = registry()
+    return store, begin(store, two, plan(*waves, **gates))
+
+
+def open_wave() -> Case:
+    store, _ = running("50%", "100%")
+    return Case(store, lambda seen: advance(seen, *WHERE, at(600)), ("running", SOME), ("running", ALL))
+
+
+def halt() -> Case:
+    store, rollout = running("100%", health_ppm=900_000)
+    tell(store, rollout, 10, NODES[:20], "unhealthy")
+    return Case(store, lambda seen: advance(seen, *WHERE, at(20)), ("running", ALL), ("halted", NOBODY))
+
+
+def abort() -> Case:
+    store, _ = running("100%")
+    work: Work = lambda seen: operations.abort(seen, *WHERE, Operator("ada", at(20)))  # noqa: E731
+    return Case(store, work, ("running", ALL), ("aborted", NOBODY))
+
+
+def finish() -> Case:
+    store, _ = running("50%", "100%")
+    advance(store, *WHERE, at(600))
+    return Case(store, lambda seen: advance(seen, *WHERE, at(1200)), ("running", ALL), ("done", ALL))
+
+
+def move_all_the_same() -> Case:
+    store, _ = running("50%", "100%")
+    two = load(store, "digits", "2")
+
+    def work(seen: Any) -> object:
+        with leases.hold_lease(seen, "a promotion by force") as guard:
+            return channels.point(guard, two, "stable", "eve")
+
+    return Case(store, work, ("running", SOME), ("aborted", ALL))
+
+
+def start_another() -> Case:
+    """After one that was halted, which the history has from then on."""
+    store, _ = running("100%")
+    operations.abort(store, *WHERE, Operator("ada", at(20)))
+    two = load(store, "digits", "2")
+    return Case(store, lambda seen: begin(seen, two, plan("100%"), 30), ("aborted", NOBODY), ("running", ALL))
+
+
+def add_evidence() -> Case:
+    store, _ = running("50%", "100%")
+    two = load(store, "digits", "2")
+    proof = report(two.engines[0], host="another")
+    return Case(store, lambda seen: add_attestation(seen, two, proof), ("running", SOME), ("running", SOME))
+
+
+CASES = (start, open_wave, halt, abort, finish, move_all_the_same, start_another, add_evidence)
+
+
+def failing(case: Case, how: str) -> Iterator[tuple[MemoryStore, bool]]:
+    """The store after each single failure, and whether the work was acknowledged all the same."""
+    whole = FailingStore(dict(case.store.objects))
+    case.work(whole)
+    assert whole.count > 3
+    for number in range(1, whole.count + 1):
+        store = FailingStore(dict(case.store.objects), fails_at=number, how=how)
+        acknowledged = False
+        with suppress(EngineryError, Killed):
+            done = case.work(store)
+            acknowledged = not getattr(done, "late", "") and getattr(done, "action", "") != "beaten"
+        yield MemoryStore(store.objects), acknowledged
+
+
+def seen(store: MemoryStore) -> tuple[str, set[str]]:
+    """The state of the rollout, and the versions that nodes get. Whatever they get is there."""
+    channel = state(store)
+    nodes = {channel.served_to(node).version: node for node in NODES[:40]}
+    assert all(served(store, node) == version for version, node in nodes.items())
+    return channel.rollout.state if channel.rollout else "", set(nodes)
+
+
+def state(store: Any) -> Channel:
+    channel = read_channel(store, *WHERE)
+    assert channel is not None
+    return channel
+
+
+@pytest.mark.parametrize("how", ["refused", "lost", "undecided", "killed"])
+@pytest.mark.parametrize("make", CASES)
+def test_one_request_that_fails_anywhere(make: Callable[[], Case], how: str) -> None:
+    case = make()
+    feeds.set_feed(case.store, "all", ["*:*"])
+    assert seen(case.store) == case.before
+    for store, acknowledged in failing(case, how):
+        after = seen(store)
+        assert after in ((case.after,) if acknowledged else (case.before, case.after))
+        # A controller of all rollouts finds each one that runs.
+        assert state(store).active_rollout is None or running_rollouts(store) == [WHERE]
+        follower = RolloutFollower(store, None, len)
+        store.clock.now = at(20)
+        follower.look()
+        assert seen(store) == (case.after if make is halt else after) and not follower.failed
+        runs = state(store).active_rollout
+        assert [key for key in store.objects if key.startswith(ROLLOUTS)] == (
+            [f"{ROLLOUTS}digits/stable/{runs.id}.json"] if runs else []
+        )
+        assert feeds.are_feeds_current(store, state(store))
+        # Whoever does it again comes to the end, and nothing is done twice.
+        with suppress(EngineryError):
+            case.work(store)
+        assert seen(store) == case.after
+        moves = read_history(store, state(store)).moves
+        assert [move.version for move in moves] == (["1", "2"] if make in (finish, move_all_the_same) else ["1"])
+        assert not [item for item in verify(store).problems if item.fault]
