@@ -1,21 +1,23 @@
 """What users and programs do to a registry, as actors that run the product's own code."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 
 from enginery.client.locate import VersionLocator
-from enginery.core.digest import digest_of
-from enginery.core.errors import UnknownNameError
 from enginery.core.names import parse_reference
 from enginery.registry import pins
 from enginery.registry.collection.references import Rules as Kept
 from enginery.registry.gc import collect
 from enginery.registry.manifest import Manifest
+from enginery.registry.rollouts.reports import NodeReport, report_key, write_report
+from enginery.registry.rollouts.state import Gates, RolloutPlan, format_time
+from enginery.registry.rollouts.waves import ServingNode, Slice
 from enginery.registry.verification.repair import repair
 from enginery.registry.verification.verify import verify
-from enginery.registry.versions import channels, lookup
+from enginery.registry.versions import channels, lookup, rolling
 from enginery.registry.versions.publish import publish
+from pipeline.rollout import operations
+from pipeline.rollout.follow import RolloutFollower
 from tests.enginery import registries
 from tests.simulation.rules import Rules
 from tests.simulation.store import SimulatedStore
@@ -23,6 +25,8 @@ from tests.simulation.world import Call, Violation, World
 
 MODEL = "digits"
 GRACE = timedelta(minutes=30)
+NODES = tuple(ServingNode(f"node-{number}") for number in range(8))
+PLAN = RolloutPlan((Slice(500_000), Slice(1_000_000)), (600, 600), Gates(health_ppm=900_000))
 
 
 @dataclass
@@ -85,21 +89,81 @@ class Registry:
         """Take a pin away."""
         return self.world.call(f"unpin {version}", lambda: pins.unpin(self.store, MODEL, version))
 
-    def pull(self, reference: str) -> Call:
+    def pull(self, reference: str, node: ServingNode | None = None) -> Call:
         """Locate a version and read its engine, as a node does. Raises Violation for an answer that was never right."""
 
         def work() -> str:
-            located = VersionLocator(self.store).locate(parse_reference(reference))
+            located = VersionLocator(self.store, node=node).locate(parse_reference(reference))
             for entry in located.manifest.engines:
                 self.store.read_blob(str(entry.digest))
             return located.manifest.digest
 
-        call = self.world.call(f"pull {reference}", work)
+        call = self.world.call(f"pull {reference}{f' by {node.name}' if node else ''}", work)
         if call.acknowledged and ":" in reference:
-            right = self.rules.served_between(reference, call.began, call.ended or 0)
+            right = self.rules.served_between(reference, node, call.began, call.ended or 0)
             if call.result not in right:
-                raise Violation(f"{call.what} gave {str(call.result)[:12]}, and the channel served {sorted(d[:12] for d in right)}")
+                short = sorted(digest[:12] for digest in right)
+                raise Violation(f"{call.what} gave {str(call.result)[:12]}, and the channel served {short}")
         return call
+
+    def start(self, version: str) -> Call:
+        """Start a rollout in waves to stable."""
+
+        def work() -> str:
+            manifest = lookup.load(self.store, MODEL, version)
+            return operations.start(self.store, manifest, "stable", PLAN, self._operator()).id
+
+        return self.world.call(f"rollout start {version}", work)
+
+    def abort(self) -> Call:
+        """Abort the rollout that runs; what nodes get from then on is checked when they look."""
+
+        def work() -> str:
+            return operations.abort(self.store, MODEL, "stable", self._operator()).id
+
+        return self.world.call("rollout abort", work)
+
+    def pause(self) -> Call:
+        """Pause the rollout and resume it."""
+
+        def work() -> None:
+            operations.pause(self.store, MODEL, "stable", self._operator())
+            operations.resume(self.store, MODEL, "stable", self._operator())
+
+        return self.world.call("rollout pause, resume", work)
+
+    def resume(self) -> None:
+        """Resume a rollout that somebody who is gone had paused."""
+        running = rolling.read_rollout(self.store, MODEL, "stable")
+        if running and running.state == "paused":
+            operations.resume(self.store, MODEL, "stable", self._operator())
+
+    def advance(self) -> Call:
+        """One look of a controller at all that runs."""
+
+        def work() -> tuple[str, ...]:
+            said: list[str] = []
+            RolloutFollower(self.store, None, said.append).look()
+            return tuple(said)
+
+        return self.world.call("controller looks", work)
+
+    def report(self, failure: str) -> Call:
+        """Three nodes report of the rollout that runs."""
+
+        def work() -> int:
+            running = rolling.read_rollout(self.store, MODEL, "stable")
+            for node in NODES[:3] if running else ():
+                at = format_time(self.store.now())
+                report = NodeReport(node.name, "", running.version, at, at, failure)  # type: ignore[union-attr, arg-type]
+                key = report_key(MODEL, "stable", running.id, node.name)  # type: ignore[union-attr]
+                write_report(self.store, key, report, self.store.read(key))
+            return len(NODES)
+
+        return self.world.call(f"nodes report {failure or 'well'}", work)
+
+    def _operator(self) -> operations.Operator:
+        return operations.Operator("somebody", self.store.now())
 
     def _number(self) -> str:
         """What tells the moves of two calls apart."""

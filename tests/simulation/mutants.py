@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from enginery.core.errors import EngineryError
-from enginery.registry import gc, leases, marks
+from enginery.registry import leases, marks
 from enginery.registry.collection import claim, garbage, references, sweep
 from enginery.registry.store import base
-from enginery.registry.versions import channels, index, lookup, publish, refresh
+from enginery.registry.store.layout import ROLLOUTS, running_rollout_key
+from enginery.registry.versions import channels, index, lookup, publish, refresh, rolling, state
+from pipeline.rollout import advance, operations
 from tests.simulation.store import SimulatedStore
 
 Mutant = Callable[[], AbstractContextManager[Any]]
@@ -83,17 +84,55 @@ def _keep_without_pins(self: Any, version: Any, why: str) -> None:
         _KEEP(self, version, why)
 
 
-def _without_pointers(self: Any, kind: str, *rest: Any) -> None:
-    if kind != "pointers":
-        _KEEP_FOLLOWED(self, kind, *rest)
+def _without_rollouts(self: Any, state: Any, *rest: Any) -> None:
+    _KEEP_SERVED(self, replace(state, rollout=None), *rest)
 
 
-def _without_channels(self: Any, kind: str, *rest: Any) -> None:
-    if kind != "channels":
-        _KEEP_FOLLOWED(self, kind, *rest)
+def _without_channels(self: Any, state: Any, history: Any, moves: int) -> None:
+    if state.active_rollout:
+        self.keep((state.model, state.active_rollout.version), "rollout")
 
 
-_KEEP, _KEEP_FOLLOWED = references._Marking.keep, references._Marking._keep_followed
+def _change_any_rollout(store: Any, before: Any, after: Any) -> Any:
+    return state.change_channel(store, before.model, before.channel, lambda known: replace(known, rollout=after))
+
+
+def _serving_anything(serving: Any, manifest: Any, channel: str) -> Any:
+    ended = serving.rollout and replace(serving.rollout, state="aborted")
+    return _SERVING(replace(serving, rollout=ended), manifest, channel)
+
+
+def _begin_before_the_mark(guard: Any, model: str, channel: str, make: Any) -> Any:
+    def begin(known: Any) -> Any:
+        return refresh.with_snapshots(guard, replace(known, rollout=make(known)))
+
+    found = state.change_channel(guard.store, model, channel, begin)
+    rollout = found.rollout  # type: ignore[union-attr]
+    guard.store.create(running_rollout_key(model, channel, rollout.id), b"{}")
+    return rollout
+
+
+def _clear_all_marks(store: Any, model: str, name: str) -> None:
+    for _, _, rollout in list(rolling._marks(store, f"{ROLLOUTS}{model}/{name}/")):
+        store.remove(running_rollout_key(model, name, rollout))
+
+
+def _clear_unfenced(store: Any, model: str, name: str) -> None:
+    found = state.read_channel(store, model, name)
+    runs = found.active_rollout if found else None
+    for _, _, rollout in list(rolling._marks(store, f"{ROLLOUTS}{model}/{name}/")):
+        if runs is None or runs.id != rollout:
+            store.remove(running_rollout_key(model, name, rollout))
+
+
+def _without_feeds(store: Any, model: str, name: str) -> None:
+    channel = state.read_channel(store, model, name)
+    if channel is None or channel.active_rollout is None:
+        rolling.clear_marks(store, model, name)
+
+
+_KEEP, _KEEP_SERVED = references._Marking.keep, references._Marking._keep_served
+_SERVING = operations._serving
 
 
 def _no_lease(guard: Any, names: Iterable[str]) -> None:
@@ -113,15 +152,15 @@ class _Unsecured(leases.Guard):
         list(names)
 
 
-def _pointed_unsecured(guard: Any, known: Any, served: Any) -> Any:
-    return _POINTED(_Unsecured(guard.store, guard.lease), known, served)
+def _snapshots_unsecured(guard: Any, channel: Any) -> Any:
+    return _WITH_SNAPSHOTS(_Unsecured(guard.store, guard.lease), channel)
 
 
-_POINTED = refresh._pointed
+_WITH_SNAPSHOTS = refresh.with_snapshots
 
 MUTANTS: dict[str, Mutant] = {
-    "a document is written whatever it says by now": _everywhere("change", _blind_change, base, channels, refresh),
-    "a move whose answer was lost is made again": _everywhere("change", _change_again, channels),
+    "a document is written whatever it says by now": _everywhere("change", _blind_change, base, channels, state),
+    "a move whose answer was lost is made again": _everywhere("change", _change_again, state),
     "a manifest is written over one of the same number": _attribute(SimulatedStore, "create", _create_over),
     "marks are not taken away": _attribute(leases.Guard, "secure", _secure_nothing),
     "a lease that is over still counts for its holder": _attribute(leases.Guard, "secure", _no_lease),
@@ -132,12 +171,21 @@ MUTANTS: dict[str, Mutant] = {
     "a collection goes on after another took over": _attribute(claim.Claim, "check", lambda self: None),
     "a collection does not look whether another works": _attribute(claim, "SWEEPING", timedelta(seconds=-3600)),
     "pinned versions go": _attribute(references._Marking, "keep", _keep_without_pins),
-    "versions that only a pointer leads to go": _attribute(references._Marking, "_keep_followed", _without_pointers),
-    "versions that a channel serves go": _attribute(references._Marking, "_keep_followed", _without_channels),
+    "versions that only a rollout leads to go": _attribute(references._Marking, "_keep_served", _without_rollouts),
+    "versions that a channel serves go": _attribute(references._Marking, "_keep_served", _without_channels),
     "the highest number goes": _attribute(references, "_newest", _only_newest),
-    "a pointer is not marked before a move": _attribute(channels, "mark_moving", lambda *_: None),
-    "a pointer is not written after a move": _attribute(channels, "refresh_moved", lambda *_: None),
+    "a move is not kept before the next one": _attribute(state, "keep_history", lambda *_: None),
+    "a step of a rollout is written over another": _everywhere("change_rollout", _change_any_rollout, advance, operations),
+    "a rollout begins while another runs": _attribute(operations, "_serving", _serving_anything),
+    "a move does not end the rollout": _attribute(channels, "_end_rollout", lambda rollout, move: rollout),
+    "a rollout is marked after it began": _attribute(operations, "begin_rollout", _begin_before_the_mark),
+    "the mark of a rollout that runs is removed": _attribute(rolling, "clear_marks", _clear_all_marks),
+    "a mark is removed while its rollout begins": _attribute(rolling, "clear_marks", _clear_unfenced),
+    "feeds are not written by who looks next": _everywhere("settle_rollout", _without_feeds, advance, operations),
+    "a wave ends by the clock of its controller": _attribute(
+        SimulatedStore, "now", lambda self: self.world.now()
+    ),
     "a version is promoted that is not secured": _attribute(channels, "secure_version", lambda *_: None),
-    "a snapshot is not secured": _attribute(refresh, "_pointed", _pointed_unsecured),
+    "a snapshot is not secured": _everywhere("with_snapshots", _snapshots_unsecured, channels, rolling),
     "missing blobs are not looked for": _everywhere("find_lost_of", lambda *_: {}, publish, channels),
 }

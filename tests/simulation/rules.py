@@ -1,25 +1,30 @@
 """The rules that a registry keeps at every moment, checked at each change of the store and at the end of a run."""
 
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
-from enginery.core.digest import digests_in
+from enginery.core.parsing import Malformed
 from enginery.registry.manifest import parse
-from enginery.registry.store.layout import MODELS, blob_key, manifest_key
-from enginery.registry.versions.lookup import parse_channel_document
-from enginery.registry.versions.pointers import parse_pointer
+from enginery.registry.rollouts.state import Rollout
+from enginery.registry.rollouts.waves import ServingNode
+from enginery.registry.store.layout import MODELS, blob_key, channel_history_key, manifest_key
+from enginery.registry.versions.state import Channel, Move, parse_channel, parse_history
 from tests.simulation.store import Content
 from tests.simulation.world import Violation, World
 
 
 @dataclass
 class Rules:
-    """Watches one store. published: every manifest that was ever there, by key.  moves: of each channel the manifests
-    that it served, and from which step on."""
+    """Watches one store. published: every manifest that was ever there, by key.  states: those that each channel
+    was in, and from which step on.  moves: all that it made.
+    soaking: since when each wave of a rollout lasts, by the true time."""
 
     world: World
     content: Content
     published: dict[str, bytes] = field(default_factory=dict)
-    moves: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    states: dict[str, list[tuple[int, Channel]]] = field(default_factory=dict)
+    moves: dict[str, list[Move]] = field(default_factory=dict)
+    soaking: dict[tuple[str, int], datetime] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, data in self.content.objects.items():
@@ -30,10 +35,12 @@ class Rules:
         match key.removeprefix(MODELS).split("/"):
             case [_, "versions", _, "manifest.json"]:
                 self.published[key] = data
-            case [model, "channels", name]:
-                channel = parse_channel_document(None, data, model, name.removesuffix(".json"))  # type: ignore[arg-type]
-                assert channel is not None
-                self.moves.setdefault(f"{model}:{channel.name}", []).append((0, channel.manifest))
+            case [model, "channels", file]:
+                state = parse_channel(data, model, file.removesuffix(".json"))
+                assert state is not None
+                stored = parse_history(self.content.objects.get(channel_history_key(model, state.name)), state.name)
+                self.states[f"{model}:{state.name}"] = [(0, state)]
+                self.moves[f"{model}:{state.name}"] = list(stored.with_state(state).moves)
 
     def changed(self, key: str, before: bytes | None, after: bytes | None) -> None:
         """Check one change of the store. Raises Violation."""
@@ -46,8 +53,6 @@ class Rules:
                 self._manifest_changed(key, before, after)
             case [model, "channels", name]:
                 self._channel_changed(model, name.removesuffix(".json"), before, after)
-            case [model, "pointers", name] if after is not None:
-                self._pointer_changed(model, name.removesuffix(".json"), after)
             case [model, "pins", name] if after is not None and before is None:
                 self._there(model, name.removesuffix(".json"), None, f"pin of {name}")
 
@@ -83,12 +88,8 @@ class Rules:
         for other, data in self.content.objects.items():
             match other.removeprefix(MODELS).split("/"):
                 case [its, "channels", name] if its == model:
-                    channel = parse_channel_document(None, data, model, name.removesuffix(".json"))  # type: ignore[arg-type]
-                    if channel and channel.version == version:
-                        raise Violation(f"{model}@{version} was deleted, and {other} serves it")
-                case [its, "pointers", name] if its == model:
-                    pointer = parse_pointer(data, model, name.removesuffix(".json"))
-                    if pointer and any(item.version == version for item in pointer.versions):
+                    state = parse_channel(data, model, name.removesuffix(".json"))
+                    if state and version in state.served.values():
                         raise Violation(f"{model}@{version} was deleted, and {other} leads to it")
                 case [its, "pins", name] if its == model and name == f"{version}.json":
                     raise Violation(f"{model}@{version} was deleted, and it is pinned")
@@ -96,22 +97,52 @@ class Rules:
     def _channel_changed(self, model: str, name: str, before: bytes | None, after: bytes | None) -> None:
         if after is None:
             raise Violation(f"channel {model}:{name} was deleted")
-        old, new = (parse_channel_document(None, data, model, name) for data in (before, after))  # type: ignore[arg-type]
+        old, new = (parse_channel(data, model, name) for data in (before, after))
         assert new is not None
-        if old and new.history[: len(old.history)] != old.history:
-            raise Violation(f"channel {model}:{name} lost moves")
-        whys = [move.why for move in new.history if move.why]
-        if len(whys) != len(set(whys)):
-            raise Violation(f"channel {model}:{name} was moved twice by one call")
-        self._there(model, new.version, new.manifest, f"channel {name}")
-        self.moves.setdefault(f"{model}:{name}", []).append((self.world.steps, new.manifest))
+        for digest, version in new.served.items():
+            self._there(model, version, digest, f"channel {name}")
+        for snapshot in new.snapshots.values():
+            if blob_key(snapshot) not in self.content.objects:
+                raise Violation(f"channel {name} names snapshot {snapshot[:12]}, which is not there")
+        if old and new.order <= old.order:
+            raise Violation(f"channel {model}:{name} went from {old.order} to {new.order}")
+        self._check_moves(new, old)
+        if new.rollout:
+            self._check_rollout(new.rollout, old.rollout if old else None)
+        self.states.setdefault(f"{model}:{name}", []).append((self.world.steps, new))
 
-    def _pointer_changed(self, model: str, name: str, data: bytes) -> None:
-        pointer = parse_pointer(data, model, name)
-        for item in pointer.versions if pointer else ():
-            self._there(model, item.version, item.manifest, f"pointer {name}")
-            if item.snapshot and blob_key(item.snapshot) not in self.content.objects:
-                raise Violation(f"pointer {name} names snapshot {item.snapshot[:12]}, which is not there")
+    def _check_moves(self, new: Channel, old: Channel | None) -> None:
+        """No move is lost: the history has all before the last one. No call moves a channel twice."""
+        where = f"{new.model}:{new.name}"
+        data = self.content.objects.get(channel_history_key(new.model, new.name))
+        try:
+            moves = parse_history(data, where).with_state(new).moves
+        except Malformed as error:
+            raise Violation(f"channel {where} lost moves: {error}") from error
+        known = self.moves.setdefault(where, [])
+        if new.moves == len(known) + 1:
+            known.append(new.move)
+        if list(moves) != known:
+            raise Violation(f"channel {where} has other moves than were made")
+        whys = [move.why for move in moves if move.why]
+        if len(whys) != len(set(whys)):
+            raise Violation(f"channel {where} was moved twice by one call")
+
+    def _check_rollout(self, new: Rollout, old: Rollout | None) -> None:
+        """One that ended does not go on, and one that runs is not replaced."""
+        if new.soaking:
+            self.soaking.setdefault((new.id, new.wave), self.world.time)
+        if old is None or old == new:
+            return
+        if old.id == new.id and old.is_finished:
+            raise Violation(f"rollout {new.id} was {old.state} and is {new.state}")
+        if (new.wave > old.wave or new.state == "done") and old.id == new.id:
+            since = self.soaking.get((old.id, old.wave))
+            least = timedelta(seconds=old.plan.soaks_s[old.wave])
+            if since is None or self.world.time - since < least - timedelta(seconds=1):
+                raise Violation(f"wave {old.wave} of rollout {old.id} ended before its time")
+        if old.id != new.id and not old.is_finished:
+            raise Violation(f"rollout {new.id} began while {old.id} was {old.state}")
 
     def _there(self, model: str, version: str, digest: str | None, who: str) -> None:
         key = manifest_key(model, version)
@@ -122,13 +153,9 @@ class Rules:
             raise Violation(f"{who} leads to another {model}@{version}")
         self._whole(key, data)
 
-    def served_between(self, where: str, began: int, ended: int) -> set[str]:
-        """Digests of the manifests that a channel served at some step from `began` to `ended`."""
-        moves = self.moves.get(where, [])
-        found = {digest for step, digest in moves if began <= step <= ended}
-        before = [digest for step, digest in moves if step <= began]
-        return found | set(before[-1:])
-
-    def named(self, key: str) -> set[str]:
-        """The digests in a document."""
-        return set(digests_in(self.content.objects.get(key, b"")))
+    def served_between(self, where: str, node: ServingNode | None, began: int, ended: int) -> set[str]:
+        """Digests of the manifests that a channel led a node to at some step from `began` to `ended`."""
+        states = self.states.get(where, [])
+        within = [state for step, state in states if began <= step <= ended]
+        before = [state for step, state in states if step <= began]
+        return {state.served_to(node).manifest for state in (*within, *before[-1:])}

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from tests.simulation.actors import GRACE, MODEL, Registry
+from enginery.registry.versions import feeds, rolling
+from enginery.registry.versions.state import read_channel
+from tests.simulation.actors import GRACE, MODEL, NODES, Registry
 from tests.simulation.choices import Choices, shorten
 from tests.simulation.patched import patched
 from tests.simulation.rules import Rules
@@ -13,6 +15,7 @@ from tests.simulation.world import BEGIN, Actor, Temper, Violation, World
 
 CONTENTS = ("a", "b", "b", "c", "d")
 KINDS = ("publish", "promote", "rollback", "gc", "two gc", "two gc", "pull", "repair", "pin")
+ROLLING = ("start", "start", "abort", "pause", "advance", "advance", "well", "unhealthy", "pull", "promote", "rollback")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ def beginning() -> Content:
         registry.publish("z", "zeta")
         for call in world.calls:
             assert call.acknowledged, call.error
+        feeds.set_feed(registry.store, "all", [f"{MODEL}:*"])
         assert registry.collect().acknowledged
 
     with patched(world):
@@ -101,6 +105,8 @@ def _actors(registry: Registry, choices: Choices) -> list[Actor]:
     draw = choices.random
     works: list[Callable[[], object]] = []
     kinds = draw.sample(KINDS, draw.randint(2, 5))
+    if draw.random() < 0.5:
+        kinds = ["start", *draw.sample(ROLLING, draw.randint(2, 5)), *draw.sample(KINDS, draw.randint(0, 2))]
     for _ in range(draw.randint(3, 6)):
         steps = [_work(registry, choices, kinds) for _ in range(draw.randint(1, 3))]
         works.append(lambda steps=steps: [step() for step in steps])  # type: ignore[misc]
@@ -111,6 +117,7 @@ def _work(registry: Registry, choices: Choices, kinds: Sequence[str]) -> Callabl
     draw = choices.random
     kind = draw.choice(kinds)
     content, version = draw.choice(CONTENTS), draw.choice(("1", "2", "2", "3", "zeta"))
+    node, looks = draw.choice((None, *NODES)), draw.choice((1, 2, 4))
     wait = draw.choice((0.0, 0.0, 0.0, 600.0, 2400.0))
     works: dict[str, Callable[[], object]] = {
         "publish": lambda: registry.publish(content),
@@ -118,7 +125,13 @@ def _work(registry: Registry, choices: Choices, kinds: Sequence[str]) -> Callabl
         "rollback": registry.rollback,
         "gc": registry.collect,
         "two gc": lambda: (registry.collect(), registry.world.sleep(GRACE.total_seconds()), registry.collect()),
-        "pull": lambda: registry.pull(f"{MODEL}:stable"),
+        "pull": lambda: registry.pull(f"{MODEL}:stable", node),
+        "start": lambda: registry.start(version),
+        "abort": registry.abort,
+        "pause": registry.pause,
+        "advance": lambda: [registry.advance() for _ in range(looks)],
+        "well": lambda: registry.report(""),
+        "unhealthy": lambda: registry.report("unhealthy"),
         "repair": registry.repair,
         "pin": lambda: (registry.pin(version), registry.world.sleep(wait), registry.unpin(version)),
     }
@@ -140,6 +153,20 @@ def _afterwards(registry: Registry, actors: Sequence[Actor]) -> None:
             if key not in registry.rules.published:
                 raise Violation(f"{call.what} was acknowledged as {call.result}, which was never there")
     world.sleep(26 * 3600)
+    for _ in range(20):  # two waves, each with a look that opens it and one that ends it
+        if not rolling.running_rollouts(registry.store):
+            break
+        registry.resume()
+        registry.report("")
+        ended = registry.advance()
+        if ended.error is not None:
+            raise Violation(f"afterwards, a look of the controller ends in {ended.error}")
+        world.sleep(700)
+    else:
+        raise Violation("afterwards, a rollout goes on without end")
+    for state in [read_channel(registry.store, MODEL, name) for name in ("stable", "candidate")]:
+        if state and state.active_rollout:
+            raise Violation(f"afterwards, no controller looks at the rollout of {state.name}")
     for work in (registry.collect, registry.repair, lambda: registry.publish("e"), registry.rollback, registry.repair):
         call = work()
         if call.error is not None and "nothing to roll back to" not in str(call.error) and "was deleted since" not in str(call.error):

@@ -18,7 +18,7 @@ from enginery.core.errors import IntegrityError, UnavailableError, UndecidedErro
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.layout import blob_key, check_key
-from tests.simulation.world import World
+from tests.simulation.world import BEGIN, World
 
 PAGE = 50
 T = TypeVar("T")
@@ -162,6 +162,14 @@ class SimulatedStore:
             data = self.content.objects.get(key)
             if data is not None:
                 yield key, len(data)
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        for key in self.list(prefix):
+            if key in self.content.objects:
+                yield key, self.content.written.get(key, BEGIN)
+
+    def now(self) -> datetime:
+        return self._request("clock", lambda: self.world.time)
 
     def discard(self, digest: str) -> None:
         self._write("discard", lambda: self._set(blob_key(digest), None))
