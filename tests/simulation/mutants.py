@@ -159,7 +159,7 @@ def _snapshots_unsecured(guard: Any, channel: Any) -> Any:
 _WITH_SNAPSHOTS = refresh.with_snapshots
 
 MUTANTS: dict[str, Mutant] = {
-    "a document is written whatever it says by now": _everywhere("change", _blind_change, base, channels, state),
+    "a document is written whatever it says by now": _everywhere("change", _blind_change, base, state),
     "a move whose answer was lost is made again": _everywhere("change", _change_again, state),
     "a manifest is written over one of the same number": _attribute(SimulatedStore, "create", _create_over),
     "marks are not taken away": _attribute(leases.Guard, "secure", _secure_nothing),
