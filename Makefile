@@ -1,4 +1,5 @@
-# demo   sets up and runs the main job on real input     test   sets up, checks and runs the tests
+# demo   sets up and runs the main job on real input     test   sets up, checks and runs the tests that are not slow
+# test-all  these, and the slow ones: whole demos, servers, compilers, simulations
 # check  format, lint, types, import rules, links        bench  ratios against peers, measured in one run
 # site   docs/ as a site in build/site                    docs   the pages that are generated from the code
 #                                                        hunt   random examples, and many, for every property test
@@ -26,7 +27,7 @@ TWO_PIPS = $(LOGGED) sh -c "$(PIP) --no-deps torch ray & $(PIP) boto3 matplotlib
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts docs
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
-.PHONY: demo demo-cluster test check format bench proof docs site chart hunt house zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
+.PHONY: demo demo-cluster test test-rest test-all check format bench proof docs site chart hunt house zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
   check-style check-types check-imports check-links
 .DEFAULT_GOAL := test
 
@@ -55,6 +56,11 @@ demo-cluster: $(VENV)/.runs
 
 test: check
 	$(BIN)/python -m pytest -n auto
+
+test-rest: $(VENV)/.installed
+	$(BIN)/python -m pytest -n auto -m slow
+
+test-all: test test-rest
 
 # Two at a time; where make can, what each prints in one piece.
 check: $(VENV)/.installed
@@ -94,12 +100,12 @@ house: $(VENV)/.installed
 
 hunt: $(VENV)/.installed
 	ENGINERY_HOSTILE_EXAMPLES=$${ENGINERY_HOSTILE_EXAMPLES:-1000} $(BIN)/python -m pytest -n auto \
-	  --hypothesis-profile hunt $$(grep -rl --include='test_*.py' hypothesis tests)
+	  -m '' --hypothesis-profile hunt $$(grep -rl --include='test_*.py' hypothesis tests)
 
 conformance: $(VENV)/.installed
 	@$(INSTALL) '.[test,tvm,iree,xla]'
 	rm -rf build/conformance
-	ENGINERY_CONFORMANCE=all ENGINERY_CONFORMANCE_FOUND=build/conformance $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 3600 tests/conformance \
+	ENGINERY_CONFORMANCE=all ENGINERY_CONFORMANCE_FOUND=build/conformance $(BIN)/python -m pytest -n 2 -m '' --dist worksteal --timeout 3600 tests/conformance \
 	  tests/builders/backends/test_iree.py tests/builders/backends/test_tvm.py tests/builders/backends/test_xla.py
 	$(BIN)/python -m tests.conformance.page --found build/conformance
 
@@ -120,15 +126,15 @@ chart: $(VENV)/.installed
 	$(BIN)/python -m charts.regenerate
 
 cluster-test: $(VENV)/.installed
-	$(BIN)/python -m pytest -p no:xdist --log-cli-level=INFO --log-cli-format='%(asctime)s %(message)s' --log-cli-date-format=%H:%M:%S tests/cluster
+	$(BIN)/python -m pytest -p no:xdist -m '' --log-cli-level=INFO --log-cli-format='%(asctime)s %(message)s' --log-cli-date-format=%H:%M:%S tests/cluster
 
 azurite: $(VENV)/.installed
 	npm install --no-audit --no-fund --prefix build/azurite azurite@3
-	$(BIN)/python -m pytest -n 2 tests/enginery -k az
+	$(BIN)/python -m pytest -n 2 -m '' tests/enginery -k az
 
 site-check: $(VENV)/.installed
 	npm install --silent --no-fund --no-audit --prefix build/site-check axe-core@4.14.1
-	$(BIN)/python -m pytest -n 0 tests/pipeline/site/test_browser.py
+	$(BIN)/python -m pytest -n 0 -m '' tests/pipeline/site/test_browser.py
 
 gpu-check:
 	$(PYTHON) -m validation.gpu --out gpu-results.json

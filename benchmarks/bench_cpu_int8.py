@@ -3,15 +3,19 @@
     python benchmarks/bench_cpu_int8.py [--rounds 15] [--examples examples] [MODEL...]
     python -m tests.emulated_cpu avx2 python benchmarks/bench_cpu_int8.py
 
-CPU time of one inference, one thread, the models taking turns; medians, and ratios to onnxruntime's default fp32. int8
-is opened in both ways: plain, which saturates on CPUs without VNNI, and exact; `reduced` has weights within -64..64, in
-a plain session. The second command shows such a CPU on any x86-64.
-ResNet-18 has random weights and BatchNorm statistics from scikit-learn's two photographs; digits and MiniLM are the
-examples' real models on their real samples, and are left out where their weights are not at hand.
+CPU time of one inference, one thread, the models taking turns; medians, and ratios to onnxruntime's default fp32. Every
+engine is opened plainly. int8 `full` is what is built for CPUs with VNNI, whose sums saturate without; `uint8` is what
+`reduced_range: never` builds for the others; `reduced`, with weights within -64..64, is what they get by default;
+`option` is `full` in a session with ONNX Runtime's x64quantprecision. The second command shows a CPU without VNNI on an
+x86-64 that can be made to.
+ResNet-18, `residual` (8 convolutions with residual connections, 32 by 32 pixels) and `eeg` (EEGNet: Lawhern et al.
+2018) have random weights and BatchNorm statistics from scikit-learn's two photographs, or from sums of sines; the
+others are the examples' real models on their real samples, and are left out where their weights are not at hand.
 """
 
 import argparse
 import importlib.util
+import math
 import statistics
 import tempfile
 import time
@@ -28,7 +32,7 @@ from torch import nn
 
 from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.session import open_model, session_options
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
@@ -36,7 +40,9 @@ from pipeline.quantization.schemes.write import write
 
 Arrays = dict[str, np.ndarray]
 Case = tuple[Path, Arrays, Arrays]  # a model, what it is calibrated on, what it is judged on
-ENGINE = OnnxRuntime(intra_op_threads=1)
+ENGINE = OnnxRuntime(intra_op_threads=1, reduced_range="never")
+# With VNNI, and without.
+WIDE, NARROW = Target("x86-64-v4-vnni"), Target("x86-64-v3")
 LEAST_S = 0.005  # of one reading
 
 
@@ -71,8 +77,46 @@ class ResNet18(nn.Module):
         return self.head(self.blocks(self.stem(image)).mean((2, 3)))
 
 
-def crops(count: int, seed: int) -> torch.Tensor:
-    """Random crops of scikit-learn's two photographs, 224x224, normalised."""
+class Residual(nn.Module):
+    """Eight 3x3 convolutions, in pairs with a residual connection, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [(3, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1)]
+        self.blocks = nn.Sequential(*(Block(*item) for item in widths))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(image).mean((2, 3)))
+
+
+class EegNet(nn.Module):
+    """EEGNet (Lawhern et al. 2018) of 22 channels and 256 steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 8, (1, 64), padding="same", bias=False), nn.BatchNorm2d(8),
+            nn.Conv2d(8, 16, (22, 1), groups=8, bias=False), nn.BatchNorm2d(16), nn.ELU(), nn.AvgPool2d((1, 4)),
+            nn.Conv2d(16, 16, (1, 16), padding="same", groups=16, bias=False), nn.Conv2d(16, 16, 1, bias=False),
+            nn.BatchNorm2d(16), nn.ELU(), nn.AvgPool2d((1, 8)), nn.Flatten(),
+        )  # fmt: skip
+        self.head = nn.Linear(128, 4)
+
+    def forward(self, signal: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(signal))
+
+
+def signals(count: int, seed: int) -> torch.Tensor:
+    """Sums of three sines and noise, [count, 1, 22, 256]."""
+    draw = torch.Generator().manual_seed(seed)
+    at, rate = torch.arange(256) / 128, 4 + 26 * torch.rand((count, 1, 22, 3, 1), generator=draw)
+    waves = torch.sin(2 * math.pi * (rate * at + torch.rand((count, 1, 22, 3, 1), generator=draw))).sum(3)
+    return waves + 0.5 * torch.randn((count, 1, 22, 256), generator=draw)
+
+
+def crops(count: int, seed: int, size: int = 224) -> torch.Tensor:
+    """Random crops of scikit-learn's two photographs, of `size` by `size` pixels, normalised."""
     from sklearn.datasets import load_sample_images
 
     photographs = [torch.tensor(item.copy()).permute(2, 0, 1).float() / 255 for item in load_sample_images().images]
@@ -82,21 +126,38 @@ def crops(count: int, seed: int) -> torch.Tensor:
         side = int(rng.integers(160, 400))
         top, left = (int(rng.integers(0, size - side + 1)) for size in image.shape[1:])
         crop = image[None, :, top : top + side, left : left + side]
-        found.append(nn.functional.interpolate(crop, size=(224, 224), mode="bilinear", antialias=True))
+        found.append(nn.functional.interpolate(crop, size=(size, size), mode="bilinear", antialias=True))
     return (torch.cat(found) - 0.45) / 0.225
 
 
-def resnet(folder: Path) -> Case:
-    torch.manual_seed(0)
-    model = ResNet18().train()
+def untrained(
+    model: nn.Module, name: str, inputs: Callable[[int, int], torch.Tensor], folder: Path, count: int = 32
+) -> Case:
+    """A model with random weights, whose norms have the statistics of such inputs."""
+    model.train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # average over all batches
     with torch.no_grad():
         for seed in range(4):
-            model(crops(8, seed))
-    path = exported(model, (crops(2, 1),), folder / "resnet18.onnx", ["image"], {0: torch.export.Dim("batch", max=64)})
-    return path, {"image": crops(32, 100).numpy()}, {"image": crops(16, 200).numpy()}
+            model(inputs(8, seed))
+    path = exported(model, (inputs(2, 1),), folder / f"{name}.onnx", ["input"], {0: torch.export.Dim("batch", max=64)})
+    return path, {"input": inputs(count, 100).numpy()}, {"input": inputs(max(16, count // 2), 200).numpy()}
+
+
+def resnet(folder: Path) -> Case:
+    torch.manual_seed(0)
+    return untrained(ResNet18(), "resnet18", crops, folder)
+
+
+def residual(folder: Path) -> Case:
+    torch.manual_seed(0)
+    return untrained(Residual(), "residual", lambda count, seed: crops(count, seed, 32), folder, 128)
+
+
+def eeg(folder: Path) -> Case:
+    torch.manual_seed(0)
+    return untrained(EegNet(), "eeg", signals, folder, 128)
 
 
 def of_example(name: str, names: list[str], folder: Path, examples: Path) -> Case | None:
@@ -121,7 +182,7 @@ def of_example(name: str, names: list[str], folder: Path, examples: Path) -> Cas
 def exported(model: nn.Module, inputs: tuple[Any, ...], path: Path, names: list[str], dynamic: Any) -> Path:
     shapes = tuple(dynamic for _ in inputs)
     torch.onnx.export(
-        model.eval(), inputs, str(path), dynamo=True, input_names=names, output_names=["result"],
+        model.eval(), inputs, str(path), dynamo=True, input_names=names,
         dynamic_shapes=shapes, opset_version=20, external_data=False, verbose=False,
     )  # fmt: skip
     return path
@@ -146,20 +207,20 @@ def measured(model: onnx.ModelProto, arrays: Arrays) -> Ranges:
     return Ranges(seen, "minmax", "0" * 64, count)
 
 
-def engine(model: onnx.ModelProto, place: Path) -> Path:
+def engine(model: onnx.ModelProto, place: Path, target: Target = WIDE) -> Path:
     """The CPU backend's own engine."""
     place.mkdir()
     onnx.save(model, place / "graph.onnx")
-    request = BuildRequest("0" * 64, "fp32", Target("cpu"), "onnxruntime", (), (), ())
+    request = BuildRequest("0" * 64, "fp32", target, "onnxruntime", (), (), ())
     return ENGINE.build(request, place / "graph.onnx", place).path
 
 
-def opened(path: Path, exact: bool = False) -> Callable[[Arrays], np.ndarray]:
-    """An engine in the backend's session, but for what that does where kernels saturate: that is `exact`."""
+def opened(path: Path, option: bool = False) -> Callable[[Arrays], np.ndarray]:
+    """An engine in the backend's session. option: with ONNX Runtime's own remedy for sums that saturate."""
     options = session_options("ORT_ENABLE_ALL", 1)
-    if exact:
-        options.add_session_config_entry(*EXACT_SESSION)
-    session = open_model(path, options, exact=False)
+    if option:
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    session = open_model(path, options)
     return lambda inputs: session.run(None, inputs)[0]
 
 
@@ -218,12 +279,14 @@ def bench(name: str, case: tuple[Path, Arrays, Arrays], folder: Path, rounds: in
     place.mkdir()
     ranges = measured(model, calibration)
     runners = {"onnxruntime fp32": plain(path), "enginery fp32": opened(engine(model, place / "fp32"))}
-    op_types = ["MatMul"] if name == "minilm" else None
+    op_types = ["MatMul"] if name in ("minilm", "encoder") else None
     runners["onnxruntime U8S8"] = plain(peer(path, calibration, place, op_types))
     whole = ENGINE.scheme()
     for precision in ("int8", "int8-dynamic"):
-        built = engine(write(model, precision, whole, ranges)[0], place / precision)  # type: ignore[arg-type]
-        runners[f"{precision} plain"], runners[f"{precision} exact"] = opened(built), opened(built, exact=True)
+        graph, _ = write(model, precision, whole, ranges)  # type: ignore[arg-type]
+        full = engine(graph, place / precision)
+        runners[f"{precision} full"], runners[f"{precision} option"] = opened(full), opened(full, option=True)
+        runners[f"{precision} uint8"] = opened(engine(graph, place / f"{precision} uint8", NARROW))
         reduced, _ = write(model, precision, replace(whole, weight_levels=64), ranges)  # type: ignore[arg-type]
         runners[f"{precision} reduced"] = opened(engine(reduced, place / f"{precision} reduced"))
     runners["enginery int4"] = opened(engine(write(model, "int4", whole, ranges)[0], place / "int4"))
@@ -242,6 +305,9 @@ def bench(name: str, case: tuple[Path, Arrays, Arrays], folder: Path, rounds: in
 MODELS: dict[str, Callable[[Path, Path], Case | None]] = {
     "resnet18": lambda folder, _: resnet(folder),
     "digits": lambda folder, examples: of_example("digits", ["image"], folder, examples),
+    "encoder": lambda folder, examples: of_example("encoder", ["input_ids", "attention_mask"], folder, examples),
+    "residual": lambda folder, _: residual(folder),
+    "eeg": lambda folder, _: eeg(folder),
     "minilm": lambda folder, examples: of_example("minilm", ["input_ids", "attention_mask"], folder, examples),
 }
 

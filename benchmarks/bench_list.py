@@ -31,7 +31,8 @@ def fill(models: int) -> CountingStore:
         for version in range(1, VERSIONS + 1):
             store.put(manifest_key(f"model-{number:05}", str(version)), manifest)
         for name in ("candidate", "stable"):
-            store.put(channel_key(f"model-{number:05}", name), canonical_json(document))
+            named = {**document, "model": f"model-{number:05}", "name": name}
+            store.put(channel_key(f"model-{number:05}", name), canonical_json(named))
     return store
 
 

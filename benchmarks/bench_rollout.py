@@ -17,7 +17,8 @@ from contextlib import suppress
 
 from enginery.core.errors import EngineryError
 from enginery.registry.rollouts.reports import Heard, NodeReport
-from enginery.registry.rollouts.state import format_time, open_wave, read_rollout
+from enginery.registry.rollouts.state import format_time, open_wave
+from enginery.registry.versions.rolling import read_rollout
 from pipeline.rollout.gates import judge_gates
 from tests.enginery.registry.memory import Actor, interleave, seeded
 from tests.pipeline.rollout.fleet import WHERE, Fleet, at, begin, plan, registry

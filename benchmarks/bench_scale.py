@@ -8,8 +8,8 @@ move of a channel with 20 moves, with no feed and with one of all channels.  `id
 in 20 regions, each of which looks by the real code.  `feed`: the same of nodes that follow 20 channels each by one feed
 of all models; one node in a hundred is simulated, and counts a hundred times.
 
-Models that do not move have a channel and a pointer and no version, since nothing reads it; those that move are
-published by the real code with 12 engines, 12 attestations and 12 latency reports.
+Models that do not move have a channel and no version, since nothing reads it; those that move are published by the real
+code with 12 engines, 12 attestations and 12 latency reports.
 """
 
 import argparse
@@ -31,12 +31,11 @@ from enginery.client.client import Client
 from enginery.client.watching.looking import INTERVAL_S
 from enginery.core.hardware.machine import Machine
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import channel_key, pointer_key
+from enginery.registry.store.layout import channel_history_key, channel_key
 from enginery.registry.store.s3.requests import client as s3_client
 from enginery.registry.versions import channels
 from enginery.registry.versions.feeds import set_feed
 from enginery.registry.versions.lookup import load, read_channel
-from enginery.registry.versions.pointers import read_pointer
 from tests.enginery.registry.counting import CountingStore
 from tests.enginery.s3_server import BUCKET, ENVIRONMENT, serving
 
@@ -141,14 +140,14 @@ def writer(given: argparse.Namespace) -> dict[str, Any]:
         with store.counted() as sent:
             channels.rollback(store, "m0", "stable")
         found[name] = {**sent.kinds, "sent": sent.sent}
-    found["pointer_bytes"] = len(store.objects[pointer_key("m0", "stable")])
     found["channel_bytes"] = len(store.objects[channel_key("m0", "stable")])
+    found["history_bytes"] = len(store.objects[channel_history_key("m0", "stable")])
     return found
 
 
 def fill(models: int, real: int) -> CountingStore:
     """A registry: `real` models with two versions of 12 engines each with evidence and a channel of 20 moves, and the
-    others with their channel and pointer alone."""
+    others with their channel alone."""
     store = CountingStore(keep_keys=False)
     for number in range(real):
         for version in (1, 2):
@@ -156,13 +155,11 @@ def fill(models: int, real: int) -> CountingStore:
         manifests = [load(store, f"m{number}", str(version)) for version in (1, 2)]
         for turn in range(VERSIONS - 2):
             channels.promote(store, manifests[turn % 2], "stable")
-    channel, pointer = read_channel(store, "m0", "stable"), read_pointer(store, "m0", "stable")
-    assert channel is not None and pointer is not None
-    data = store.objects[channel_key("m0", "stable")]
+    channel = read_channel(store, "m0", "stable")
+    assert channel is not None
     for number in range(real, models):
         model = f"m{number}"
-        store._write(channel_key(model, "stable"), data)
-        store._write(pointer_key(model, "stable"), replace(pointer, model=model).to_bytes())
+        store._write(channel_key(model, "stable"), replace(channel, model=model).to_bytes())
     return store
 
 
@@ -179,7 +176,7 @@ def _move_costs(store: CountingStore) -> tuple[int, int]:
         client = Client(store.uri, cache=Path(folder) / "cache")
         client.__dict__["store"] = store
         client.pull("m0:stable", Path(folder) / "e", machine=Machine.from_name(MACHINE))
-    return sent.count - 1, sent.received - len(store.objects[pointer_key("m0", "stable")])
+    return sent.count - 1, sent.received - len(store.objects[channel_key("m0", "stable")])
 
 
 def _shown(found: Traffic, given: argparse.Namespace, times: int = 1) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from enginery.core.digest import canonical_json
 from enginery.registry.store.base import FileStore, open_store
 from enginery.registry.store.layout import channel_key, manifest_key
 from enginery.registry.versions import lookup
-from enginery.registry.versions.lookup import Channel, Move
+from enginery.registry.versions.state import Channel, Move
 from pipeline.site.folder import STATE, SiteFolder, Written
 from pipeline.site.generate import SiteSources, write_site
 from tests.pipeline.site.sites import move, publish_small
@@ -34,7 +33,7 @@ def fill(store: FileStore, count: int) -> None:
             named = replace(manifest, model=model)
             store.create(manifest_key(model, manifest.version), named.to_bytes())
         to = Move("2", named.digest, "2026-01-01T00:00:00+00:00", "ada", "built")
-        store.create(channel_key(model, "candidate"), canonical_json(Channel(model, "candidate", (to,)).to_json()))
+        store.create(channel_key(model, "candidate"), Channel(model, "candidate", 1, to).to_bytes())
 
 
 @contextmanager

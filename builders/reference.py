@@ -1,8 +1,9 @@
 """The reference interpreter: runs ONNX graphs on this CPU as they are written.
 
 Golden sets, calibration and every comparison take the results of a graph from it, whichever backend compiles the graph.
-It is ONNX Runtime, without options; what it would convert from constants in every run, it converts once. The backend of
-that name uses it too, and its engines are proven against the reference like any other's.
+It is ONNX Runtime, without options; what it would convert from constants in every run, it converts once, and where this
+CPU's integer kernels saturate it gets other weights that mean the same (`saturation`). The backend of that name uses it
+too, and its engines are proven against the reference like any other's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Literal
 from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]
 
 from builders.backends.onnxruntime.file import embed_shapes, restore_names
+from builders.backends.onnxruntime.saturation import exact_source
 from builders.backends.onnxruntime.session import OrtSession, failures, open_model, words_of
 from builders.onnx_graphs.constant_part import cut_constant_part, cut_varying_part
 from builders.onnx_graphs.outline import load_outline
@@ -54,8 +56,9 @@ class ReferenceSession(OrtSession):
             options.enable_mem_reuse = plan_buffers
             if has_shards(path):
                 options.add_session_config_entry("session.disable_prepacking", "1")
-                return open_model(path, options, name=name)
-            return _open_parts(path, options) or open_model(path, options, name=name)
+            elif parts := _open_parts(path, options):
+                return parts
+            return open_model(path, options, name, exact_source(path) if this_kind().saturates else None)
 
         super().__init__(model, optimized=False, threads=threads, opens=open_session, name=name)
 

@@ -44,9 +44,9 @@ def objects(texts: dict[str, str]) -> list[dict[str, Any]]:
 
 def objects_in(text: str) -> list[dict[str, Any]]:
     """The objects of a YAML file, and the RayCluster in one's ConfigMap, which a Job makes of it."""
-    found = [item for item in yaml.safe_load_all(text) if item]
+    found = [item for item in yaml.load_all(text, yaml.CSafeLoader) if item]
     inside = [item["data"]["raycluster.yaml"] for item in found if "raycluster.yaml" in item.get("data", {})]
-    return found + [yaml.safe_load(item) for item in inside]
+    return found + [yaml.load(item, yaml.CSafeLoader) for item in inside]
 
 
 def sample(name: str) -> dict[str, Any]:

@@ -9,11 +9,9 @@ file holds for it, so that a truncated or padded file is refused before any work
 """
 
 import math
-import struct
 import tokenize
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,16 +23,14 @@ from numpy.lib import format as npy
 
 from enginery.core.errors import DataError, ModelError
 from enginery.core.types import ShapeProfile, Tensors, TensorSpec, list_sums, size_of
+from enginery.core.zip_files import DAMAGED, check_compression
 
 # An array of any shape and any dtype.
 Array = np.ndarray
 # Combinations of shapes that a session remembers, so that its table does not grow with every new size.
 MOST_ACCEPTED = 256
 # What reading a damaged file raises; numpy reads an array's header as Python literals, hence the last four.
-_UNREADABLE = (
-    OSError, EOFError, ValueError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
-    SyntaxError, TypeError, MemoryError, tokenize.TokenError,
-)  # fmt: skip
+_UNREADABLE = (*DAMAGED, SyntaxError, TypeError, MemoryError, tokenize.TokenError)
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -237,6 +233,7 @@ def stored_arrays(path: Path) -> dict[str, StoredArray]:
     with _translate_errors(path, ""):
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
+                check_compression(archive)
                 infos = archive.infolist()
             arrays = [_header(path, info.filename, info.file_size) for info in infos]
         else:

@@ -13,7 +13,7 @@ from enginery.core.parsing import field, many, mapping, mapping_of, pair
 from enginery.core.sampling import sampling_inputs
 from enginery.core.state import State
 from enginery.core.types import PLUS, Sampling, ShapeProfile, TensorSpec
-from enginery.streams import read_description
+from enginery.descriptions import read_description
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,26 @@ from pathlib import Path
 import numpy as np
 
 from enginery.arrays import Array
+from enginery.core import parsing
 from enginery.core.codec import decode
-from enginery.core.ensemble import EnsembleFunction, name_dims, name_states, order_nodes, split_source
+from enginery.core.ensemble import (
+    EnsembleFunction,
+    name_dims,
+    name_states,
+    order_nodes,
+    parts_folder,
+    split_source,
+)
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.parsing import field, many, mapping, mapping_of, pair, parse_json, text
+from enginery.core.parsing import digest, field, file_path, graph_name, many, mapping, mapping_of, pair, text
 from enginery.core.state import State
 from enginery.core.types import Session, ShapeProfile, Tensors, TensorSpec
+from enginery.descriptions import OtherBytesError, check_engine, find_file, read_description
 from enginery.ensemble_streams import Answers, EnsembleStreams
 from enginery.user_code.calling import load_function
 
 # That a graph without profiles is given at once.
 MOST_ROWS = 32
-# Of a description.
-MOST_BYTES = 16 << 20
 _ALLOW = "allow it with functions=enginery.load_function, once you trust who published it"
 
 
@@ -149,38 +156,47 @@ class Ensemble(Session):
         cls,
         opens: Callable[[Path], Callable[[Tensors], Tensors]],
         description: Path | str,
-        functions: Callable[[Path, str, str], Callable[[Tensors], Tensors]] | None = None,
+        functions: Callable[[Path, str, str, Mapping[str, str]], Callable[[Tensors], Tensors]] | None = None,
     ) -> "Ensemble":
-        """The ensemble of a pulled one. opens: gives for an engine's file a function that runs it.  description: the
-        JSON of the whole.  functions: gives for a folder, a Python file in it and a name the function between graphs,
-        as `enginery.load_function` does, which runs the version's own code in this process.
+        """The ensemble of a pulled one. opens: gives for an engine's file, of which the digest was checked, a function
+        that runs it.  description: the JSON of the whole.  functions: gives for a folder, a Python file in it, a name
+        and the digests of its files the function between graphs, as `enginery.load_function` does, which runs the
+        version's own code in this process.
 
-        Raises DataError for a file that is none and for functions that nobody allowed to run, and what `opens` and
-        `functions` raise.
+        Raises DataError for a file that is none and for functions that nobody allowed to run, IntegrityError for
+        engines with other bytes than were published, and what `opens` and `functions` raise.
         """
         path, nodes, stateful = Path(description), dict[str, EnsembleGraph](), dict[str, Mapping[str, object]]()
+        found = read_description(path)
         try:
-            found = parse_json(path.read_bytes(), MOST_BYTES)
             between = decode(found.get("functions", []), list[EnsembleFunction])
             if between and functions is None:
                 named = ", ".join(f"{item.file}:{item.function}" for item in between)
                 raise DataError(f"{path.name} runs Python code of its own ({named}); {_ALLOW}")
             for graph in field(found, "graphs", many(mapping)):
-                name, own = field(graph, "name", text), path.parent / field(graph, "description", text)
-                engine = parse_json(own.read_bytes(), MOST_BYTES)
-                nodes[name] = _open_graph(own.parent, engine, field(graph, "sources", mapping_of(text)), opens)
+                name, own = (
+                    field(graph, "name", graph_name),
+                    find_file(path.parent, field(graph, "description", file_path)),
+                )
+                engine = read_description(own)
+                if engine.get("digest") != field(graph, "digest", digest):
+                    raise DataError(f"{own} describes another engine than {path.name} is made of; pull it again")
+                nodes[name] = _open_graph(own, engine, field(graph, "sources", mapping_of(text)), opens)
                 stateful |= {name: engine} if "state" in engine else {}
             graphs = {name: node.sources for name, node in nodes.items()}
-            load = functions or load_function
+            load, parts = functions or load_function, path.parent / parts_folder(*_version_of(found))
             for item in between:
-                run = load(path.parent / item.name, item.file, item.function)
+                folder = parts / graph_name(item.name, "the name of a function")
+                run = load(folder, item.file, item.function, item.files)
                 nodes[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
             order = order_nodes(graphs, {item.name: item.sources for item in between})
             inputs, outputs = _read_tensors(found, "inputs"), _read_tensors(found, "outputs")
             states = _WholeStates.of(stateful, nodes, inputs)
             whole = {name: nodes[name] for name in order}
             return cls(whole, states.inputs, outputs, states.states, states.ends)
-        except (FileNotFoundError, IntegrityError) as error:
+        except OtherBytesError:
+            raise
+        except IntegrityError as error:
             raise DataError(f"{description} describes no ensemble: {error}") from error
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
@@ -243,14 +259,14 @@ class _WholeStates:
 
 
 def _open_graph(
-    folder: Path,
+    description: Path,
     engine: Mapping[str, object],
     sources: Mapping[str, str],
     opens: Callable[[Path], Callable[[Tensors], Tensors]],
 ) -> EnsembleGraph:
     inputs, outputs = _read_tensors(engine, "inputs"), _read_tensors(engine, "outputs")
     profiles = [decode(item, ShapeProfile) for item in field(engine, "profiles", many(mapping))]
-    run = opens(folder / field(engine, "file", text))
+    run = opens(check_engine(description, engine))
     return EnsembleGraph(run, inputs, sources, outputs, call_rows(inputs, outputs, profiles))
 
 
@@ -278,6 +294,11 @@ def feed(graph: EnsembleGraph, inputs: Tensors, held: Tensors, before: Sequence[
         floats = array.dtype.kind == "f" and spec.dtype.startswith("float") and array.dtype.name != spec.dtype
         found[spec.name] = array.astype(spec.dtype) if floats else array
     return found
+
+
+def _version_of(found: Mapping[str, object]) -> tuple[str, str]:
+    """The model and version of a description."""
+    return field(found, "model", parsing.name), field(found, "version", parsing.name)
 
 
 def _read_tensors(found: Mapping[str, object], name: str) -> list[TensorSpec]:

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from enginery.arrays import InputCheck
+from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.parsing import field, mapping_of, parse_json, scalar, text
-from enginery.core.types import Tensors
+from enginery.core.parsing import field, many, mapping
+from enginery.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
+from enginery.descriptions import find_engine, read_description, read_engine
 
-# Of a description.
-MOST_BYTES = 16 << 20
+# Where the session looks for weights in files of their own, of a model that it is given as bytes.
+_SHARDS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 class DescribedFile(Protocol):
@@ -26,30 +28,45 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
     """A function that runs an engine of ONNX Runtime once on all of its inputs, by name, on the CPU. engine: a pulled
     one, the file of one, or the JSON beside it.
 
-    The session has the options that the JSON names for CPUs like this one: without them int8 engines give other numbers
-    on CPUs without VNNI than they were proven with (docs/concepts/cpu-kinds.md).
+    The function raises DataError for inputs of sizes that the engine was not built and proven for.
+
     Raises DataError for what is no engine, for several graphs (`Ensemble`) and for an engine of another compiler, which
-    its own runtime opens; and what onnxruntime raises.
+    its own runtime opens; IntegrityError for other bytes than were published; and what onnxruntime raises.
     """
     path = Path(engine if isinstance(engine, Path | str) else engine.description).with_suffix(".json")
-    try:
-        found = parse_json(path.read_bytes(), MOST_BYTES)
-        file = path.parent / field(found, "file", text)
-        options = mapping_of(scalar)(found.get("session_options_without_vnni", {}), "session_options_without_vnni")
-    except (OSError, IntegrityError) as error:
-        raise DataError(f"{path} describes no engine: {error}") from error
+    found = read_description(path)
     if "graphs" in found:
         raise DataError(f"{path.name} describes several graphs; use enginery.Ensemble, which opens each of them")
-    if file.suffix != ".onnx":
+    file = find_engine(path, found)
+    if Path(str(found["file"])).suffix != ".onnx":
         raise DataError(
             f"{file.name} is no engine of onnxruntime, and its own runtime opens it: give `opens` to a router or an "
             "ensemble, and `run` to streams and generators"
         )
+    try:
+        inputs = [decode(item, TensorSpec) for item in field(found, "inputs", many(mapping))]
+        profiles = [decode(item, ShapeProfile) for item in field(found, "profiles", many(mapping))]
+    except IntegrityError as error:
+        raise DataError(f"{path} describes no engine: {error}") from error
     import onnxruntime
 
-    settings = onnxruntime.SessionOptions()
-    for name, value in options.items() if this_kind().saturates else ():
-        settings.add_session_config_entry(name, str(value))
-    session = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
+    session = open_session(read_engine(path, found), file.parent, onnxruntime.SessionOptions())
+    names, check = [output.name for output in session.get_outputs()], InputCheck(inputs, profiles)
+
+    def run(given: Tensors) -> Tensors:
+        if profiles:
+            check(given)
+        return dict(zip(names, session.run(names, dict(given)), strict=True))
+
+    return run
+
+
+def open_session(model: bytes, folder: Path, options: Untyped) -> Untyped:
+    """A session of ONNX Runtime on the CPU. folder: of the model's shards.  options: `SessionOptions`, which this adds
+    to. Raises what onnxruntime raises."""
+    import onnxruntime
+
+    options.add_session_config_entry(_SHARDS_FOLDER, str(folder))
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session._model_bytes = None  # else it holds them for as long as it lives, to be opened again by other providers
+    return session

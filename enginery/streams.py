@@ -8,12 +8,10 @@ import numpy as np
 from enginery.arrays import Array, dtype_of
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.parsing import field, many, mapping, mapping_of, pair, parse_json
+from enginery.core.parsing import field, many, mapping, mapping_of, pair
 from enginery.core.state import Places, State, without_states
 from enginery.core.types import Tensors, TensorSpec
-
-# Of a description.
-MOST_BYTES = 16 << 20
+from enginery.descriptions import read_description
 
 
 class Streams:
@@ -178,14 +176,6 @@ class Streams:
             )
             for spec in self._specs
         }
-
-
-def read_description(path: Path | str) -> dict[str, object]:
-    """The JSON beside a pulled engine. Raises DataError for a file that is none."""
-    try:
-        return parse_json(Path(path).read_bytes(), MOST_BYTES)
-    except (OSError, IntegrityError) as error:
-        raise DataError(f"{path} describes no engine: {error}") from error
 
 
 def _batch_name(inputs: Sequence[TensorSpec]) -> tuple[str, str] | None:

@@ -11,6 +11,7 @@ from enginery.core.reports.prompts import PromptDrift
 from enginery.core.reports.proof import Report, Verdict, judge
 from enginery.core.text import now
 from enginery.core.types import BuildFailure
+from pipeline.quantization.notes import describe_share
 from pipeline.values import Attributed, Built, Json, Proof
 
 
@@ -49,12 +50,15 @@ def make_report(
     machine's. The reason names it for a CPU engine, since the verdict holds for that kind alone.
     """
     checks = tuple(check for proof in proofs for check in proof.checks)
-    verdict, reason = judge(checks, cannot_run)
+    # The report is read on other machines.
+    verdict, reason = judge(checks, cannot_run and cannot_run.replace("on this machine", "where it was built"))
     request = built.unit.request
-    if request.target.is_cpu and cannot_run is None:
+    if request.target.is_cpu and cannot_run is None and verdict != "unproven":
         reason = f"{reason}, on {cpu or this_kind().name}"
     if (own := built.unit.graph.own_int8) and request.precision != "int8-dynamic":
         reason = f"{reason}; {own}"
+    if (share := built.unit.graph.share) is not None:
+        reason = f"{reason}; {describe_share(share, request.precision)}"
     if searched := built.unit.graph.searched:
         reason = f"{reason}; {searched}"
     return Report(
@@ -146,6 +150,7 @@ class Outcome:
     and no channel was moved.
     graphs: of an ensemble, the outcomes of its graphs; lacking: the first of them that has no version, so that the
     whole has none.
+    narrowed: the part of the spec that was asked for, in words, so that no channel was moved; None for all of it.
     """
 
     model: str
@@ -160,6 +165,7 @@ class Outcome:
     same_as: str | None = None
     graphs: Mapping[str, "Outcome"] = field(default_factory=dict)
     lacking: str | None = None
+    narrowed: str | None = None
 
     @property
     def failed(self) -> tuple[EngineResult, ...]:
@@ -179,8 +185,9 @@ class Outcome:
             "version": self.version,
             "cached": self.cached,
             "same_as": self.same_as,
-            "channel": self.channel,
+            "channel": None if self.narrowed else self.channel,
             "channel_refusal": self.channel_refusal,
+            "narrowed": self.narrowed,
             "report": self.page,
             "metrics": self.metrics,
             "engines": [engine.to_json() for engine in self.engines],

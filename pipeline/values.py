@@ -35,6 +35,7 @@ class OnnxModel:
     blake3: of that file; None where the worker that uploaded it did not have the library.
     integer_nodes: (operator, how many) of the nodes that multiply in int8, as the model came, in every variant.
     shards: of its weights.
+    narrow_share: of one that carries Q/DQ, the multiplications with weights that these make narrow, of all.
     """
 
     digest: str
@@ -45,6 +46,7 @@ class OnnxModel:
     blake3: str | None = None
     integer_nodes: tuple[tuple[str, int], ...] = ()
     shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
+    narrow_share: float | None = field(default=None, metadata=OMIT_DEFAULT)
 
     @property
     def blobs(self) -> list[str]:
@@ -91,6 +93,15 @@ class Observed:
     inputs: str
     seen: str
     samples: int
+
+
+@dataclass(frozen=True)
+class StepFailure:
+    """What a step failed of, in place of its result. kind, log: as in `StepError`."""
+
+    reason: str
+    kind: str = "error"
+    log: str = ""
 
 
 @dataclass(frozen=True)
@@ -261,8 +272,9 @@ class Graph:
     inputs, outputs: as this graph declares them.  record: digest of what quantizing did, tensor by tensor, as a blob.
     recipe: of graphs that were written here.  idle: why no node of it computes in its precision; None where one does.
     own_int8, shards: as in `OnnxModel`.  searched: why a search was made that nobody asked for, and what came of it.
-    in_place_of: the variant that this one was measured to be faster than here (`steps.alternatives`).
+    failure: why it could not be observed, searched, written or compared; its model is then the exported one.
     quantized_states: states that the graph rounds, and its engines take and give as int8.
+    share: of the multiplications with weights that are in its precision (`quantization.shares`), of a quantized one.
     """
 
     variant: GraphVariant
@@ -278,7 +290,8 @@ class Graph:
     own_int8: str | None = None
     shards: Shards = ()
     searched: str | None = None
-    in_place_of: GraphVariant | None = None
+    failure: StepFailure | None = None
+    share: float | None = None
     quantized_states: tuple[QuantizedState, ...] = ()
 
     @property

@@ -8,22 +8,25 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
 
-from builders.execution.starting import Start
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.objects import attempts, source
-from enginery.registry.store.objects.store import ObjectStore
-from pipeline.compile.preloaded import PRELOADED
 from tests import scheduling
-from tests.enginery.faulty_proxy import FaultyProxy
-from tests.enginery.object_stores.kinds import ENVIRONMENT, FOREIGN, GOOGLES_LIMIT, KINDS, ServerKind
-from tests.enginery.object_stores.servers import Servers
 from tests.one_server import OneServer, without_current_test
-from tests.pipeline.projects import Project, write_project
+
+# Fixtures import what they make: a file of tests starts with what it needs, and not with numpy, onnx and every cloud.
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+
+    from builders.execution.starting import Start
+    from enginery.registry.store.base import Store
+    from enginery.registry.store.objects.store import ObjectStore
+    from tests.enginery.faulty_proxy import FaultyProxy
+    from tests.enginery.object_stores.kinds import ServerKind
+    from tests.enginery.object_stores.servers import Servers
+    from tests.pipeline.projects import Project
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and with them everything that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,7 +53,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> scheduling.WholeFiles | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> scheduling.WholeFiles | None:
     if config.option.dist != "load":  # another was asked for
         return None
     config.option.loadscopereorder = False
@@ -69,10 +72,20 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
         return (yield)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """What tests write need not outlive a crash of the machine: that takes 3 to 11 ms a file, and a build writes 85."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("os.fsync", os.fstat)  # it fails for what is no open file, as the other does
+        yield
+
+
 @pytest.fixture(scope="session")
 def one_server() -> Iterator[OneServer]:
     """Once it is asked for, all builds in this process have their jobs forked from one server, and the exports that run
     in it their float64 runs."""
+    from pipeline.compile.preloaded import PRELOADED
+
     server = OneServer()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("pipeline.orchestration.run.fork_server", server)
@@ -82,42 +95,52 @@ def one_server() -> Iterator[OneServer]:
 
 
 @pytest.fixture
-def start(one_server: OneServer) -> Iterator[Start]:
+def start(one_server: OneServer) -> Iterator["Start"]:
     """For executors of a test's own: starts jobs as builds do."""
+    from pipeline.compile.preloaded import PRELOADED
+
     with one_server(PRELOADED) as found:
         yield found
 
 
 @pytest.fixture
-def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_server: OneServer) -> Project:
+def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_server: OneServer) -> "Project":
     """A fresh project; nothing is built."""
+    from tests.pipeline.projects import Project, write_project
+
     write_project(tmp_path / "project")
     return Project(tmp_path / "project", capsys)
 
 
 @pytest.fixture(scope="session")
-def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_once() -> Path:
     """Project and registry after one build, to be copied."""
-    return scheduling.once_for_all_workers(tmp_path_factory.getbasetemp(), "built", _build)
+    packages = ("ml_dtypes", "numpy", "onnx", "onnxruntime", "tensorrt-rtx")
+    code = ("enginery", "builders", "validation", "pipeline", "tests/pipeline/projects.py", "pyproject.toml")
+    return scheduling.made_once("built", scheduling.key_of(packages, code), _build)
 
 
 def _build(place: Path) -> None:
+    from tests.pipeline.projects import write_project
+
     write_project(place / "project")
     command = [sys.executable, "-m", "pipeline.cli", "build", str(place / "project" / "tiny.yaml")]
     subprocess.run([*command, "--registry", str(place / "registry")], check=True, capture_output=True)
 
 
 @pytest.fixture
-def built(built_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], one_server: OneServer) -> Project:
+def built(built_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], one_server: OneServer) -> "Project":
     """A project of which version 1 is published; a copy, free to be changed."""
+    from tests.pipeline.projects import Project
+
     shutil.copytree(built_once, tmp_path / "place")
     return Project(tmp_path / "place" / "project", capsys)
 
 
 @pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def migrated() -> Path:
     """A home of Prefect with its database, to be copied: making it is half of a server's first start."""
-    return scheduling.once_for_all_workers(tmp_path_factory.getbasetemp(), "prefect", _migrate)
+    return scheduling.made_once("prefect", scheduling.key_of(("prefect", "sqlalchemy"), ()), _migrate)
 
 
 def _migrate(place: Path) -> None:
@@ -132,27 +155,33 @@ def home(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
+def servers() -> Iterator["Servers"]:
     """Servers of every kind with the bucket `BUCKET`, and proxies in front of them, started when they are asked for."""
+    from tests.enginery.object_stores.servers import Servers
+
     with Servers() as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def s3_server(servers: Servers) -> str:
+def s3_server(servers: "Servers") -> str:
     """URL of an S3 server with the bucket `BUCKET`."""
     return servers.url("s3")
 
 
 @pytest.fixture
-def server_kind(request: pytest.FixtureRequest) -> ServerKind:
+def server_kind(request: pytest.FixtureRequest) -> "ServerKind":
     """S3; with `registries.on_each_bucket`, each kind of object store."""
+    from tests.enginery.object_stores.kinds import KINDS
+
     return KINDS[getattr(request, "param", "s3")]
 
 
 @pytest.fixture
 def s3_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Credentials that the servers take, and a cache of this test's own."""
+    from tests.enginery.object_stores.kinds import ENVIRONMENT, FOREIGN
+
     for name in FOREIGN:
         monkeypatch.delenv(name, raising=False)
     for name, value in {**ENVIRONMENT, "ENGINERY_CACHE": str(tmp_path / "cache")}.items():
@@ -162,18 +191,23 @@ def s3_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def s3_uri(s3_server: str, s3_environment: None) -> str:
     """The URI of a place in the S3 bucket where nothing is yet."""
+    from tests.enginery.object_stores.kinds import KINDS
+
     return KINDS["s3"].uri(s3_server, secrets.token_hex(8))
 
 
 @pytest.fixture
-def bucket_uri(servers: Servers, server_kind: ServerKind, s3_environment: None) -> str:
+def bucket_uri(servers: "Servers", server_kind: "ServerKind", s3_environment: None) -> str:
     """The URI of a place in a bucket of this kind where nothing is yet."""
     return server_kind.uri(servers.url(server_kind.name), secrets.token_hex(8))
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """An empty registry in a folder; with `registries.on_each_store`, one of every kind."""
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> "Store":
+    """An empty registry in a folder; with `registries.on_each_kind`, one of every kind."""
+    from enginery.registry.store.base import open_store
+    from tests.enginery.object_stores.kinds import KINDS
+
     kind = getattr(request, "param", "file")
     if kind == "file":
         return open_store(tmp_path / "registry", create=True)
@@ -183,8 +217,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def proxy(servers: Servers, server_kind: ServerKind, monkeypatch: pytest.MonkeyPatch) -> FaultyProxy:
+def proxy(servers: "Servers", server_kind: "ServerKind", monkeypatch: pytest.MonkeyPatch) -> "FaultyProxy":
     """A proxy without faults yet, in front of the server; pauses are short, and parts small."""
+    from enginery.registry.store.objects import attempts, source
+    from tests.enginery.object_stores.kinds import GOOGLES_LIMIT
+
     running_proxy = servers.proxy(server_kind.name)
     monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(source, "PART_BYTES", server_kind.part)
@@ -195,8 +232,11 @@ def proxy(servers: Servers, server_kind: ServerKind, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def store_behind_proxy(proxy: FaultyProxy, server_kind: ServerKind, s3_environment: None) -> ObjectStore:
+def store_behind_proxy(proxy: "FaultyProxy", server_kind: "ServerKind", s3_environment: None) -> "ObjectStore":
     """An empty registry that is reached through the proxy."""
+    from enginery.registry.store.base import open_store
+    from enginery.registry.store.objects.store import ObjectStore
+
     store = open_store(server_kind.uri(proxy.url, secrets.token_hex(8)), create=True)
     assert isinstance(store, ObjectStore)
     proxy.fine()

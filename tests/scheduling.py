@@ -1,18 +1,28 @@
 """How pytest-xdist shares the tests out: whole files, the slow ones first, to a worker a core."""
 
 import fcntl
+import hashlib
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from enginery.core.hardware.cpu_kinds import this_kind
+
 # Tests start servers and processes of their own: more workers than this wait for each other.
 MOST_WORKERS = 4
 # Folders whose tests share what takes longest to start.
 ONE_FLEET = ("tests/builders/execution/ray",)
+ROOT = Path(__file__).parents[1]
+# What was made is kept here, for all workers and for runs that start within an hour: what is older might be too old for
+# a test that looks at times. A run that began with it is over after three.
+_KEPT = ROOT / "build" / "fixtures"
+_FRESH_S, _OVER_S = 3600.0, 3 * 3600.0
 
 
 class WholeFiles(LoadScopeScheduling):
@@ -34,17 +44,33 @@ def put_slow_files_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
-def once_for_all_workers(base: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that `make` fills, once in a run of the tests: the first worker does, and the others wait for it.
-
-    base: the worker's folder of temporary folders, which lies in that of the run; without workers that of the run.
-    """
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-    with folder.with_suffix(".lock").open("w") as lock:
+def made_once(name: str, key: str, make: Callable[[Path], None], kept: Path = _KEPT) -> Path:
+    """A folder that `make` fills, to be copied: the first worker that asks for this name and key fills it, and the
+    others and the next runs take it."""
+    kept.mkdir(parents=True, exist_ok=True)
+    with (kept / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            made = folder.with_suffix(".part")
-            shutil.rmtree(made, ignore_errors=True)  # of a worker that died
-            make(made)
-            made.rename(folder)
-    return folder
+        ages = {folder: time.time() - float(folder.name.rpartition("-")[2]) for folder in kept.glob(f"{name}-*-*")}
+        for folder in [folder for folder, age in ages.items() if age > _OVER_S]:
+            shutil.rmtree(folder)
+        fresh = [folder for folder, age in ages.items() if age < _FRESH_S and folder.match(f"{name}-{key}-*")]
+        if fresh:
+            return fresh[0]
+        made = kept / f"{name}.part"
+        shutil.rmtree(made, ignore_errors=True)  # of a worker that died
+        make(made)
+        return made.rename(kept / f"{name}-{key}-{time.time():.0f}")
+
+
+def key_of(packages: Sequence[str], code: Sequence[str]) -> str:
+    """A key of what comes of installed packages, of files of this checkout and all below its folders, and of the CPU.
+
+    code: paths from the root.
+    """
+    digest = hashlib.sha256(this_kind().name.encode())
+    for package in packages:
+        digest.update(f"{package} {version(package)}\n".encode())
+    for path in sorted(file for name in code for file in [ROOT / name, *(ROOT / name).rglob("*")] if file.is_file()):
+        if path.suffix != ".pyc":
+            digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]

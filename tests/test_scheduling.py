@@ -1,12 +1,14 @@
 """Slow files come first, and whole files and one Ray fleet go to one worker; `make` installs what each target needs."""
 
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.scheduling import WholeFiles, once_for_all_workers, put_slow_files_first
+from tests import scheduling
+from tests.scheduling import WholeFiles, key_of, made_once, put_slow_files_first
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,8 +35,9 @@ def test_a_worker_gets_a_whole_file_and_all_that_shares_a_fleet(test: str, scope
     assert WholeFiles._split_scope(None, test) == scope
 
 
-def test_what_all_workers_need_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+def test_what_all_workers_need_is_made_once_for_a_key_and_not_taken_when_it_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Path] = []
 
     def fill(folder: Path) -> None:
@@ -44,9 +47,26 @@ def test_what_all_workers_need_is_made_once(tmp_path: Path, monkeypatch: pytest.
             raise OSError("the first worker dies")
 
     with pytest.raises(OSError, match="dies"):
-        once_for_all_workers(tmp_path / "gw0", "thing", fill)
-    found = {once_for_all_workers(tmp_path / worker, "thing", fill) for worker in ("gw0", "gw1")}
-    assert found == {tmp_path / "thing"} and (tmp_path / "thing").is_dir() and len(made) == 2
+        made_once("thing", "a", fill, tmp_path)
+    (first,) = {made_once("thing", "a", fill, tmp_path) for _ in range(2)}
+    assert first.parent == tmp_path and first.is_dir() and len(made) == 2
+    assert made_once("thing", "b", fill, tmp_path) != first and len(made) == 3
+    began = time.time()
+    monkeypatch.setattr(scheduling.time, "time", lambda: began + 3700)
+    assert made_once("thing", "a", fill, tmp_path) != first and first.is_dir(), "a run may still copy it"
+    monkeypatch.setattr(scheduling.time, "time", lambda: began + 11_000)
+    made_once("thing", "b", fill, tmp_path)
+    assert not first.exists()
+
+
+def test_a_key_follows_versions_and_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(scheduling, "ROOT", tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.py").write_text("1")
+    keys = [key_of(("pytest",), ("code",)), key_of(("pytest",), ("code",)), key_of(("pluggy",), ("code",))]
+    (tmp_path / "code" / "a.py").write_text("2")
+    keys.append(key_of(("pytest",), ("code",)))
+    assert keys[0] == keys[1] and len({*keys}) == 3
 
 
 def make(target: str) -> str:

@@ -11,10 +11,10 @@ from enginery.client.locate import VersionLocator
 from enginery.client.watching.feed_reader import FeedReader
 from enginery.client.watching.looking import pause_s
 from enginery.core.errors import EngineryError
-from enginery.registry.versions.pointers import Pointer
+from enginery.registry.versions.state import Channel
 from tests.enginery.registry.counting import CountingStore
 
-Look = Callable[[], Pointer | dict[str, Pointer] | None]
+Look = Callable[[], Channel | dict[str, Channel] | None]
 
 
 @dataclass
@@ -41,9 +41,9 @@ class Traffic:
 
 
 def channel_node(store: CountingStore, region: int, model: str, interval_s: float) -> Node:
-    """A node that follows the channel `stable` of a model by its pointer."""
+    """A node that follows the channel `stable` of a model."""
     locator = VersionLocator(store, checked=True)
-    return Node(region, lambda: locator.read_pointer(model, "stable"), interval_s)
+    return Node(region, lambda: locator.read_channel(model, "stable"), interval_s)
 
 
 def feed_node(store: CountingStore, region: int, models: list[str], interval_s: float) -> Node:

@@ -97,17 +97,20 @@ def get_profiling(backend: Backend) -> Profiling | None:
     return cast("Profiling", backend) if backend.capabilities.times_nodes else None
 
 
-class OtherScheme(Protocol):
-    """A backend that compiles a second form of int8 graph as rightly (`Capabilities.other_schemes`)."""
+class SchemesByTarget(Protocol):
+    """A backend whose quantized graphs depend on the target (`Capabilities.schemes_by_target`)."""
 
-    def other_scheme(self, target: Target) -> QuantizationScheme | None:
-        """The form whose engine may be faster than that of `Backend.scheme` for a target that is this machine; None
-        where there is none. Imports no compiler."""
+    def scheme_for(self, target: Target) -> QuantizationScheme:
+        """The form of quantized graph that it compiles best for a target. Imports no compiler."""
 
 
-def get_other_scheme(backend: Backend, target: Target) -> QuantizationScheme | None:
-    """What `OtherScheme.other_scheme` gives; None of a backend that has no such method."""
-    return cast("OtherScheme", backend).other_scheme(target) if backend.capabilities.other_schemes else None
+def get_scheme(backend: Backend, target: Target) -> QuantizationScheme:
+    """What `SchemesByTarget.scheme_for` gives; of a backend that has no such method, `Backend.scheme`."""
+    return (
+        cast("SchemesByTarget", backend).scheme_for(target)
+        if backend.capabilities.schemes_by_target
+        else backend.scheme()
+    )
 
 
 def element_name(element_type: int) -> str:

@@ -1,70 +1,162 @@
-"""An ONNX graph without the bytes of its large weights, for what looks at nodes, types and shapes alone.
+"""An ONNX graph without the bytes of its large weights, for what looks at nodes, types and shapes alone; and without
+long lists in attributes, as tree ensembles have them.
 
-To parse a file of 90 MB takes 0.1 s and twice its size in memory; its outline takes a millisecond.
+To parse a file of 90 MB takes 0.1 s and twice its size in memory; its outline takes a millisecond. Lists of numbers
+take six times their size once they are parsed, and each copy of the graph takes that again.
 """
 
 import mmap
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from onnx import ModelProto, TensorProto
+import onnx
+from onnx import AttributeProto, ModelProto, TensorProto
 
 from builders.onnx_graphs.weights import LEAST_BYTES, load_graph, set_place
-from builders.onnx_graphs.wire import Field, fields
+from builders.onnx_graphs.wire import Field, decode, fields
+from enginery.core.errors import ModelError
 
-_GRAPH, _INITIALIZER, _DATA_TYPE, _RAW_DATA = 7, 5, 2, 9  # of ModelProto, GraphProto, TensorProto
+# Of ModelProto, GraphProto, NodeProto (its domain's number is that of a model's graph) and TensorProto.
+_GRAPH, _NODE, _INITIALIZER, _ATTRIBUTE, _DOMAIN, _DATA_TYPE, _RAW_DATA = 7, 1, 5, 5, 7, 2, 9
 # Smaller files are parsed in less time than this takes.
 OUTLINED_BYTES = 8 << 20
 # Types whose values may be shapes or lists of lengths, and texts.
 _READ = (TensorProto.INT64, TensorProto.INT32, TensorProto.STRING)
+# Attributes of that domain with as many bytes are lists, which nothing here reads.
+_LISTS_DOMAIN, _LONG_BYTES = "ai.onnx.ml", 1 << 16
+# Begins the name of an attribute that says where another one lies. Two underscores, so that onnx's checker lets it be;
+# the rest is drawn in each process, so that no file can have one.
+_OUTSIDE = f"__{secrets.token_hex(8)}_"
+_Data = mmap.mmap | bytes
+_Parts = list[bytes | memoryview]
 
 
-def load_outline(path: Path, least_bytes: int = OUTLINED_BYTES) -> ModelProto:
+def load_outline(path: Path, least_bytes: int = OUTLINED_BYTES, lists: bool = False) -> ModelProto:
     """The model in a file; of one of `least_bytes` or more, large weights stay in the file, as external tensors. Those
-    in files beside it stay there.
+    in files beside it stay there. lists: whether long lists stay in the file too, as in `load_without_lists`.
 
     It is for reading: written, its weights would still lie in that file, which is no file of weights. Raises as
     `weights.load_graph`.
     """
-    if path.stat().st_size < least_bytes:
-        return load_graph(path)
     places = list[Field | None]()
-    try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            light = _cut(data, Field(0, 0, 0, len(data)), _GRAPH, lambda graph: _cut_weights(data, graph, places))
-    except ValueError:  # no protobuf: parsing all of it gives the reason
-        return load_graph(path)
-    model = load_graph(path, content=light)
-    for tensor, place in zip(model.graph.initializer, places, strict=True):
+
+    def cut(data: mmap.mmap, graph: Field) -> _Parts:
+        return _cut(data, graph, {_INITIALIZER: _cut_weights(data, places), **(_lists(data, path) if lists else {})})
+
+    model = load_graph(path, content=_cut_file(path, least_bytes, cut))
+    for tensor, place in zip(model.graph.initializer, places, strict=False):
         if place:
             set_place(tensor, str(path.absolute()), place.begin, place.end - place.begin)
     return model
 
 
-def _cut_weights(data: mmap.mmap, graph: Field, places: list[Field | None]) -> bytes:
-    """A graph's bytes without those of its large weights. places: gets where those of each weight lie; None: inside."""
+def load_without_lists(path: Path, least_bytes: int = OUTLINED_BYTES) -> ModelProto:
+    """The model in a file, whatever it says of files beside it; of one of `least_bytes` or more, the long lists of its
+    graph's nodes stay in the file, and `save_with_lists` alone writes it. Raises what `onnx.load` raises."""
+    light = _cut_file(path, least_bytes, lambda data, graph: _cut(data, graph, _lists(data, path)))
+    if light is None:
+        return onnx.load(path, format="protobuf", load_external_data=False)
+    return onnx.load_model_from_string(light)
 
-    def cut(tensor: Field) -> bytes:
+
+def lacks_lists(model: ModelProto) -> bool:
+    """Whether long lists of a graph's nodes lie in the file that it was read from."""
+    return any(item.name.startswith(_OUTSIDE) for node in model.graph.node for item in node.attribute)
+
+
+def save_with_lists(model: ModelProto, path: Path) -> None:
+    """Write a graph with the lists that it lacks, which are copied as they are. Raises ModelError where the file that
+    they lie in has changed."""
+    data, opened = model.SerializeToString(deterministic=True), dict[str, mmap.mmap]()
+
+    def restore(attribute: Field) -> _Parts:
+        found = AttributeProto.FromString(data[attribute.begin : attribute.end])
+        if not found.name.startswith(_OUTSIDE):
+            return [data[attribute.begin : attribute.end]]
+        file, begin, end = found.s.decode().rsplit("\n", 2)
+        source = opened.setdefault(file, _map(Path(file)))
+        place = Field(_ATTRIBUTE, 0, int(begin), int(end))
+        if place.end > len(source) or _first_text(source, place) != found.name.removeprefix(_OUTSIDE):
+            raise ModelError(f"{file} was changed while it was read; run again")
+        return [memoryview(source)[place.begin : place.end]]
+
+    def in_graph(graph: Field) -> _Parts:
+        return _cut(data, graph, {_NODE: lambda node: _cut(data, node, {_ATTRIBUTE: restore})})
+
+    with path.open("wb") as stream:
+        stream.writelines(_cut(data, Field(0, 0, 0, len(data)), {_GRAPH: in_graph}))
+
+
+def _map(path: Path) -> mmap.mmap:
+    """The bytes of a file; they are unmapped with the last view of them."""
+    with path.open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _cut_file(path: Path, least_bytes: int, cut: Callable[[mmap.mmap, Field], _Parts]) -> bytes | None:
+    """The bytes of a model's file with its graph changed; None for a smaller file, and for what is no protobuf, of
+    which parsing all of it gives the reason."""
+    if path.stat().st_size < least_bytes:
+        return None
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return b"".join(_cut(data, Field(0, 0, 0, len(data)), {_GRAPH: lambda graph: cut(data, graph)}))
+    except ValueError:
+        return None
+
+
+def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field], _Parts]:
+    """What gives a weight's bytes, of a large one without its values. places: gets where those of each lie; None:
+    inside."""
+
+    def cut(tensor: Field) -> _Parts:
         found = list(fields(data, tensor.begin, tensor.end))
         kind = next((field.value for field in found if field.number == _DATA_TYPE), 0)
         raw = [field for field in found if field.number == _RAW_DATA]
         large = len(raw) == 1 and raw[0].end - raw[0].begin >= LEAST_BYTES and kind not in _READ
         places.append(raw[0] if large else None)
-        return _cut(data, tensor, _RAW_DATA, lambda _: b"") if large else data[tensor.begin : tensor.end]
+        return _cut(data, tensor, {_RAW_DATA: lambda _: []}) if large else [data[tensor.begin : tensor.end]]
 
-    return _cut(data, graph, _INITIALIZER, cut)
+    return cut
 
 
-def _cut(data: mmap.mmap, outer: Field, number: int, change: Callable[[Field], bytes]) -> bytes:
-    """The message that a field holds, each field of that number in it changed."""
-    parts, kept, before = list[bytes](), outer.begin, outer.begin
+def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts]]:
+    """What changes the nodes of a graph: an attribute with a long list gives way to one that says where it lies."""
+
+    def cut(attribute: Field) -> _Parts:
+        own = _first_text(data, attribute)
+        if attribute.end - attribute.begin < _LONG_BYTES or not own:
+            return [data[attribute.begin : attribute.end]]
+        place = f"{path.absolute()}\n{attribute.begin}\n{attribute.end}"
+        return [
+            AttributeProto(name=f"{_OUTSIDE}{own}", type=AttributeProto.STRING, s=place.encode()).SerializeToString()
+        ]
+
+    def in_node(node: Field) -> _Parts:
+        own = [field for field in fields(data, node.begin, node.end) if field.number == _DOMAIN]
+        listed = [decode(data, field) for field in own] == [_LISTS_DOMAIN]
+        return _cut(data, node, {_ATTRIBUTE: cut}) if listed else [data[node.begin : node.end]]
+
+    return {_NODE: in_node}
+
+
+def _first_text(data: _Data, message: Field) -> str:
+    """The name with which an attribute begins; '' where it begins with something else."""
+    first = next(fields(data, message.begin, message.end), None)
+    return decode(data, first) if first and first.number == 1 else ""
+
+
+def _cut(data: _Data, outer: Field, changes: Mapping[int, Callable[[Field], _Parts]]) -> _Parts:
+    """The message that a field holds, each field of these numbers in it changed."""
+    parts, kept, before = _Parts(), outer.begin, outer.begin
     for field in fields(data, outer.begin, outer.end):
-        if field.number == number and data[before] & 7 == 2:  # its tag says that it has a length
-            new = change(field)
-            parts += data[kept:before], _varint(number << 3 | 2), _varint(len(new)), new
+        if field.number in changes and data[before] & 7 == 2:  # its tag says that it has a length
+            new = changes[field.number](field)
+            parts += data[kept:before], _varint(field.number << 3 | 2), _varint(sum(map(len, new))), *new
             kept = field.end
         before = field.end
-    return b"".join((*parts, data[kept : outer.end]))
+    return [*parts, data[kept : outer.end]]
 
 
 def _varint(number: int) -> bytes:

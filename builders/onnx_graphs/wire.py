@@ -17,22 +17,22 @@ class Field:
     end: int
 
 
-def inner_fields(data: mmap.mmap, outer: Field, number: int) -> Iterator[Field]:
+def inner_fields(data: mmap.mmap | bytes, outer: Field, number: int) -> Iterator[Field]:
     """The fields of that number in the message that a field holds. Raises ValueError as `fields`."""
     return (field for field in fields(data, outer.begin, outer.end) if field.number == number)
 
 
-def inner_text(data: mmap.mmap, outer: Field, number: int) -> str:
+def inner_text(data: mmap.mmap | bytes, outer: Field, number: int) -> str:
     """The first text of that number in the message that a field holds; '' without one. Raises ValueError."""
     return next((decode(data, field) for field in inner_fields(data, outer, number)), "")
 
 
-def decode(data: mmap.mmap, field: Field) -> str:
+def decode(data: mmap.mmap | bytes, field: Field) -> str:
     """The text that a field holds. Raises ValueError where it is no UTF-8."""
-    return data[field.begin : field.end].decode()
+    return bytes(data[field.begin : field.end]).decode()
 
 
-def fields(data: mmap.mmap, place: int, end: int) -> Iterator[Field]:
+def fields(data: mmap.mmap | bytes, place: int, end: int) -> Iterator[Field]:
     """The fields of the message in these bytes (https://protobuf.dev/programming-guides/encoding). Raises ValueError
     where a field has no such form or leaves the message."""
     while place < end:
@@ -55,7 +55,7 @@ def fields(data: mmap.mmap, place: int, end: int) -> Iterator[Field]:
         yield Field(tag >> 3, value, begin, place)
 
 
-def _varint(data: mmap.mmap, place: int, end: int) -> tuple[int, int]:
+def _varint(data: mmap.mmap | bytes, place: int, end: int) -> tuple[int, int]:
     """A number of at most 64 bits, and the place behind it."""
     value = 0
     for shift in range(0, 70, 7):

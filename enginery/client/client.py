@@ -245,7 +245,7 @@ class Client:
 
     @cached_property
     def _locator(self) -> VersionLocator:
-        """Where versions are found. A bucket is not asked whether it is a registry before a pointer was looked for."""
+        """Where versions are found. A bucket is not asked whether it is a registry before a channel was looked for."""
         store = self.__dict__.get("store") or open_nearest(self.registry, self.say, check=False)
         return VersionLocator.for_store(store, self._blob_cache(store), self.node)
 

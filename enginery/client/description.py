@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of_bytes
-from enginery.core.requirements import SessionOption
 from enginery.core.sampling import as_built, sampling_states
 from enginery.core.state import state_ends, states_of
 from enginery.registry.manifest import EngineEntry, Manifest, make_request
@@ -23,14 +22,24 @@ def folder_name(located: Located, engine: EngineEntry) -> str:
 
 
 def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
-    """The file name of an engine and its description, without the suffix."""
+    """The file name of an engine and its description, without the suffix; with the backend where the version has
+    engines of several for one target and precision."""
     stem = f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
+    beside = (item for item in manifest.engines if item.digest and item.target == engine.target)
+    if len({item.backend for item in beside if item.precision == engine.precision}) > 1:
+        stem += f"-{engine.backend}"
     return f"{stem}-cache" if manifest.is_cache(engine) else stem
 
 
 def weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
     """The file name of the model beside an engine that holds its weights; None where it has them itself."""
     return f"{stem_of(manifest, engine)}.weights.onnx" if engine.is_stripped else None
+
+
+def shards_of(manifest: Manifest, engine: EngineEntry) -> dict[str, int]:
+    """The shards beside an engine, its own and those of the model with its weights: sizes in bytes by digest."""
+    weights = manifest.shards.get(str(engine.graph), {}) if engine.is_stripped else {}
+    return {**manifest.shards.get(str(engine.digest), {}), **weights}
 
 
 def as_json(found: Mapping[str, object]) -> bytes:
@@ -52,7 +61,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     weights = weights_name(manifest, engine)
     found: dict[str, object] = {"weights": weights} if weights else {}
     found |= {"kind": "cache"} if manifest.is_cache(engine) else {}
-    if shards := manifest.shards.get(str(engine.digest)):
+    if shards := shards_of(manifest, engine):
         found["shards"] = sorted(shards)
     request = as_built(make_request(engine))
     if states := (*states_of(manifest.spec), *sampling_states(engine.sampling)):
@@ -64,6 +73,4 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
         found["padding"] = encode(padding)
     if engine.sampling or engine.quantized_states:
         engine = replace(engine, inputs=request.inputs, outputs=request.outputs, profiles=request.profiles)
-    if options := {item.name: item.value for item in engine.requires if isinstance(item, SessionOption)}:
-        found["session_options_without_vnni"] = options
     return origin | found | {key: value for key, value in engine.to_json().items() if key != "checks"}

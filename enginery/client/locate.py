@@ -24,6 +24,7 @@ from enginery.registry.store.files import make_folder
 from enginery.registry.store.layout import channel_key
 from enginery.registry.versions import lookup
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS, Located
+from enginery.registry.versions.snapshots import MAX_BYTES as SNAPSHOT_BYTES
 from enginery.registry.versions.snapshots import SnapshotDocuments, manifest_of, parse_snapshot
 from enginery.registry.versions.state import Channel, parse_channel
 
@@ -110,7 +111,7 @@ class VersionLocator:
         served = replace(channel, move=channel.served_to(self.node))
         if digest := channel.snapshots.get(served.manifest):
             with suppress(IntegrityError):  # lost or damaged: its documents are read one by one
-                snapshot = parse_snapshot(self.read_blob(digest))
+                snapshot = parse_snapshot(self.read_blob(digest, SNAPSHOT_BYTES))
                 manifest = manifest_of(snapshot, served.manifest)
                 if (manifest.model, manifest.version) == (channel.model, served.version):
                     documents = SnapshotDocuments(snapshot, self.store)
@@ -123,13 +124,14 @@ class VersionLocator:
             check_marker(self.store)
             self.checked = True
 
-    def read_blob(self, digest: str) -> bytes:
-        """A small blob's bytes, verified, from the cache or through it. Raises IntegrityError as the store does."""
+    def read_blob(self, digest: str, most: int) -> bytes:
+        """A small blob's bytes, verified, from the cache or through it. most: as of `Store.read_blob`, which says what
+        is raised."""
         if self.cache is None:
-            return self.store.read_blob(digest)
+            return self.store.read_blob(digest, most)
 
         def bring(sink: BinaryIO) -> str:
-            sink.write(data := self.store.read_blob(digest))
+            sink.write(data := self.store.read_blob(digest, most))
             return digest_of_bytes(data)
 
         try:
@@ -140,4 +142,4 @@ class VersionLocator:
             self.cache.drop(digest)
         except OSError:  # a cache that is full, read-only or another user's
             pass
-        return self.store.read_blob(digest)
+        return self.store.read_blob(digest, most)

@@ -5,22 +5,29 @@ engine's digest. So a server that waits for the description never loads an incom
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from enginery.client.description import as_json, describe, stem_of, weights_name
+from enginery.client.description import as_json, describe, shards_of, stem_of, weights_name
 from enginery.client.fetch import BlobFetcher, Origin, Wanted
 from enginery.client.resolve import FALLBACK, EngineRanking, Resolution
 from enginery.core.codec import encode
-from enginery.core.errors import IntegrityError
+from enginery.core.digest import digest_of_file
+from enginery.core.ensemble import parts_folder
+from enginery.core.errors import InputError, IntegrityError
 from enginery.core.names import Reference
+from enginery.core.parsing import parse_json
 from enginery.core.reports.latency import LatencyReport
 from enginery.registry.ensembles import functions_of, pinned_engines
 from enginery.registry.evidence.latencies import measured_latencies
-from enginery.registry.manifest import EngineEntry
+from enginery.registry.manifest import MAX_BYTES, EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import choose_digest, write_whole
 from enginery.registry.versions.lookup import Located
+
+# Of a file of a function's code.
+MOST_CODE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,11 +128,11 @@ def download_engine(
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
     An engine without weights of its own gets the model that holds them beside it, and one whose weights lie in shards
-    gets these, side by side, before the engine itself. Engines of an ensemble's graphs come into folders of their
-    names, before the description of the whole.
+    gets these, side by side, before the engine itself. Of an ensemble the engines and functions come into a folder of
+    this version, in it a folder for each, before the description of the whole.
     fetcher: None uses this machine's cache, without progress.  file: the engine's name there; '' for one that tells
     model, version, target and precision. Raises IntegrityError for other bytes than were published, UnavailableError
-    when registry or disk are out of reach.
+    when registry or disk are out of reach, and InputError where another version's engine has the file's name.
     """
     engine, manifest = resolution.chosen, located.manifest
     fetcher = fetcher or BlobFetcher.for_store(store)
@@ -135,17 +142,16 @@ def download_engine(
     def fetch(digest: str, size_bytes: int, path: Path) -> Origin:
         return fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), size_bytes, path)
 
+    stem = Path(file).stem if file else stem_of(manifest, engine)
+    file = file or f"{stem}{engine.suffix}"
+    path, description = dest / file, dest / f"{stem}.json"
+    _check_owner(description, manifest)
     weights = dest / name if (name := weights_name(manifest, engine)) else None
-    beside = {**manifest.shards.get(str(engine.digest), {})}
-    if weights is not None:
-        beside |= manifest.shards.get(str(engine.graph), {})
+    beside = shards_of(manifest, engine)
     digests = {shard: choose_digest(shard, manifest.blake3.get(shard)) for shard in beside}
     fetcher.fetch_all(store, [Wanted(digests[shard], size, dest / shard) for shard, size in beside.items()])
     if weights is not None:
         fetch(str(engine.graph), store.size(str(engine.graph)), weights)
-    stem = Path(file).stem if file else stem_of(manifest, engine)
-    file = file or f"{stem}{engine.suffix}"
-    path, description = dest / file, dest / f"{stem}.json"
     origin = fetch(str(engine.digest), engine.size_bytes or 0, path)
     data = as_json(describe(located, engine, file))
     if origin != "there" or not description.is_file() or description.read_bytes() != data:
@@ -156,29 +162,38 @@ def download_engine(
 def _download_graphs(
     store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher
 ) -> Pulled:
-    whole, graphs, there = resolution.chosen, list[dict[str, object]](), True
+    whole, graphs, functions, there = resolution.chosen, list[dict[str, object]](), functions_of(located.manifest), True
+    path = dest / f"{stem_of(located.manifest, whole)}.json"
+    _check_owner(path, located.manifest)
+    parts = parts_folder(located.manifest.model, located.manifest.version)
     for graph, manifest, entry in pinned_engines(store, located.manifest, whole):
         # Its status is that of the whole, which is no better than its own.
         engine = replace(entry, status=whole.status, reason=whole.reason)
         own = replace(located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None)
         part = replace(resolution, chosen=engine, ranked=(engine,))
-        pulled = download_engine(store, own, part, dest / graph.name, fetcher)
+        pulled = download_engine(store, own, part, dest / parts / graph.name, fetcher)
         there = there and pulled.cached
-        file = f"{graph.name}/{pulled.description.name}"
-        graphs.append({"name": graph.name, "description": file, "sources": dict(graph.sources)})
-    path = dest / f"{stem_of(located.manifest, whole)}.json"
+        file = f"{parts}/{graph.name}/{pulled.description.name}"
+        about = {"name": graph.name, "description": file, "digest": entry.digest}
+        graphs.append({**about, "sources": dict(graph.sources)})
+    for function in functions:
+        for file, digest in function.files.items():
+            place = dest / parts / function.name / file
+            if not place.is_file() or digest_of_file(place) != digest:
+                there = False
+                write_whole(place, store.read_blob(digest, MOST_CODE_BYTES))
     found = {**describe(located, whole, path.name), "graphs": graphs}
-    if functions := functions_of(located.manifest):
-        found["functions"] = encode(functions)
-        for function in functions:
-            for file, digest in function.files.items():
-                place = dest / function.name / file
-                place.parent.mkdir(parents=True, exist_ok=True)
-                there = (
-                    fetcher.fetch(store, choose_digest(digest, None), store.size(digest), place) == "there" and there
-                )
+    found |= {"functions": encode(functions)} if functions else {}
     data = as_json(found)
     there = there and path.is_file() and path.read_bytes() == data
     if not there:
         write_whole(path, data)
     return Pulled(path, path, located, resolution, "there" if there else "registry")
+
+
+def _check_owner(description: Path, manifest: Manifest) -> None:
+    """Raise InputError where another version's description has this name: 'a-1' of version 2 and 'a' of '1-2' have."""
+    with suppress(OSError, IntegrityError):
+        found = parse_json(description.read_bytes(), MAX_BYTES)
+        if (found.get("model"), found.get("version")) != (manifest.model, manifest.version):
+            raise InputError(f"{description} is of {found.get('model')}@{found.get('version')}; give another folder")

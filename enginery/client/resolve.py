@@ -6,9 +6,8 @@ Engines are ordered by these rules, the first that tells two apart decides:
    tuned for other clocks and memory); for another capability with hardware compatibility (`core.requirements`);
    portable (target `gpu`); the ONNX model, if the policy allows it;
 2. proven before unproven; a CPU engine has the status that it has on the machine's kind of CPU (`JudgedEntry.on_cpu`);
-3. by speed, where all that are equal so far were timed on a machine of this kind (`evidence.latencies`), else by
-   precision, in the order that is usually fastest on this kind of hardware: a narrow GPU engine that is larger than the
-   fp16 engine of its target and backend comes behind that one;
+3. by speed, where one was shown to be faster on a machine of this kind (`evidence.latencies`), else the more accurate
+   one (`core.reports.ranking`);
 4. by the order in the manifest, which is that of the spec's backends.
 
 A proof says nothing about another compute capability: where only proven engines may be used, a compatible engine of
@@ -16,7 +15,7 @@ another capability is rejected.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,8 +24,9 @@ from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.hardware.evaluation import evaluate
 from enginery.core.hardware.gpu_generations import generation_of
 from enginery.core.hardware.machine import Machine
-from enginery.core.requirements import Gpu, SessionOption, hardware_of
-from enginery.core.text import format_bytes, join_first
+from enginery.core.reports.ranking import accuracy_order, is_shorter, order_by_evidence
+from enginery.core.requirements import Gpu, hardware_of
+from enginery.core.text import join_first
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.latencies import MeasuredSpeed
 from enginery.registry.manifest import EngineEntry
@@ -34,13 +34,6 @@ from enginery.registry.manifest import EngineEntry
 PORTABLE = "gpu"
 # The target that stands for the version's ONNX model.
 FALLBACK = "onnx"
-
-# On GPUs narrower is faster. CPUs have int8 kernels, but run fp16 through casts to fp32, slower than fp32 itself.
-GPU_PREFERENCE = ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")
-_NARROWER = ("int8", "fp8", "int4")
-# Without VNNI this holds for int8 of reduced range; where sums must be kept from saturating, int8 ranks after fp32.
-CPU_PREFERENCE = ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")
-
 
 if TYPE_CHECKING:
     from enginery.registry.trust.policy import TrustPolicy
@@ -171,34 +164,16 @@ def rank_engines(
     here = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
     judged = [(entry, rejection(entry, machine, policy)) for entry in here]
     fitting = [entry for entry, reason in judged if reason is None]
-    large = {item.unit: note for item in fitting if (note := compare_with_fp16(item, fitting))}
-    fitting.sort(key=lambda entry: _rank(entry, machine, large))
+    fitting.sort(key=lambda entry: _rank(entry, machine))
     speeds = timed(fitting) if len(fitting) > 1 else {}
     candidates = tuple(
-        EngineCandidate(entry, _fit(entry, machine)[1], (*remarks(entry, machine, speed), *note), speed)
+        EngineCandidate(entry, _fit(entry, machine)[1], remarks(entry, machine, speed), speed)
         for entry in _by_speed(fitting, machine, speeds)
         for speed in (speeds.get(entry.digest or ""),)
-        for note in ([large[entry.unit]] if entry.unit in large else [],)
     )
     return EngineRanking(
         what, machine, policy, candidates, tuple((entry.unit, why) for entry, why in judged if why is not None)
     )
-
-
-def compare_with_fp16(entry: EngineEntry, entries: Sequence[EngineEntry]) -> str | None:
-    """That a GPU engine narrower than fp16 is larger than the fp16 engine of its target and backend; else None.
-
-    What makes a compiler's int8 engine larger, such as weights kept in two forms, does not make it faster.
-    """
-    for_cpu = entry.compute_capability is None and entry.target != PORTABLE
-    if entry.precision not in _NARROWER or for_cpu or not entry.size_bytes:
-        return None
-    same = (entry.target, entry.backend, "fp16")
-    half = next((item for item in entries if (item.target, item.backend, item.precision) == same), None)
-    if half is None or not half.size_bytes or entry.size_bytes <= half.size_bytes:
-        return None
-    sizes = f"{format_bytes(entry.size_bytes)} against {format_bytes(half.size_bytes)}"
-    return f"larger than the fp16 engine ({sizes}), which comes first unless this one is asked for or timed as faster"
 
 
 def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
@@ -224,7 +199,7 @@ def remarks(entry: EngineEntry, machine: Machine, speed: MeasuredSpeed | None = 
     if _is_foreign(entry, machine):
         words.append(f"{entry.status} on {entry.hardware.sm}, and not tried on {machine.target.sm}")
     if speed and speed.busy:
-        words.append("timed on a busy machine, and so not ranked by speed")
+        words.append("timed on a busy machine")
     return tuple(filter(None, words))
 
 
@@ -263,27 +238,27 @@ def _reach(entry: EngineEntry) -> str:
 def _by_speed(
     ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[str, MeasuredSpeed]
 ) -> Iterator[EngineEntry]:
-    """The engines, those that are alike but for their precision by speed, where each was timed at the same sizes."""
-    for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine, ())[:2]):
-        alike = list(group)
-        found = [speeds.get(entry.digest or "") for entry in alike]
-        if len({speed and speed.buckets for speed in found}) == 1 and all(speed and not speed.busy for speed in found):
-            alike.sort(key=lambda entry: speeds[str(entry.digest)].seconds)
-        yield from alike
+    """The engines, those that are alike but for their precision by evidence of their speed, then by accuracy."""
+
+    def is_faster(one: EngineEntry, other: EngineEntry) -> bool:
+        return shown_faster(speeds.get(one.digest or ""), speeds.get(other.digest or ""))
+
+    for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
+        yield from order_by_evidence(list(group), is_faster)
 
 
-def _rank(entry: EngineEntry, machine: Machine, large: Collection[str]) -> tuple[int, bool, float, bool, str]:
-    """The place of an engine by the rules that need no speeds. large: units that come behind their fp16 engine."""
-    preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
-    order: float = preference.index(entry.precision) if entry.precision in preference else len(preference)
-    if entry.unit in large:
-        order = preference.index("fp16") + (order + 1) / len(preference) / 2
-    exact = evaluate([item for item in entry.requires if isinstance(item, SessionOption)], machine)
-    if any(item.state == "unmet" for item in exact):
-        # This CPU would saturate the engine's integer sums; opened to be exact it loses most of what int8 gains.
-        order = preference.index("fp32") + 1
+def shown_faster(one: MeasuredSpeed | None, other: MeasuredSpeed | None) -> bool:
+    """Whether an engine was shown to be faster than another, at the same sizes."""
+    if one is None or other is None or one.buckets != other.buckets:
+        return False
+    return is_shorter(one.interval, other.interval)
+
+
+def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
+    """The place of an engine by the rules that need no speeds."""
     foreign = entry.cpu != machine.cpu
-    return _fit(entry, machine)[0], entry.status != "proven", order, foreign, entry.target
+    accuracy = accuracy_order(entry.precision)
+    return _fit(entry, machine)[0], entry.status != "proven", accuracy, foreign, entry.target
 
 
 def _why(candidates: Sequence[EngineCandidate]) -> str:
@@ -292,23 +267,26 @@ def _why(candidates: Sequence[EngineCandidate]) -> str:
     facts = f"{best.fit}; {best.entry.precision}, {best.entry.status}"
     if not others:
         return f"{facts}; the only one that fits"
-    if timed := _comparison(candidates):
-        return f"{facts}; {timed}"
+    if measured := _comparison(candidates):
+        return f"{facts}; {measured}"
     return f"{facts}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in others], 3)}"
 
 
 def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
-    """How much faster the first is than those that are its equals otherwise; None where speed did not decide."""
+    """How much faster the first is than those that are its equals otherwise, and which of them it is preferred to for
+    its accuracy; None where there is none."""
     best = candidates[0]
     alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
-    ratios = []
-    for speed in (item.speed for item in alike):
-        if not (speed and best.speed and speed.buckets == best.speed.buckets) or speed.busy or best.speed.busy:
-            return None
-        ratios.append(speed.seconds / best.speed.seconds)
-    if not ratios:
-        return None
-    pairs = zip(alike[:3], ratios, strict=False)
-    times = ", ".join(f"{item.entry.unit} takes {ratio:.2f} times as long" for item, ratio in pairs)
+    slower = {item.entry.unit: item.speed for item in alike if shown_faster(best.speed, item.speed)}
+    own_s = best.speed.seconds if best.speed else 1.0
+    times = [f"{unit} takes {speed.seconds / own_s:.2f} times as long" for unit, speed in slower.items() if speed]
     own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""
-    return f"the fastest as timed on such a machine{own}: {times}"
+    lead = "the fastest" if len(slower) == len(alike) else "faster"
+    said = [f"{lead} as timed on such a machine{own}: {join_first(times, 3)}"] if times else []
+    if left := [item.entry.unit for item in alike if item.entry.unit not in slower and _is_wider(best, item)]:
+        said.append(f"more accurate than {join_first(left, 3)}, not shown to be faster on such a machine")
+    return "; ".join(said) or None
+
+
+def _is_wider(one: EngineCandidate, other: EngineCandidate) -> bool:
+    return accuracy_order(one.entry.precision) < accuracy_order(other.entry.precision)

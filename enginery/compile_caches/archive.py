@@ -6,14 +6,15 @@ The files hold code: pickles, Python and shared libraries. Nothing here reads th
 import json
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
 from enginery.compile_caches.recipe import CacheRecipe
+from enginery.core import parsing
 from enginery.core.codec import decode, encode
 from enginery.core.errors import IntegrityError
+from enginery.core.zip_files import DAMAGED, check_compression
 
 SUFFIX = ".cache"
 MOST_BYTES = 4 << 30
@@ -52,14 +53,15 @@ def unpack(data: bytes, folder: Path) -> CacheRecipe:
     """
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
+            check_compression(archive)
             _check_members(archive)
-            recipe = decode(json.loads(archive.read(_RECIPE)), CacheRecipe)
+            recipe = decode(parsing.load_json(archive.read(_RECIPE)), CacheRecipe)
             for item in archive.infolist():
                 if item.filename != _RECIPE:
                     place = folder / item.filename.removeprefix(_FILES)
                     place.parent.mkdir(parents=True, exist_ok=True)
                     place.write_bytes(archive.read(item))
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError) as error:
+    except DAMAGED as error:
         raise IntegrityError(f"it is no compile cache: {error}; pull it again, or build it again") from error
     return recipe
 

@@ -167,7 +167,7 @@ def _read_description(path: Path) -> tuple[Path, str, tuple[Requirement, ...]]:
             found: Mapping[str, object] = parsing.parse_json(stream.read(_MOST_DESCRIPTION + 1), _MOST_DESCRIPTION)
         if found.get("kind") != "cache":
             raise InputError(f"{path} describes no compile cache; `enginery pull --kind cache` writes one")
-        file = parsing.field(found, "file", parsing.name)
+        file = parsing.field(found, "file", parsing.file_name)
         requires = parsing.field(found, "requires", parsing.many(read_requirement))
         return path.parent / file, parsing.field(found, "digest", parsing.digest), requires
     except (OSError, parsing.Malformed) as error:

@@ -40,7 +40,7 @@ class Capabilities:
     opens_parts: whether an engine's file is an ONNX graph, any part of which can be opened (`backends.parts`): inner
     tensors of such an engine can be tapped.
     thread_safe: whether several threads may run one session at once. Any other is run by the thread that opened it.
-    other_schemes: whether another form of int8 graph may be faster on this machine (`optional_methods.OtherScheme`).
+    schemes_by_target: whether its quantized graphs depend on the target (`optional_methods.SchemesByTarget`).
     rounds_activations: whether products with int4 weights round their activations to 8 bits, block by block.
     shards: whether it compiles graphs whose weights lie in files beside them, as those of over 1 GiB do.
     gpu_tools: entries of `versions()` that engines for CPUs are made without: they are in no such engine's toolchain.
@@ -54,7 +54,7 @@ class Capabilities:
     times_nodes: bool = False
     opens_parts: bool = False
     thread_safe: bool = False
-    other_schemes: bool = False
+    schemes_by_target: bool = False
     rounds_activations: bool = False
     shards: bool = False
     gpu_tools: tuple[str, ...] = ()

@@ -53,6 +53,11 @@ class EnsembleFunction:
     files: Mapping[str, str]
 
 
+def parts_folder(model: str, version: str) -> str:
+    """The folder of a pulled ensemble's graphs and functions: unique, since no name has an '@'."""
+    return f"{model}@{version}"
+
+
 def order_nodes(
     graphs: Mapping[str, Mapping[str, str]], functions: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:

@@ -1,7 +1,7 @@
 """Names of models, versions and channels, and references to them: `name`, `name@VERSION`, `name:CHANNEL`.
 
 A name becomes part of paths and URLs, so it is checked here: lower case (some file systems do not tell case apart), no
-separators, no control characters, no '..'.
+separators, no control characters, no '..'. So is a relative path in a document, before it is joined to a folder.
 """
 
 import re
@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from enginery.core.errors import InputError, UnknownNameError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # The channel that is moved where none is named.
 STABLE = "stable"
 _RULE = "1 to 63 of a-z 0-9 . _ -, starting with a letter or digit, no '..', no '.' at the end"
@@ -33,6 +34,19 @@ class Reference:
 def is_name(text: str) -> bool:
     """Whether `text` may name a model, version or channel."""
     return _NAME.fullmatch(text) is not None and ".." not in text and not text.endswith(".")
+
+
+def is_graph_name(text: str) -> bool:
+    """Whether `text` may name a graph or a function of an ensemble: a name without '.', which ends it in
+    'GRAPH.OUTPUT'."""
+    return _GRAPH_NAME.fullmatch(text) is not None
+
+
+def check_graph_name(name: str) -> str:
+    """Return the name of a graph or a function of an ensemble if it is well-formed. Raises UnknownNameError."""
+    if is_graph_name(name):
+        return name
+    raise UnknownNameError(f"name {name!r}: use 1 to 32 of a-z 0-9 _ -, starting with a letter or digit")
 
 
 def check_model(name: str) -> str:
@@ -103,8 +117,17 @@ def _check(kind: str, name: str) -> str:
 
 
 def inside(text: str) -> str:
-    """Return `text` if it is a relative path without '..', backslash or null byte. Raises ValueError."""
+    """Return the relative path `text` without './' and '//'. Raises ValueError for one that leads to no file below its
+    folder, or has a backslash or a control character."""
     path = PurePosixPath(text)
-    if not text or path.is_absolute() or ".." in path.parts or "\\" in text or "\x00" in text:
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in text or not text.isprintable():
         raise ValueError("must be a relative path inside the spec's folder, without '..'")
-    return text
+    return str(path)
+
+
+def is_path(text: str) -> bool:
+    """Whether `text` is a relative path as `inside` returns it."""
+    try:
+        return inside(text) == text
+    except ValueError:
+        return False

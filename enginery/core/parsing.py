@@ -1,8 +1,9 @@
 """Reads untrusted JSON: each field is checked for its type, and an error names the field's path.
 
-`parse_json` and `parse_as` read bytes. A reader (`text`, `count`, `many(text)`) takes a value and its path, returns the
-checked value and raises Malformed for anything else. `find`, `read` and `put` take dotted paths ('spec.suspend') into
-documents of other programs. Standard library only, because serving nodes import it.
+`parse_json` and `parse_as` read bytes, `load_json` what has errors of its own. A reader (`text`, `count`, `many(text)`)
+takes a value and its path, returns the checked value and raises Malformed for anything else. `find`, `read` and `put`
+take dotted paths ('spec.suspend') into documents of other programs. Standard library only, because serving nodes import
+it.
 """
 
 import json
@@ -13,8 +14,8 @@ from typing import TypeVar
 from enginery.core.codec import decode
 from enginery.core.digest import is_digest
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.names import is_name
-from enginery.core.types import Scalar
+from enginery.core.names import is_graph_name, is_name, is_path
+from enginery.core.types import Scalar, Untyped
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -61,6 +62,12 @@ def put(item: Mapping[str, object], path: str, value: object) -> dict[str, objec
     return {**item, name: put(find(item, name, dict, {}), rest, value) if rest else value}
 
 
+def load_json(text: str | bytes) -> Untyped:
+    """`json.loads` of a text from elsewhere. Raises ValueError also for a key given twice, of which other programs
+    could read the other value; RecursionError."""
+    return json.loads(text, object_pairs_hook=without_twins)
+
+
 def parse_json(data: bytes, limit: int) -> dict[str, object]:
     """Parse a JSON object of at most `limit` bytes, in UTF-8.
 
@@ -71,7 +78,7 @@ def parse_json(data: bytes, limit: int) -> dict[str, object]:
         raise Malformed(f"is {len(data)} bytes long; the limit is {limit}")
     try:
         value = json.loads(
-            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_twins
+            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=without_twins
         )
         if rb"\ud" in data.lower():  # half a surrogate pair cannot be written as UTF-8 again: UnicodeEncodeError
             json.dumps(value, ensure_ascii=False).encode()
@@ -113,7 +120,8 @@ def _check_depth(value: object) -> None:
     raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
 
 
-def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON. Raises ValueError for a key given twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -183,6 +191,11 @@ def _reader_of(kind: type[T], wanted: str, accepts: Callable[[T], bool] = lambda
 text = _reader_of(str, "a string", lambda value: len(value) <= MAX_TEXT)
 # A name that may become part of a path.
 name = _reader_of(str, "a name (lower case, no separators)", is_name)
+# Of a graph or a function of an ensemble.
+graph_name = _reader_of(str, "the name of a graph (1 to 32 of a-z 0-9 _ -)", is_graph_name)
+# Of a file below the folder that the document is about, and of one directly in it.
+file_path = _reader_of(str, "a relative path without '.' and '..'", is_path)
+file_name = _reader_of(str, "the name of a file, without a folder", lambda value: is_path(value) and "/" not in value)
 digest = _reader_of(str, "a SHA-256 in hexadecimal", is_digest)
 # At most MAX_COUNT; true and false are none.
 count = _reader_of(int, "a whole number, zero or more", lambda value: type(value) is int and 0 <= value <= MAX_COUNT)

@@ -138,13 +138,11 @@ class Library:
 
 
 @dataclass(frozen=True)
-class SessionOption:
-    """A session option that the engine needs on CPUs whose int8 kernels add in 16 bits (`CpuKind.saturates`)."""
+class WideSums:
+    """A CPU whose int8 kernels add in 32 bits: in 16 bits (`CpuKind.saturates`) sums of the engine saturate."""
 
-    name: str
-    value: str
-    kind: Literal["session_option"] = "session_option"
-    strict: ClassVar[bool] = False
+    kind: Literal["wide_sums"] = "wide_sums"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ class Unknown:
 
 # What a backend may list.
 Hardware = Gpu | Cpu | Instructions | Driver | GpuMemory | Product
-Known = Hardware | Runtime | Library | SessionOption | Weights | Installation
+Known = Hardware | Runtime | Library | WideSums | Weights | Installation
 Requirement = Known | Unknown
 KINDS: dict[str, type[Known]] = {each.kind: each for each in get_args(Known)}
 

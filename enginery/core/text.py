@@ -5,6 +5,7 @@ terminal's cursor, a change of direction reorders what a person reads, and XML c
 """
 
 import difflib
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,6 +44,16 @@ def format_bytes(size: float | None) -> str:
         return ""
     power = next((power for power in (3, 2, 1) if size >= 1024**power), 0)
     return f"{size / 1024**power:.1f} {' KMG'[power]}iB" if power else f"{size:.0f} B"
+
+
+def format_plain(value: float) -> str:
+    """A number with three significant digits and without an exponent: '1.54', '2,330', '0.00012'."""
+    rounded = float(f"{value:.3g}")
+    if not 0 < abs(rounded) < math.inf:
+        return f"{rounded:g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(rounded))))
+    text = f"{rounded:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def format_metric(name: str, value: float) -> str:

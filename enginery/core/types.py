@@ -377,7 +377,7 @@ class Backend(Protocol):
         ...
 
     def scheme(self) -> QuantizationScheme:
-        """The form of int8 graph that this backend compiles best."""
+        """The form of quantized graph that this backend compiles best (`optional_methods.SchemesByTarget`)."""
         ...
 
     def refuses(self, request: BuildRequest) -> str | None:

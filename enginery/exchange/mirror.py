@@ -28,9 +28,10 @@ from enginery.registry.trust.policy import TrustPolicy
 from enginery.registry.trust.signatures import read_bundle
 from enginery.registry.versions import channels
 from enginery.registry.versions.index import hold_change
-from enginery.registry.versions.lookup import Channel, locate
+from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.policies import canary_pass
 from enginery.registry.versions.refresh import refresh_version
+from enginery.registry.versions.state import Channel, read_channel, read_history
 
 _AT_ONCE = 4
 
@@ -168,8 +169,13 @@ def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
 def _move(
     source: Store, channel: Channel, manifest: Manifest, dest: Store, by: str, counts: Callable[[Attestation], bool]
 ) -> str:
-    """Move the channel at `dest`, on the evidence that moved it at the source; returns `model:channel`."""
-    move = channel.move
+    """Move the channel at `dest`, on the evidence that moved it at the source; returns `model:channel`.
+
+    From a version that the source's channel served, any loss is accepted: the source accepted it, or rolled back.
+    """
+    move, serving = channel.move, read_channel(dest, channel.model, channel.name)
+    served = {item.manifest for item in read_history(source, channel).moves}
+    follows = serving is not None and serving.manifest in served
     passes = [canary_pass(source, digest) for digest in move.canary]
     for item in passes:
         dest.put_bytes(source.read_blob(item.report))
@@ -185,5 +191,6 @@ def _move(
         canaries=passes,
         from_other_registry=True,
         counts=counts,
+        accepted_losses=None if follows else (),
     )
     return f"{after.model}:{after.name}"

@@ -11,7 +11,7 @@ an image's, because container runtimes mount nothing else.
 
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -92,17 +92,27 @@ def export_oci(
     version = Located(located.reference, manifest)  # without the channel, so that the image is the same through any
     images = [_image(store, layout, version, entry, triton) for entry in entries]
     whole = {"schemaVersion": 2, "mediaType": INDEX, "manifests": images, "annotations": _version_annotations(manifest)}
-    named = {f"{manifest.model}-{manifest.version}{suffix}": layout.put(canonical_json(whole), INDEX)}
+    tagged = {**layout.put(canonical_json(whole), INDEX), "annotations": _version_annotations(manifest)}
+    named = {f"{manifest.model}-{manifest.version}{suffix}": tagged}
     named |= {
         f"{stem_of(manifest, entry)}-{entry.backend}{suffix}": image
         for entry, image in zip(entries, images, strict=True)
     }
+    _check_owner(dest, before, named, manifest)
     write_whole(dest / "oci-layout", LAYOUT)
     others = [item for item in before if _annotations(item).get(REF_NAME) not in named]
     mine = [{**item, "annotations": {**_annotations(item), REF_NAME: name}} for name, item in named.items()]
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *mine]}
     write_whole(dest / "index.json", canonical_json(index))
     return OciExport(dest, tuple(named))
+
+
+def _check_owner(dest: Path, before: Sequence[Json], named: Collection[str], manifest: Manifest) -> None:
+    """Raise InputError where another version has one of these tags: 'a-1' of version 2 and 'a' of '1-2' would."""
+    for found in map(_annotations, before):
+        owner = found.get(f"{PREFIX}model"), found.get(f"{PREFIX}version")
+        if found.get(REF_NAME) in named and owner != (manifest.model, manifest.version):
+            raise InputError(f"{dest}: the tag {found[REF_NAME]} is of {owner[0]}@{owner[1]}; name another folder")
 
 
 def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
@@ -126,7 +136,7 @@ def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str
 
 def _find_servable(manifest: Manifest, entries: Sequence[EngineEntry]) -> list[EngineEntry]:
     """The engines that Triton can serve. Raises UnknownNameError with the reasons where it can serve none."""
-    reasons = {entry.unit: find_unservable(entry, Machine(entry.compute_capability)) for entry in entries}
+    reasons = {entry.unit: find_unservable(entry) for entry in entries}
     if all(reasons.values()):
         lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
         what = f"{manifest.model}@{manifest.version} has no engine that Triton can serve:"

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from enginery.core import parsing
 from enginery.core.errors import DataError, UnavailableError
 
 Record = Mapping[str, object]
@@ -62,7 +63,7 @@ class JsonLinesReader:
 
     def _read(self, line: bytes, number: int) -> Record | None:
         try:
-            found = json.loads(line, parse_constant=_refuse)
+            found = json.loads(line, parse_constant=_refuse, object_pairs_hook=parsing.without_twins)
         except (ValueError, RecursionError) as error:
             if not line.endswith(b"\n"):  # its writer was killed
                 self.cut = True

@@ -11,7 +11,6 @@ counted as `lost`, and `failure` has the reason. Recorded inputs are your users'
 owner only.
 """
 
-import json
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from enginery.core import parsing
 from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.types import Tensors
 from enginery.recording.json_lines import LineFile
@@ -185,7 +185,7 @@ def _read_description(path: Path | str | None) -> dict[str, object]:
     if path is None:
         return {}
     try:
-        found = json.loads(Path(path).read_bytes())
+        found = parsing.load_json(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as the description of an engine: {error}") from None
     if not isinstance(found, dict) or not {"model", "version", "manifest", "digest"} <= found.keys():

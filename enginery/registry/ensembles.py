@@ -11,9 +11,7 @@ from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.ensemble import EnsembleFunction, PinnedGraph
 from enginery.core.errors import InputError, IntegrityError
-from enginery.core.names import inside
 from enginery.core.parsing import Malformed
-from enginery.core.types import TensorSpec
 from enginery.registry import manifest_fields as fields
 from enginery.registry.manifest import EngineEntry, Manifest, parse
 from enginery.registry.store.base import Documents, place_of
@@ -22,8 +20,6 @@ from enginery.registry.store.layout import manifest_key
 FORMAT = 1
 MAX_BYTES = 1 << 20
 SUFFIX = ".json"
-# The sources of a manifest that are files of functions begin so.
-FUNCTION = "function"
 
 
 def require_model(manifest: Manifest) -> None:
@@ -45,42 +41,16 @@ class NamedEngine:
 def function_sources(functions: Iterable[EnsembleFunction]) -> dict[str, str]:
     """The files of functions between graphs, as sources of a manifest."""
     files = ((item.name, file, digest) for item in functions for file, digest in item.files.items())
-    return {f"{FUNCTION} {name} {file}": digest for name, file, digest in files}
+    return {f"{fields.FUNCTION} {name} {file}": digest for name, file, digest in files}
 
 
 def functions_of(manifest: Manifest) -> list[EnsembleFunction]:
     """The functions between the graphs of a version. Raises IntegrityError for what describes none."""
     try:
-        functions = parsing.mapping(manifest.spec.get("functions", {}), "spec.functions")
-        connections = parsing.mapping_of(parsing.text)(manifest.spec.get("connections", {}), "spec.connections")
-        return [_read_function(name, value, connections, manifest.sources) for name, value in functions.items()]
-    except (Malformed, ValueError) as error:
+        return fields.read_functions(manifest.spec, manifest.sources)
+    except Malformed as error:
         where = f"{manifest.model}@{manifest.version}"
         raise IntegrityError(f"{where}: {error}; build it again") from error
-
-
-def _read_function(
-    name: str, value: object, connections: Mapping[str, str], sources: Mapping[str, str]
-) -> EnsembleFunction:
-    path = f"spec.functions.{name}"
-    found = parsing.mapping(value, path)
-    file, _, function = parsing.field(found, "function", parsing.text, path).partition(":")
-    inputs, outputs = (_read_tensors(found, key, path) for key in ("inputs", "outputs"))
-    begin = f"{FUNCTION} {name} "
-    files = {key.removeprefix(begin): digest for key, digest in sources.items() if key.startswith(begin)}
-    given = {spec.name: connections.get(f"{name}.{spec.name}", f"{name}.{spec.name}") for spec in inputs}
-    for place in (name, file, *files):
-        inside(place)
-    return EnsembleFunction(name, file, function, inputs, outputs, given, files)
-
-
-def _read_tensors(found: Mapping[str, object], key: str, path: str) -> tuple[TensorSpec, ...]:
-    items = parsing.field(found, key, parsing.mapping, path)
-    where = f"{path}.{key}"
-    return tuple(
-        fields.read_tensor({"name": name, **parsing.mapping(item, f"{where}.{name}")}, f"{where}.{name}")
-        for name, item in items.items()
-    )
 
 
 def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
@@ -93,7 +63,7 @@ def read_engines(store: Documents, digest: str) -> dict[str, NamedEngine]:
     """The engines of graphs, by name, that an ensemble's engine stands for. Raises IntegrityError for a blob that is
     none."""
     try:
-        document = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
+        document = parsing.parse_json(store.read_blob(digest, MAX_BYTES), MAX_BYTES)
         if (stated := parsing.field(document, "format", parsing.count)) != FORMAT:
             raise Malformed(f"format is {stated}; this enginery reads {FORMAT}: upgrade enginery")
         return parsing.field(document, "engines", parsing.mapping_of(_named_engine))

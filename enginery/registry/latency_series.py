@@ -8,7 +8,7 @@ opened by the runtime and driver of today, so that these change the median alone
 Series outlive the versions that they name, and name no blob that garbage collection would keep.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -16,7 +16,7 @@ from enginery.core import parsing
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import IntegrityError
-from enginery.core.names import is_name
+from enginery.core.names import is_name, version_order
 from enginery.core.reports.latency import MachineKind
 from enginery.registry.store.base import Store, change
 from enginery.registry.store.layout import SERIES, series_key
@@ -126,11 +126,15 @@ def read_series(store: Store, series: LatencySeries) -> LatencySeries:
     return parse_series(data, series.key) if data else series
 
 
-def list_series(store: Store, model: str) -> Iterator[LatencySeries]:
-    """All series of a model. Raises IntegrityError for one that cannot be read."""
-    for key in store.list(f"{SERIES}{model}/"):
-        if data := store.read(key):
-            yield parse_series(data, key)
+def list_series(store: Store, model: str) -> list[LatencySeries]:
+    """All series of a model, in `order_of`. Raises IntegrityError for one that cannot be read."""
+    found = ((key, store.read(key)) for key in store.list(f"{SERIES}{model}/"))
+    return sorted((parse_series(data, key) for key, data in found if data), key=order_of)
+
+
+def order_of(series: LatencySeries) -> tuple[object, ...]:
+    """Sort key of series: by unit, bucket ('batch=8' before 'batch=32') and machine."""
+    return series.unit, version_order(series.bucket), str(series.machine)
 
 
 def models_with_series(store: Store) -> list[str]:

@@ -13,14 +13,15 @@ held for that much longer than it says, and its holder relies on it for that muc
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from threading import Event, Thread
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json, digests_in
-from enginery.core.errors import ConflictError, IntegrityError, UnavailableError
+from enginery.core.errors import ConflictError, EngineryError, IntegrityError, UnavailableError
 from enginery.core.moments import read_stamp as read_stamp
 from enginery.core.moments import stamp as stamp
 from enginery.core.parsing import Malformed
@@ -126,6 +127,26 @@ def hold_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterat
     finally:
         with suppress(UnavailableError):  # it expires by itself
             store.remove(lease_key(lease.id))
+
+
+@contextmanager
+def keep_renewing(renew: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Call `renew` in a thread every `every_s` seconds while the block runs; what the registry refuses is left to the
+    next time."""
+    stop = Event()
+
+    def work() -> None:
+        while not stop.wait(every_s):
+            with suppress(EngineryError):
+                renew()
+
+    thread = Thread(target=work, name="enginery-renew", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def secure_version(guard: Guard, manifest: Manifest) -> None:

@@ -198,7 +198,7 @@ class Manifest:
         """The document as it is stored; equal manifests give equal bytes. Raises Malformed, and ValueError for NaN."""
         document = {**self.to_json(), "digest": self.digest}
         data = canonical_json(document)
-        parse(data)
+        _read(parsing.parse_json(data, MAX_BYTES))
         return data
 
     @cached_property
@@ -235,6 +235,7 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
         if (found := read(document, "format", parsing.count)) != FORMAT:
             raise IntegrityError(f"{where}: format is {found}; this enginery reads {FORMAT}: upgrade enginery")
         manifest = _read(document)
+        _check_node_names(manifest)
     except Malformed as error:
         raise IntegrityError(f"{where}: {error}; {_REMEDY}" if place else f"{where}: {error}") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
@@ -274,6 +275,15 @@ def _read(data: dict[str, object]) -> Manifest:
     return manifest
 
 
+def _check_node_names(manifest: Manifest) -> None:
+    """Raise Malformed for functions that are none, and for two graphs or functions of one name, which would have one
+    folder."""
+    names = [graph.name for graph in manifest.graphs]
+    names += [function.name for function in fields.read_functions(manifest.spec, manifest.sources)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise Malformed(f"two of its graphs and functions are called {twice!r}")
+
+
 def read_entry(value: object, path: str) -> EngineEntry:
     """Read an `EngineEntry` that `EngineEntry.to_json` wrote.
 
@@ -296,7 +306,7 @@ def read_entry(value: object, path: str) -> EngineEntry:
         graph=get("graph", parsing.optional(parsing.digest)),
         scales=get("scales", parsing.optional(parsing.digest)),
         digest=get("digest", parsing.optional(parsing.digest)),
-        size_bytes=get("size_bytes", parsing.optional(parsing.count)),
+        size_bytes=get("size_bytes", parsing.optional(fields.read_size)),
         suffix=get("suffix", parsing.optional(fields.read_suffix)),
         options=get("options", parsing.mapping_of(parsing.scalar)),
         toolchain=get("toolchain", parsing.mapping_of(parsing.text)),

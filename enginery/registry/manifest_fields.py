@@ -6,20 +6,21 @@ from dataclasses import fields
 from enginery.core import parsing
 from enginery.core.codec import decode
 from enginery.core.digest import canonical_json, is_digest
-from enginery.core.ensemble import PinnedGraph
+from enginery.core.ensemble import EnsembleFunction, PinnedGraph
 from enginery.core.errors import IntegrityError
 from enginery.core.names import is_name
 from enginery.core.parsing import Malformed
 from enginery.core.parsing import field as read
 from enginery.core.requirements import KINDS, Requirement, Unknown
 from enginery.core.types import Shape, ShapeProfile, TensorSpec
+from enginery.registry.store.layout import MAX_BLOB_BYTES
 
 
 def read_graph(value: object, path: str) -> PinnedGraph:
     """A version that is a graph of an ensemble."""
     found = parsing.mapping(value, path)
     return PinnedGraph(
-        name=read(found, "name", parsing.name, path),
+        name=read(found, "name", parsing.graph_name, path),
         model=read(found, "model", parsing.name, path),
         version=read(found, "version", parsing.name, path),
         manifest=read(found, "manifest", parsing.digest, path),
@@ -27,9 +28,53 @@ def read_graph(value: object, path: str) -> PinnedGraph:
     )
 
 
+# The sources of a manifest that are files of functions begin so.
+FUNCTION = "function"
+
+
+def read_functions(spec: Mapping[str, object], sources: Mapping[str, str]) -> list[EnsembleFunction]:
+    """The functions between the graphs of a version. spec, sources: of its manifest."""
+    functions = parsing.mapping(spec.get("functions", {}), "spec.functions")
+    connections = parsing.mapping_of(parsing.text)(spec.get("connections", {}), "spec.connections")
+    return [_read_function(name, value, connections, sources) for name, value in functions.items()]
+
+
+def _read_function(
+    name: str, value: object, connections: Mapping[str, str], sources: Mapping[str, str]
+) -> EnsembleFunction:
+    path = f"spec.functions.{name[:80]}"
+    found = parsing.mapping(value, path)
+    file, _, function = read(found, "function", parsing.text, path).partition(":")
+    inputs, outputs = (_read_tensors(found, key, path) for key in ("inputs", "outputs"))
+    begin = f"{FUNCTION} {parsing.graph_name(name, 'a name in spec.functions')} "
+    files = {key.removeprefix(begin): digest for key, digest in sources.items() if key.startswith(begin)}
+    for name_of_file in files:
+        parsing.file_path(name_of_file, f"sources of {path}")
+    if file not in files:
+        raise Malformed(f"{path}.function is {file[:80]!r}, and no source is {begin}{file[:80]}")
+    given = {spec.name: connections.get(f"{name}.{spec.name}", f"{name}.{spec.name}") for spec in inputs}
+    return EnsembleFunction(name, file, function, inputs, outputs, given, files)
+
+
+def _read_tensors(found: Mapping[str, object], key: str, path: str) -> tuple[TensorSpec, ...]:
+    where = f"{path}.{key}"
+    return tuple(
+        read_tensor({"name": name, **parsing.mapping(item, f"{where}.{name}")}, f"{where}.{name}")
+        for name, item in read(found, key, parsing.mapping, path).items()
+    )
+
+
+def read_size(value: object, path: str) -> int:
+    """The size of a blob in bytes."""
+    found = parsing.count(value, path)
+    if found > MAX_BLOB_BYTES:
+        raise Malformed(f"{path} is {found}; a blob has at most {MAX_BLOB_BYTES} bytes")
+    return found
+
+
 def read_shards(value: object, path: str) -> Mapping[str, int]:
     """Digest of each shard -> its size in bytes."""
-    found = parsing.mapping_of(parsing.count)(value, path)
+    found = parsing.mapping_of(read_size)(value, path)
     if wrong := next((name for name in found if not is_digest(name)), None):
         raise Malformed(f"{path} has {wrong[:80]!r}, which is no digest")
     return found

@@ -127,7 +127,6 @@ def parse(data: bytes | None, model: str) -> list[Registration]:
 def outside(name: str) -> str | None:
     """The reason why a file name may not be unpacked into a folder; None if it may."""
     try:
-        inside(name)
+        return None if inside(name) == name else f"must be written as {inside(name)!r}"
     except ValueError as error:
         return str(error)
-    return None

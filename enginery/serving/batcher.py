@@ -11,7 +11,9 @@ router the padded sizes; of a session, and of what no bucket of a router holds, 
 when it holds at least `most` samples or its oldest request has waited `wait_s`. The one worker thread, when free, takes
 the ready queue whose oldest request is the oldest; from it requests in order of arrival, the first one always, and more
 while all of them together have at most `most` samples; runs these as one batch; and answers them. If no queue is ready
-it sleeps until the first will be. On `close` every queue is ready.
+it sleeps until the first will be. On `close` every queue is ready. An Exception of a batch is that of its requests;
+anything else that a runtime raises (SystemExit, a panic of Rust) ends the batcher: all that waits and every later
+`submit` fails with it.
 
 Public and stable: `Batcher(session, most=, wait_s=, dim=, record=, log=)`, `submit(inputs) -> Future`,
 `served`, `close()`.
@@ -26,7 +28,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from threading import Condition, Thread
+from threading import Condition
 from types import TracebackType
 from typing import Self
 
@@ -35,6 +37,7 @@ import numpy as np
 from enginery.arrays import Array, InputCheck
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.types import Session, Tensors
+from enginery.core.worker_thread import WorkerThread
 from enginery.serving.batch_queues import BatchQueues
 from enginery.serving.pad_plan import PadPlan, plan_padding
 from enginery.serving.padding import Padding
@@ -105,16 +108,17 @@ class Batcher:
         self._record, self._check, self._joins = record, InputCheck(session.inputs), dict[_Key, _Join]()
         self._axes = {spec.name: spec.shape.index(dim) for spec in (*session.inputs, *session.outputs)}
         self.served: deque[BatchedRequest] = deque(maxlen=log)
-        self._changed, self._closed = Condition(), False
+        self._changed, self._closed, self._ended = Condition(), False, ""
+        self._running: Sequence[_Waiting] = ()
         self._queues = BatchQueues[_Key, _Waiting](most, wait_s)
-        self._worker = Thread(target=self._work, name="enginery-batcher", daemon=True)
+        self._worker = WorkerThread("enginery-batcher", self._work, self._fail)
         self._worker.start()
 
     def submit(self, inputs: Tensors) -> "Future[Answer]":
         """The outputs of a request, when its batch was run; an error of the batch is that of all its requests.
 
         The arrays must not change before. Raises DataError for inputs that do not fit the model, EngineryError on a
-        closed batcher.
+        batcher that is closed, or has ended, with the reason.
         """
         sizes = self._check(inputs).sizes
         key = tuple(sizes.values())
@@ -122,7 +126,7 @@ class Batcher:
         request = _Waiting(inputs, join, time.perf_counter())
         with self._changed:
             if self._closed:
-                raise EngineryError("the batcher is closed; make another one")
+                raise EngineryError(f"{self._ended or 'the batcher is closed'}; make another one")
             self._queues.add(tuple(join.bucket.values()), request, join.samples, request.at)
             self._changed.notify()
         return request.future
@@ -156,6 +160,7 @@ class Batcher:
     def _work(self) -> None:
         while (taken := self._take()) is not None:
             started = time.perf_counter()
+            self._running = taken
             running = [request for request in taken if request.future.set_running_or_notify_cancel()]
             try:
                 for request, answer in zip(running, self._run(running), strict=True):
@@ -165,6 +170,18 @@ class Batcher:
                     if not request.future.done():
                         request.future.set_exception(error)
             self._log(running, started, time.perf_counter())
+
+    def _fail(self, error: BaseException) -> None:
+        """Fail all that waits, and whatever is submitted later: nobody takes requests any more."""
+        with self._changed:
+            self._ended, self._closed = f"the batcher ended: {type(error).__name__}: {error}", True
+            waiting = list(self._running)
+            while (found := self._queues.take(math.inf, all_ready=True)) is not None:
+                waiting += found[1]
+        for request in waiting:
+            if not request.future.done():
+                with suppress(BaseException):  # of a callback of the future
+                    request.future.set_exception(EngineryError(self._ended))
 
     def _take(self) -> list[_Waiting] | None:
         """The next batch; None where the batcher is closed and nothing waits."""

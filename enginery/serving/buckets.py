@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from enginery.arrays import Array
-from enginery.core.reports.latency import LatencyReport
+from enginery.core.reports.latency import LatencyReport, Timed
+from enginery.core.reports.ranking import Interval, is_shorter, order_by_evidence
 from enginery.core.types import PLUS, ShapeProfile, Tensors, TensorSpec
 from enginery.serving.pad_plan import PadPlan, plan_padding
 from enginery.serving.padding import Padding
@@ -27,8 +28,8 @@ Sizes = Mapping[str, int]
 class RoutedEngine:
     """An engine that a router sends requests to. run: runs it once on all of its inputs, by name.
 
-    profiles: sizes that it takes; none: every size.  seconds: of a call at some sizes, as measured; None where it was
-    not measured.
+    profiles: sizes that it takes; none: every size.  seconds: the 95 % interval of a call's time at some sizes, as
+    measured; None where it was not measured.
     """
 
     name: str
@@ -36,7 +37,7 @@ class RoutedEngine:
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec] = ()
     profiles: Sequence[ShapeProfile] = ()
-    seconds: Callable[[Sizes], float] | None = None
+    seconds: Callable[[Sizes], Interval] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,19 +144,31 @@ def _words(bounds: DimBounds) -> str:
 def cheapest(buckets: Sequence[EngineBucket], sizes: Sizes) -> tuple[int, dict[str, int]] | None:
     """Number of the cheapest bucket that holds a request, and its sizes there; None where none does.
 
-    By seconds where every engine was measured, else by the order of the engines, then by the elements of the padded
-    inputs. Of equal ones the first.
+    Of an engine's buckets the one with the least elements in the padded inputs. Of engines the first that no other was
+    shown to be faster than, at the sizes that the request has there (`core.reports.ranking`).
     """
-    held = [(number, fitted) for number, bucket in enumerate(buckets) if (fitted := bucket.fit(sizes)) is not None]
-    measured = all(buckets[number].engine.seconds for number, _ in held)
+    best = dict[int, _Held]()
+    for number, bucket in enumerate(buckets):
+        if (fitted := bucket.fit(sizes)) is None:
+            continue
+        elements = sum(math.prod(spec.at(fitted)) for spec in bucket.engine.inputs)
+        if bucket.rank not in best or elements < best[bucket.rank].elements:
+            seconds = bucket.engine.seconds(fitted) if bucket.engine.seconds else None
+            best[bucket.rank] = _Held(number, fitted, elements, seconds)
+    ordered = order_by_evidence(
+        [best[rank] for rank in sorted(best)], lambda one, other: is_shorter(one.seconds, other.seconds)
+    )
+    return (ordered[0].number, ordered[0].fitted) if ordered else None
 
-    def cost(item: tuple[int, dict[str, int]]) -> tuple[float, float]:
-        bucket, fitted = buckets[item[0]], item[1]
-        if measured and bucket.engine.seconds:
-            return bucket.engine.seconds(fitted), 0.0
-        return float(bucket.rank), float(sum(math.prod(spec.at(fitted)) for spec in bucket.engine.inputs))
 
-    return min(held, key=cost, default=None)
+@dataclass(frozen=True)
+class _Held:
+    """A bucket that holds a request. number: of the bucket.  fitted: the sizes of the request's dims there."""
+
+    number: int
+    fitted: dict[str, int]
+    elements: int
+    seconds: Interval | None
 
 
 def make_route(buckets: Sequence[EngineBucket], sizes: Sizes, padding: Padding) -> Route | None:
@@ -193,25 +206,29 @@ def _differ(one: str, other: str) -> bool:
     return one != other and one.startswith("float") and other.startswith("float")
 
 
-def measured_seconds(report: LatencyReport, inputs: Sequence[TensorSpec]) -> Callable[[Sizes], float] | None:
-    """Seconds of a call by the medians of a latency report, linear in the elements of the inputs between the sizes that
-    were timed, as of the least below them, and in proportion above; None for a report without a time."""
-    timed: dict[int, float] = {}
+def measured_seconds(
+    report: LatencyReport, inputs: Sequence[TensorSpec], timed: Timed
+) -> Callable[[Sizes], Interval] | None:
+    """The 95 % interval of a call's time by the medians of a latency report, linear in the elements of the inputs
+    between the sizes that were timed, as of the least below them, and in proportion above; None for a report with a
+    bucket without interval. timed: see `timed_alike`."""
+    known: dict[int, Interval] = {}
     for bucket in report.buckets:
         try:
             elements = sum(math.prod(spec.at(bucket.sizes)) for spec in inputs)
         except KeyError:
             continue  # of a model with other dims
-        timed[elements] = bucket.median_s
-    if not timed:
+        if (interval := bucket.interval(timed)) is None:
+            return None
+        known[elements] = interval
+    if not known:
         return None
-    places = sorted(timed)
-    times = [timed[place] for place in places]
+    places = sorted(known)
+    lows, highs = ([known[place][end] for place in places] for end in (0, 1))
 
-    def seconds(sizes: Sizes) -> float:
+    def seconds(sizes: Sizes) -> Interval:
         elements = sum(math.prod(spec.at(sizes)) for spec in inputs)
-        if elements > places[-1]:
-            return times[-1] * elements / places[-1]
-        return float(np.interp(elements, places, times))
+        above = max(1.0, elements / places[-1])
+        return float(np.interp(elements, places, lows)) * above, float(np.interp(elements, places, highs)) * above
 
     return seconds

@@ -3,10 +3,11 @@
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from threading import Condition, Thread
+from threading import Condition
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import Tensors
+from enginery.core.worker_thread import WorkerThread
 from enginery.serving.counts import CompileCounts
 
 Runner = Callable[[Tensors], Tensors]
@@ -20,9 +21,9 @@ _MOST_FAILED = 256
 class JustInTime:
     """Compiled runners by the sizes of the dims, for several threads at once.
 
-    compiles: makes a runner for some sizes; its errors are kept as the reason why there is none.  most: runners that
-    are held, and sizes that wait for the one thread that compiles; of more, the runner that was not used for longest is
-    dropped.
+    compiles: makes a runner for some sizes; its errors are kept as the reason why there is none, and what is no
+    Exception (SystemExit, a panic of Rust) ends all compiling.  most: runners that are held, and sizes that wait for
+    the one thread that compiles; of more, the runner that was not used for longest is dropped.
     """
 
     def __init__(self, compiles: CompileSizes, most: int = 8) -> None:
@@ -32,8 +33,8 @@ class JustInTime:
         self._failed: OrderedDict[_Key, str] = OrderedDict()
         self._waiting: deque[_Key] = deque()
         self._active: _Key | None = None
-        self._thread: Thread | None = None
-        self._closed = False
+        self._thread: WorkerThread | None = None
+        self._ended = ""
         self._compiled = self._failures = self._evicted = 0
         self._seconds, self._waited_s, self._reason = 0.0, 0.0, ""
 
@@ -49,16 +50,16 @@ class JustInTime:
 
     def wait(self, sizes: Mapping[str, int]) -> Runner:
         """The runner for these sizes, compiled before this returns. Raises EngineryError with the compiler's reason,
-        and where the router is closed."""
+        and where the router is closed or its compiler ended."""
         key, begun = tuple(sizes.items()), time.perf_counter()
         with self._changed:
-            while key not in self._ready and key not in self._failed and not self._closed:
+            while key not in self._ready and key not in self._failed and not self._ended:
                 self._ask(key)
                 self._changed.wait()
             self._waited_s += time.perf_counter() - begun
             if key in self._ready:
                 return self._ready[key]
-            raise EngineryError("the router is closed" if self._closed else self._failed[key])
+            raise EngineryError(self._ended or self._failed[key])
 
     def counts(self) -> CompileCounts:
         """What was compiled so far."""
@@ -69,9 +70,7 @@ class JustInTime:
     def close(self) -> None:
         """End the thread, after the compile that it is at, and drop all runners."""
         with self._changed:
-            self._closed = True
-            self._waiting.clear()
-            self._changed.notify_all()
+            self._end("the router is closed")
             thread = self._thread
         if thread is not None:
             thread.join()
@@ -79,11 +78,11 @@ class JustInTime:
             self._ready.clear()
 
     def _ask(self, key: _Key) -> None:
-        if self._closed or key == self._active or key in self._waiting:
+        if self._ended or key == self._active or key in self._waiting:
             return
         self._waiting.append(key)
         if self._thread is None:
-            self._thread = Thread(target=self._work, name="enginery-compile", daemon=True)
+            self._thread = WorkerThread("enginery-compile", self._work, self._fail)
             self._thread.start()
         self._changed.notify_all()
 
@@ -102,10 +101,20 @@ class JustInTime:
 
     def _next(self) -> _Key | None:
         with self._changed:
-            while not self._waiting and not self._closed:
+            while not self._waiting and not self._ended:
                 self._changed.wait()
-            self._active = None if self._closed else self._waiting.popleft()
+            self._active = None if self._ended else self._waiting.popleft()
             return self._active
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failures, self._reason = self._failures + 1, f"{type(error).__name__}: {error}"
+            self._end(f"the compiler ended: {self._reason}")
+
+    def _end(self, why: str) -> None:
+        self._ended = self._ended or why
+        self._waiting.clear()
+        self._changed.notify_all()
 
     def _keep(self, key: _Key, runner: Runner | None, reason: str) -> None:
         if runner is None:

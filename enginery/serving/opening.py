@@ -7,10 +7,11 @@ from typing import Protocol, TypeVar
 
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.parsing import field, many, mapping, parse_json, text
-from enginery.core.reports.latency import LatencyReport
+from enginery.core.parsing import digest, field, many, mapping, text
+from enginery.core.reports.latency import LatencyReport, Timed
 from enginery.core.types import ShapeProfile, Tensors, TensorSpec
-from enginery.opening import MOST_BYTES, DescribedFile, open_onnx
+from enginery.descriptions import check_engine, find_engine, read_description
+from enginery.opening import DescribedFile, open_onnx
 from enginery.serving.buckets import RoutedEngine, measured_seconds
 from enginery.serving.padding import Padding
 
@@ -30,23 +31,28 @@ class PulledEngine(DescribedFile, Protocol):
 
 @dataclass(frozen=True)
 class DescribedEngine:
-    """An engine as its description has it, opened. file: of the engine.  bounded: whether it takes certain sizes only;
-    the version's graph takes any."""
+    """An engine as its description has it, opened. file, digest: of the engine.  bounded: whether it takes certain
+    sizes only; the version's graph takes any."""
 
     engine: RoutedEngine
     padding: Padding
     file: Path
+    digest: str
     bounded: bool
 
 
-def open_described(description: Path | str, opens: Opens | None, latency: LatencyReport | None) -> DescribedEngine:
-    """The engine beside a description. opens: None for `open_onnx`.  latency: None where it was not timed.
+def open_described(
+    description: Path | str, opens: Opens | None, latency: LatencyReport | None, timed: Timed = "session"
+) -> DescribedEngine:
+    """The engine beside a description. opens: None for `open_onnx`.  latency: None where it was not timed.  timed: what
+    of it counts (`timed_alike`).
 
-    Raises DataError for a file that describes no engine, for a model with state, and what `opens` raises.
+    Raises DataError for a file that describes no engine and for a model with state, IntegrityError for other bytes than
+    were published, and what `opens` raises.
     """
     path = Path(description)
+    found = read_description(path)
     try:
-        found = parse_json(path.read_bytes(), MOST_BYTES)
         if "state" in found or "graphs" in found:
             kind, other = ("state", "enginery.Streams") if "state" in found else ("several graphs", "enginery.Ensemble")
             raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {other}")
@@ -54,12 +60,14 @@ def open_described(description: Path | str, opens: Opens | None, latency: Latenc
         profiles = _read_many(found, "profiles", ShapeProfile)
         padding = decode(found["padding"], Padding) if "padding" in found else Padding()
         name = " ".join(field(found, key, text) for key in ("target", "precision", "backend"))
-        file = path.parent / field(found, "file", text)
-    except (OSError, IntegrityError) as error:
+        stated = field(found, "digest", digest)
+    except IntegrityError as error:
         raise DataError(f"{description} describes no engine: {error}") from error
-    run = opens(file) if opens else open_onnx(path)
-    seconds = measured_seconds(latency, inputs) if latency else None
-    return DescribedEngine(RoutedEngine(name, run, inputs, outputs, profiles, seconds), padding, file, bool(profiles))
+    file = find_engine(path, found)
+    run = opens(check_engine(path, found)) if opens else open_onnx(path)
+    seconds = measured_seconds(latency, inputs, timed) if latency else None
+    engine = RoutedEngine(name, run, inputs, outputs, profiles, seconds)
+    return DescribedEngine(engine, padding, file, stated, bool(profiles))
 
 
 def _read_many(found: Mapping[str, object], name: str, kind: type[T]) -> list[T]:

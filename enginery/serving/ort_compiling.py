@@ -10,13 +10,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
-from enginery.core.digest import digest_of, digest_of_file
+from enginery.core.digest import digest_of
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Tensors, Untyped
+from enginery.descriptions import read_file
+from enginery.opening import open_session
 from enginery.registry.store.files import make_folder, reachable, start_atomic_write, sweep
 
 _SUFFIX = ".compiled.onnx"
@@ -24,12 +25,14 @@ _SUFFIX = ".compiled.onnx"
 
 @dataclass(frozen=True)
 class OrtCompiler:
-    """Makes runners of one ONNX file for given sizes of its dims. cache: a folder for optimised models, or None.
+    """Makes runners of one ONNX file for given sizes of its dims. digest: of the file, which is read and checked for
+    each of them.  cache: a folder for optimised models, or None.
 
     most: files in it.  options: entries of the sessions' configuration.
     """
 
     model: Path
+    digest: str
     cache: Path | None = None
     most: int = 64
     options: Mapping[str, str] = field(default_factory=dict)
@@ -47,9 +50,10 @@ class OrtCompiler:
             return str(error)
 
     def __call__(self, sizes: Mapping[str, int]) -> Callable[[Tensors], Tensors]:
-        """A runner for these sizes. Raises what ONNX Runtime does, and UnavailableError for a folder out of reach."""
+        """A runner for these sizes. Raises what ONNX Runtime does, IntegrityError for another file than the digest is
+        of, and UnavailableError for a folder out of reach."""
         if self.cache is None:
-            return _runner(_open(self.model, self._session_options(sizes)))
+            return _runner(self._open(self._session_options(sizes)))
         with reachable(f"using the cache {self.cache}"):
             make_folder(self.cache)
             file = self.cache / f"{self._key(sizes)}{_SUFFIX}"
@@ -58,15 +62,11 @@ class OrtCompiler:
             self._evict()
         return _runner(session)
 
-    @cached_property
-    def _digest(self) -> str:
-        return digest_of_file(self.model)
-
     def _key(self, sizes: Mapping[str, int]) -> str:
         import onnxruntime
 
         version, kind = onnxruntime.__version__, this_kind().name
-        return digest_of([self._digest, sorted(sizes.items()), version, kind, sorted(self.options.items())])[:40]
+        return digest_of([self.digest, sorted(sizes.items()), version, kind, sorted(self.options.items())])[:40]
 
     def _session_options(self, sizes: Mapping[str, int]) -> Untyped:
         import onnxruntime
@@ -88,7 +88,7 @@ class OrtCompiler:
         options = self._session_options({})
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         with suppress(Exception):  # damaged, or of another build of onnxruntime: it is made again
-            session = _open(file, options)
+            session = open_session(file.read_bytes(), self.model.parent, options)
             os.utime(file)
             return session
         return None
@@ -97,9 +97,12 @@ class OrtCompiler:
         options = self._session_options(sizes)
         with start_atomic_write(file.parent) as written:
             options.optimized_model_filepath = str(written.path)
-            session = _open(self.model, options)
+            session = self._open(options)
             written.commit(file)
         return session
+
+    def _open(self, options: Untyped) -> Untyped:
+        return open_session(read_file(self.model, self.digest), self.model.parent, options)
 
     def _evict(self) -> None:
         files: list[tuple[float, Path]] = []
@@ -110,12 +113,6 @@ class OrtCompiler:
             path.unlink(missing_ok=True)
         if self.cache:
             sweep(self.cache)
-
-
-def _open(model: Path, options: Untyped) -> Untyped:
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
 def _runner(session: Untyped) -> Callable[[Tensors], Tensors]:

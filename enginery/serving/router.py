@@ -23,6 +23,7 @@ from typing import Self
 
 from enginery.arrays import Array, InputCheck, dtype_of
 from enginery.core.errors import EngineryError, InputError
+from enginery.core.reports.latency import timed_alike
 from enginery.core.types import PLUS, Session, Tensors
 from enginery.serving.buckets import EngineBucket, Route, RoutedEngine, converting, list_buckets, make_route
 from enginery.serving.counts import CompileCounts, RequestCounter, RouterCounts
@@ -103,10 +104,11 @@ class Router(Session):
         engine of another compiler without `opens`; what `opens` raises; and as `Router`.
         """
         _check_pulled(pulled)
-        found = [open_described(each.description, opens, each.latency) for each in pulled]
-        graph = next((each.file for each in found if not each.bounded and each.file.suffix == ".onnx"), None)
+        timed = timed_alike(each.latency for each in pulled if each.latency)
+        found = [open_described(each.description, opens, each.latency, timed) for each in pulled]
+        graph = next((each for each in found if not each.bounded and each.file.suffix == ".onnx"), None)
         if compiles is None and graph and cache is not None:
-            compiles = OrtCompiler(graph, Path(cache))
+            compiles = OrtCompiler(graph.file, graph.digest, Path(cache))
             if why := compiles.why_unusable():
                 warnings.warn(f"{why}; no sizes are compiled, other fallbacks answer", RuntimeWarning, stacklevel=2)
         return cls(

@@ -12,6 +12,7 @@ from enginery.arrays import Array
 from enginery.core.errors import DataError, ModelError
 from enginery.user_code.channel import Arrays, MessageChannel
 from enginery.user_code.entry_point import find_function, importing_from, place, reason
+from enginery.user_code.published import importing_published
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,22 @@ def call(function: Callable[..., Any], arrays: Mapping[str, Array], name: str, r
         raise DataError(f"function {name!r} returned something of which numpy makes no array: {error}") from error
 
 
-def load_function(root: Path, file: str, function: str) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """A function of the user's in this process, to be called with a mapping of arrays. root: the folder of its code.
+def load_function(
+    root: Path, file: str, function: str, files: Mapping[str, str]
+) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """A function of a published version in this process, to be called with a mapping of arrays. root: the folder of its
+    code.  files: digests of its file and of every module that it imports from there, by path.
 
-    Its file is run. Modules beside it are found while it is imported, not by imports inside of functions. Raises
-    ModelError for code that cannot be read or imported, and where the function is not in it.
+    Its file is run: the bytes that have this digest, as those of its modules. Other files in the folder are not found,
+    and the modules only while it is imported, not by imports inside of functions. Raises IntegrityError for other bytes
+    than were published, DataError for files that are not there, ModelError for code that cannot be imported, and where
+    the function is not in it.
     """
-    with importing_from(root, file):
+    with importing_published(root, file, files) as module:
         try:
-            found = find_function(root, file, function)
+            found = find_function(root, file, function, module)
         except ModelError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ModelError(f"{root / file} cannot be imported: {reason(error)}") from error
     return lambda arrays: call(found, arrays, function, root)

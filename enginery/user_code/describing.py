@@ -6,7 +6,7 @@ What nothing says stays unknown.
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,14 @@ _HEAVY = ("conv", "linear", "addmm", "matmul", "mm.", "bmm", "attention", "lstm"
 @dataclass(frozen=True)
 class SeenInput:
     """An input. dtype: '' where nothing says it.  shape: a dynamic axis is '?', or has a name that equal axes share;
-    None where nothing says it.  why: what said it.
+    None where nothing says it.  why: what said it.  any_rank: whether the layer that said it takes more axes too.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...] | None
     why: str
+    any_rank: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,12 @@ def _axis(size: Any, exported: "torch.export.ExportedProgram", ranges: dict[str,
     return name
 
 
-def describe_module(module: "torch.nn.Module", root: Path, entry: tuple[str, str]) -> SeenModel:
+def describe_module(
+    module: "torch.nn.Module", root: Path, entry: tuple[str, str], requests: Collection[str] = ()
+) -> SeenModel:
     """What a module says, and its file beside it. entry: the file below `root`, and its dotted name or ''.
+
+    requests: the names of inputs that requests to it hold.
 
     Raises ModelError where the function that gives an example fails.
     """
@@ -106,13 +111,15 @@ def describe_module(module: "torch.nn.Module", root: Path, entry: tuple[str, str
             for key, value in tensors.items()
         )
         return SeenModel(inputs, is_heavy=is_heavy)
+    needed = [name for name in known if name in needed or name in requests]
     optional = [name for name in known if name not in needed] if needed else known[1:]
     notes = (f"inputs that forward() has defaults for are left out: {', '.join(optional)}",) if optional else ()
     dtype, shape, why = _first_layer(module)
     # One layer says what one input is; token ids, their mask and their types are alike.
     if len(needed) > 1 and dtype != "int64":
         dtype, shape, why = "", None, "the inputs are several, and no layer says which is which"
-    inputs = tuple(SeenInput(name, dtype, shape, why) for name in needed or known[:1])
+    any_rank = why.endswith((": Linear", ": LayerNorm"))
+    inputs = tuple(SeenInput(name, dtype, shape, why, any_rank) for name in needed or known[:1])
     return SeenModel(inputs, is_heavy=is_heavy, notes=notes)
 
 

@@ -182,7 +182,7 @@ class RanOnce:
 class LookAtModel:
     """Look at a PyTorch source of which no shapes are known, and try it. The fields are those of `TorchProgram`.
 
-    The first answer is `SeenModel`; then each `RunOnce` gets one `RanOnce`.
+    The first answer is `SeenModel`; then each `RunOnce` gets one `RanOnce`.  requests: as in `describe_module`.
     """
 
     kind: Literal["torch", "pt2"]
@@ -190,6 +190,7 @@ class LookAtModel:
     file: str
     function: str = ""
     module: str = ""
+    requests: tuple[str, ...] = ()
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, ModelError where there is nothing to look at."""
@@ -202,7 +203,7 @@ class LookAtModel:
                 return
             stack.enter_context(importing_from(self.root, self.file, self.module))
             model = build_module(self.root, (self.file, self.function, {}, self.module), None)
-            channel.send(describe_module(model, self.root, (self.file, self.module)))
+            channel.send(describe_module(model, self.root, (self.file, self.module), self.requests))
             while True:
                 _, arrays = channel.receive(RunOnce)
                 channel.answer(lambda: (RanOnce(run_once(model, arrays)), {}))  # noqa: B023 - called at once

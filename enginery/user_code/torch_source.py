@@ -18,6 +18,7 @@ from enginery.arrays import check_finite
 from enginery.core.errors import ModelError
 from enginery.core.text import join_first
 from enginery.core.types import Dim, Tensors, TensorSpec
+from enginery.core.zip_files import DAMAGED
 from enginery.user_code.entry_point import call_entry_point, place, reason
 from enginery.user_code.weights import read_weights, weights_beside
 
@@ -148,9 +149,13 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
     """A saved program. Raises ModelError for a file that cannot be loaded, and for arguments that are no tensors."""
     import torch
 
-    if not path.is_file() or not zipfile.is_zipfile(path):
-        raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
-    names = zipfile.ZipFile(path).namelist()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except DAMAGED as error:
+        raise ModelError(
+            f"{path} is missing, truncated or not a .pt2 archive ({error}); save it again with torch.export.save"
+        ) from error
     if not any("models/" in name or name.endswith("serialized_exported_program.json") for name in names):
         what = "but a package of AOTInductor" if any(name.endswith(".so") for name in names) else "but other files"
         raise ModelError(f"{path} holds no exported program, {what}; save the program with torch.export.save")

@@ -7,6 +7,7 @@ reason, not an error.
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from enginery.core.errors import InputError
@@ -14,7 +15,8 @@ from enginery.core.hardware.machine import target_named
 from enginery.core.names import Reference, check_channel, check_model, check_version
 from enginery.core.types import Target
 from enginery.registry.evidence.canaries import canaries, canary_target, verdict_on
-from enginery.registry.store.base import Store
+from enginery.registry.store.base import Store, written_at
+from enginery.registry.store.layout import manifest_key
 from enginery.registry.versions import lookup
 from enginery.registry.versions.state import read_history
 from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
@@ -81,11 +83,12 @@ def sides_of(store: Store, wanted: CanaryRequest) -> tuple[Reference, Reference]
     return sides
 
 
-def missed_version(store: Store, model: str, channel: str, target: Target, before: str) -> str | None:
+def missed_version(store: Store, model: str, channel: str, target: Target, grace: timedelta) -> str | None:
     """The newest version of a model if a canary of it on this target was lost; None where none is due.
 
-    One is due for a version that was published before `before` (ISO 8601, UTC) and that the channel never served, where
-    there is no verdict of it against what the channel serves now. Raises IntegrityError for a damaged registry.
+    One is due for a version that was published longer than `grace` ago, by the store's clock, and that the channel
+    never served, where there is no verdict of it against what the channel serves now. Raises IntegrityError for
+    a damaged registry.
     """
     serving, found = (
         lookup.read_channel(store, check_model(model), check_channel(channel)),
@@ -96,10 +99,10 @@ def missed_version(store: Store, model: str, channel: str, target: Target, befor
     newest = lookup.load(store, model, found[-1])
     if any(move.manifest == newest.digest for move in read_history(store, serving).moves):
         return None
-    if newest.created_at >= before:
+    if verdict_on(canary_target(target), serving.manifest, canaries(store, newest)):
         return None
-    judged = verdict_on(canary_target(target), serving.manifest, canaries(store, newest))
-    return None if judged else newest.version
+    published = written_at(store, manifest_key(model, newest.version))
+    return newest.version if published and published < store.now() - grace else None
 
 
 def canary(store: Store, wanted: CanaryRequest, say: Callable[[str], None]) -> CanaryOutcome:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from builders.backends import discovery
 from builders.backends.compatibility import open_engine
 from enginery.core.ensemble import EnsembleFunction, order_nodes
-from enginery.core.names import inside
 from enginery.core.types import Engine, Target, TensorSpec
 from enginery.registry.ensembles import functions_of, pinned_engines
 from enginery.registry.manifest import EngineEntry, Manifest, request_of
@@ -50,7 +49,7 @@ class FetchedEnsemble:
                 rows = call_rows(own.inputs, own.outputs, request.profiles)
                 found[name] = EnsembleGraph(own.run, own.inputs, self.sources[name], own.outputs, rows)
             for item, folder in self.functions:
-                run = load_function(folder, item.file, item.function)
+                run = load_function(folder, item.file, item.function, item.files)
                 found[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
             order = order_nodes(self.sources, {item.name: item.sources for item, _ in self.functions})
             yield Ensemble({name: found[name] for name in order}, self.inputs, self.outputs)
@@ -61,7 +60,7 @@ def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder:
     IntegrityError for a graph's version that is gone."""
     engines, sources, safe = dict[str, Engine](), dict[str, Mapping[str, str]](), list[bool]()
     for graph, _, engine in pinned_engines(store, manifest, entry):
-        own = folder / inside(graph.name)
+        own = folder / graph.name
         own.mkdir()
         blob = EngineBlob(request_of(engine), str(engine.digest), str(engine.suffix))
         engines[graph.name] = fetch_engine(store, blob, own)
@@ -70,7 +69,7 @@ def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder:
     functions = list[tuple[EnsembleFunction, Path]]()
     for item in functions_of(manifest):
         for name, digest in item.files.items():
-            path = folder / inside(item.name) / inside(name)
+            path = folder / item.name / name
             path.parent.mkdir(parents=True, exist_ok=True)
             store.fetch(digest, path)
         functions.append((item, folder / item.name))

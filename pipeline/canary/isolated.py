@@ -7,7 +7,7 @@ service time of a request is measured there, so that the way between the process
 import os
 import queue
 import signal
-import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec, Untyped
+from enginery.core.worker_thread import WorkerThread
 from validation.canary.concurrent import TrafficSegment, serve_requests
 from validation.canary.replay import ReplayClock, ServedRequest, Timed, serve
 
@@ -175,7 +176,8 @@ class Workers:
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[EngineryError | None] = queue.SimpleQueue()
         for number in range(in_flight):
-            threading.Thread(target=self._work, name=f"in flight {number}", daemon=True).start()
+            # In a thread it would end that thread, and the request would be waited for.
+            WorkerThread(f"in flight {number}", self._run, _end_process).start()
         self.failure = next(filter(None, [self._done.get() for _ in range(in_flight)]), None)
 
     def serve_segment(self, segment: TrafficSegment) -> deque[Timed]:
@@ -189,12 +191,6 @@ class Workers:
         answers = deque(timed for timed in found[segment.lead :] if timed is not None)
         found.clear()
         return answers
-
-    def _work(self) -> None:
-        try:
-            self._run()
-        except SystemExit as ended:  # in a thread it would end that thread, and the request would be waited for
-            os._exit(ended.code if isinstance(ended.code, int) else 1)
 
     def _run(self) -> None:
         clock = ReplayClock()
@@ -211,6 +207,13 @@ class Workers:
             segment, found, begun = self._jobs.get()
             serve_requests(session, segment, found, clock, begun)
             self._done.put(None)
+
+
+def _end_process(error: BaseException) -> None:
+    """End this process as the error would have ended it in the main thread."""
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
 
 
 def _as_engine_error(error: Exception) -> EngineryError:

@@ -14,6 +14,7 @@ from enginery.core.errors import DataError, InputError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.names import Reference
 from enginery.core.parsing import find
+from enginery.core.text import format_plain
 from enginery.core.types import Session, Target
 from enginery.recording.json_lines import LineFile
 from enginery.recording.recorder import end_of, header_of
@@ -80,7 +81,7 @@ def in_flight_of(
     else:
         warmup = traffic.requests[: max(pace.warmup, 1)]
         alone = statistics.median(serve(baseline, request.inputs, clock).service for request in warmup)
-        source = f"the most if each took {alone:.3g} s, as the baseline's do by themselves"
+        source = f"the most if each took {format_plain(alone)} s, as the baseline's do by themselves"
         spans = [(at, alone) for at, _ in sent]
     found = max(1, peak([at for at, _ in spans], [latency for _, latency in spans]))
     if found > MOST_IN_FLIGHT:

@@ -7,6 +7,7 @@ Where the channel's policy has versions come in waves, a rollout of it is starte
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from enginery.core.errors import ConflictError, InputError, UnknownNameError
@@ -25,6 +26,7 @@ from enginery.registry.evidence.canaries import (
 )
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
+from enginery.registry.store.layout import canary_key, evidence_prefix
 from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup, policies
 from enginery.registry.versions.state import Channel, read_history
@@ -134,7 +136,7 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     Raises IntegrityError for a report that is lost or damaged, InputError for one about another model, UntrustedError
     where the trust policy asks for more.
     """
-    found = read_report(store.read_blob(report)[: MOST_BYTES + 1])
+    found = read_report(store.read_blob(report, MOST_BYTES))
     if (about := found.candidate.model) != model:
         raise InputError(f"canary report {report} is about {about}, not about {model}; no channel was moved")
     ran_on = attach(store, found, report).target
@@ -175,7 +177,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
 def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
     """The newest FAIL of what a channel serves, on a target that counts, against a version that it served before.
 
-    One from before the promotion does not count: whoever promoted could see it.
+    One from before the promotion, by the store's clock, does not count: whoever promoted could see it.
     """
     history = read_history(store, serving)
     if history.previous() is None:
@@ -183,11 +185,13 @@ def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
     *before, promoted = history.active_promotions()
     found = canaries(store, lookup.load(store, serving.model, serving.version))
     counting = targets_that_count(store, serving) if found else ()
+    attached = dict(store.stamps(evidence_prefix("canaries", serving.model, serving.version))) if found else {}
+    since = datetime.fromisoformat(promoted.at)
     failed = [
         item
         for item in found
         if item.verdict == "FAIL"
-        and item.created_at >= promoted.at
+        and attached[canary_key(serving.model, serving.version, item.target, item.report)] >= since
         and item.baseline in {move.manifest for move in before}
         and any(covers(item.target, target) for target in counting)
     ]
@@ -196,7 +200,7 @@ def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
 
 def _roll_back(store: Store, report: str, channel: str) -> str:
     """As `verdicts.roll_back`, for the digest of a report's blob."""
-    return roll_back(store, read_report(store.read_blob(report)[: MOST_BYTES + 1]), channel, user())
+    return roll_back(store, read_report(store.read_blob(report, MOST_BYTES)), channel, user())
 
 
 def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 
 from enginery.core.errors import DataError
 from enginery.core.reports.load import ServerOverhead
+from enginery.core.text import format_plain
 from enginery.core.types import Dim
 from enginery.registry.evidence.attestations import JudgedEntry
 from pipeline.capacity.measured import TimedEngineKind, fits, names_not_timed
@@ -149,7 +150,8 @@ class Forecaster:
         """Why an engine keeps the limit at no rate: its fastest runs at the sizes that are asked for, or waiting."""
         times, _ = self._times_of(timed)
         fastest = max(float(np.quantile(each.curves, self.limit.p, axis=1).min()) for each in times)
-        words = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {1e3 * fastest:.3g} ms"
+        p99 = f"{format_plain(1e3 * fastest)} ms"
+        words = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {p99}"
         if len(times) > 1:
             words += ", at the slowest of the sizes"
         if fastest > self.limit.seconds:

@@ -136,14 +136,25 @@ def enginery(ctx: click.Context) -> None:
 
 # Commands of which nothing is kept when they are interrupted.
 _KEEP_NOTHING = frozenset({"capacity", "load", "profile", "traffic", "trend"})
-# The extra of `enginery` that installs a package; `build` for all others.
-_EXTRAS = {
-    **dict.fromkeys(("torch", "onnxscript"), "export"),
-    **{name: name for name in ("prefect", "ray", "kubernetes")},
-    "model_signing": "signing",
-    "ruptures": "trend",
-    "aiohttp": "cache",
-}
+# The packages that each extra of `enginery` installs, as far as anything here imports them (`google.protobuf` comes
+# with onnx, `google.cloud` does not). tests/pipeline/cli/test_extras.py holds it to pyproject.toml.
+_PACKAGES = {
+    "build": ("PIL google jinja2 junitparser matplotlib ml_dtypes numpy onnx onnx_ir onnxruntime prometheus_client "
+              "pydantic safetensors tensorrt_rtx"),
+    "export": "onnxscript torch",
+    "prefect": "httpx prefect",
+    "signing": "cryptography model_signing",
+    "gcs": "google.cloud google.auth google.api_core requests",
+    "tvm": "tvm tvm_ffi",
+    "serve": "aiohttp",
+    "grammar": "llguidance",
+    "nvml": "pynvml",
+    "tracing": "opentelemetry",
+    "trend": "ruptures",
+    "xla": "jax",
+    **{name: name for name in ("azure", "iree", "kubernetes", "ray", "tensorrt")},
+}  # fmt: skip
+_EXTRAS = {package: extra for extra, packages in _PACKAGES.items() for package in packages.split()}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -204,11 +215,20 @@ def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> 
 
 def _remedy(error: ModuleNotFoundError) -> str | None:
     """What to install for a missing package; None if it is one of our own, which is a bug."""
-    package = (error.name or "").split(".")[0]
+    name = error.name or ""
+    package = name.split(".")[0]
     if not package or package in ("builders", "validation", "pipeline", "enginery"):
         return None
-    extra = _EXTRAS.get(package, "build")
-    return f"this needs {package}, which is not installed: pip install 'enginery[{extra}]'"
+    extra = extra_of(name)
+    what = f"'enginery[{extra}]'" if extra else package
+    return f"this needs {package}, which is not installed: pip install {what}"
+
+
+def extra_of(module: str) -> str | None:
+    """The extra of `enginery` that installs a module ('google.cloud.storage'); None where none does."""
+    parts = module.split(".")
+    names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((_EXTRAS[name] for name in names if name in _EXTRAS), None)
 
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:

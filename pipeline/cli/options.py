@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from enginery.core.address import HttpAddress, parse_address
+from enginery.core.errors import InputError
 from enginery.core.text import visible_json
 from enginery.core.types import PRECISIONS
 from enginery.registry.store.layout import DEFAULT_REGISTRY
@@ -43,6 +45,24 @@ class Duration(click.ParamType[timedelta]):
         if found is None:
             self.fail(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d", param, ctx)
         return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+class ListenAddress(click.ParamType[HttpAddress]):
+    """'127.0.0.1:8080', '[::]:8080'; ':8080' with the default host, if there is one."""
+
+    name = "address"
+
+    def __init__(self, default_host: str = "") -> None:
+        self._default_host = default_host
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> HttpAddress:
+        """The address. Raises click's usage error for another text."""
+        if isinstance(value, HttpAddress):
+            return value
+        try:
+            return parse_address(str(value), self._default_host)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Size(click.ParamType[int]):
@@ -178,6 +198,12 @@ selection_options = combine(
 
 # Passed as `why: str`.
 why_option = click.option("--why", metavar="TEXT", default="", help="Reason, which is recorded and shown later.")
+# Passed as `accept_loss: bool`.
+accept_loss_option = click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Let nodes lose targets or precisions that the channel serves; which ones is recorded.",
+)
 # Passed as `jobs: int | None`.
 jobs_option = click.option(
     "--jobs", type=click.IntRange(1, 1024), show_default="one per CPU", help="Processes that run at the same time."

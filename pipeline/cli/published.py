@@ -31,6 +31,15 @@ def vouched_manifest(store: "Store", reference: str, trust: Path | None = None) 
     return manifest, bool(require(store, manifest, trust).signers)
 
 
+def target_names(manifest: "Manifest", text: str) -> set[str]:
+    """The names of a version's targets that names separated by commas stand for; of one that it has not, its own."""
+    from enginery.core.hardware.targets import match_targets, parse_targets
+
+    known = [*(entry.hardware for entry in (*manifest.engines, *manifest.caches))]
+    found = (match_targets(name, known) or parse_targets(name) for name in text.split(","))
+    return {target.name for targets in found for target in targets}
+
+
 @contextmanager
 def local_context(store: "Store", quiet: bool) -> Iterator["RunContext"]:
     """A context that runs every job on this machine, while progress is shown on stderr unless `quiet`."""

@@ -1,11 +1,12 @@
 """The six steps in order, in the only place that has it: spec in, proven engines out. A runner carries them out."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from enginery.core.errors import EngineryError
 from pipeline.compile.caches.judged import JudgedCache
 from pipeline.compile.caches.plan import check_required_caches, plan_caches
 from pipeline.compile.missed import MissedGraphs, find_missed, search_missed
@@ -14,7 +15,7 @@ from pipeline.compile.plan import (
     buildable_variants,
     candidates,
     check_required,
-    find_alternatives,
+    describe_narrowing,
     find_unserved,
     plan_builds,
 )
@@ -22,8 +23,7 @@ from pipeline.compile.publication.attributed import publish_attributions
 from pipeline.compile.publication.draft import draft_version
 from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.publication.publish import publish_version
-from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.alternatives import choose_alternatives
+from pipeline.compile.run_context import RunContext, fail_step
 from pipeline.compile.steps.attributions import attribute
 from pipeline.compile.steps.calibration import merge, observe, parts_of
 from pipeline.compile.steps.engines import build
@@ -37,7 +37,19 @@ from pipeline.outcome import JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, PlannedCaches, RunConcluded
 from pipeline.spec.consistency import matches_unit
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Attributed, BuildPlan, Built, Exported, Graph, GraphVariant, Observed, Unit
+from pipeline.values import (
+    Attributed,
+    BuildPlan,
+    Built,
+    Exported,
+    Graph,
+    GraphVariant,
+    Observed,
+    Searched,
+    SearchResult,
+    StepFailure,
+    Unit,
+)
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -80,13 +92,14 @@ class InProcess:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model exported, quantized and planned: all that `enginery plan` needs. ranges: what calibration observed.
+    """A model exported, quantized and planned: all that `enginery plan` needs. ranges: what calibration observed, or
+    failed of.
 
     missed: graphs of the plan that a search shall take the place of.
     """
 
     exported: Exported
-    ranges: Observed | None
+    ranges: Observed | StepFailure | None
     graphs: tuple[Graph, ...]
     plan: BuildPlan
     missed: tuple[MissedGraphs, ...] = ()
@@ -127,13 +140,8 @@ def quantize_all(
 ) -> Prepared:
     """The model in these variants, and the plan of the units that are built from them."""
     ranges = calibrate(spec, exported, context, run)
-    others = [item for item in find_alternatives(spec, selection, exported) if item.usual in variants]
-    every = [*variants, *(item.variant for item in others)]
-    kinds = find_searched_kinds(every, spec, exported)
-    choices = run.call(choose, kinds, spec, exported, ranges, context) if kinds else {}
-    graphs = run.map(quantize, every, spec, exported, ranges, choices, context)
-    if others:
-        graphs = list(run.call(choose_alternatives, graphs, others, spec, exported, context))
+    choices = search_asked(find_searched_kinds(variants, spec, exported), spec, exported, ranges, context, run)
+    graphs = run.map(quantize, variants, spec, exported, ranges, choices, context)
     plan = run.call(plan_builds, spec, exported, graphs, selection, context)
     return Prepared(exported, ranges, tuple(graphs), plan, find_missed(plan, spec, exported))
 
@@ -144,7 +152,8 @@ def search_int8(
     """The same with searched graphs in the place of those that missed their limits, and planned anew."""
     if not plain.missed:
         return plain
-    found = run.call(search_missed, plain.missed, spec, plain.exported, plain.ranges, context)
+    ranges = None if isinstance(plain.ranges, StepFailure) else plain.ranges
+    found = run.call(search_missed, plain.missed, spec, plain.exported, ranges, context)
     searched = {graph.variant: graph for graph in found}
     graphs = tuple(searched.get(graph.variant, graph) for graph in plain.graphs)
     late = run.call(plan_builds, spec, plain.exported, [*searched.values()], selection, context)
@@ -153,10 +162,41 @@ def search_int8(
     return replace(plain, graphs=graphs, plan=replace(plain.plan, units=units), missed=())
 
 
-def calibrate(spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner) -> Observed | None:
-    """What calibration samples show, observed in as many parts as the spec says; None when there are none."""
+def calibrate(
+    spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner
+) -> Observed | StepFailure | None:
+    """`observe_all`, or why the samples could not be observed."""
+    try:
+        return observe_all(spec, exported, context, run)
+    except EngineryError as error:
+        return fail_step("calibrate", error, context)
+
+
+def observe_all(spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner) -> Observed | None:
+    """What calibration samples show, observed in as many parts as the spec says; None when there are none.
+
+    Raises what observing raises.
+    """
     parts = run.map(observe, parts_of(spec, exported), spec, exported, context)
     return parts[0] if len(parts) == 1 else run.call(merge, parts, spec, context) if parts else None
+
+
+def search_asked(
+    kinds: Sequence[Searched],
+    spec: ModelSpec,
+    exported: Exported,
+    ranges: Observed | StepFailure | None,
+    context: RunContext,
+    run: StepRunner,
+) -> Mapping[Searched, SearchResult | StepFailure]:
+    """What the searches that the spec asks for chose, by kind of int8, or why there is none: calibration failed, or the
+    search, which is one job for all kinds."""
+    if not kinds or isinstance(ranges, StepFailure):
+        return dict.fromkeys(kinds, ranges) if isinstance(ranges, StepFailure) else {}
+    try:
+        return run.call(choose, kinds, spec, exported, ranges, context)
+    except EngineryError as error:
+        return dict.fromkeys(kinds, fail_step("search int8", error, context))
 
 
 def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Outcome:
@@ -170,7 +210,7 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
     # One by one: two engines at once would time each other.
     judged = [run.call(measure, item, spec, exported, context) for item in judged]
     caches = _make_caches(spec, selection, exported, context, run) if spec.compile_cache else []
-    draft = draft_version(spec, exported, plan, judged, context, caches)
+    draft = draft_version(spec, exported, plan, judged, context, caches, describe_narrowing(spec, selection))
     outcome = run.call(publish_version, draft, draw_page, context)
     # What is proven is published by now: it does not wait for what failed.
     if attributed := attribute_failures(judged, spec, exported, context, run):

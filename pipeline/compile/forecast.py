@@ -5,7 +5,7 @@ made first (`prepare`), so that every build key is complete, or left open: a uni
 'unknown'.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -13,27 +13,25 @@ from enginery.registry.store.base import Store
 from pipeline.cache_unit import CacheUnit
 from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.causes import Causes
-from pipeline.compile.composition import InProcess, calibrate
+from pipeline.compile.composition import InProcess, calibrate, search_asked
 from pipeline.compile.missed import MissedGraphs, find_missed, search_follows, search_missed
 from pipeline.compile.plan import (
     PlanCandidate,
     Selection,
     buildable_variants,
     candidates,
-    find_alternatives,
     plan_builds,
 )
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext
-from pipeline.compile.steps.alternatives import Alternative, choose_alternatives
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import recorded_export
 from pipeline.compile.steps.graphs import quantize, write_graph
 from pipeline.compile.steps.proofs import validate
-from pipeline.compile.steps.search import choose, find_searched_kinds
+from pipeline.compile.steps.search import find_searched_kinds
 from pipeline.progress.events import Progress
 from pipeline.spec.consistency import matches_unit
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Graph, Json, Observed, Searched, SearchResult, Unit
+from pipeline.values import Exported, Graph, Json, Observed, Searched, SearchResult, StepFailure, Unit
 
 
 @dataclass(frozen=True)
@@ -71,13 +69,13 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     if exported is None:
         return OnRecord(missing=("export",))
     missing = [] if exported.golden else ["golden set"]
-    others = find_alternatives(spec, selection, exported)
-    variants = [*buildable_variants(spec, selection, exported), *(item.variant for item in others)]
-    ranges, choices = None, dict[Searched, SearchResult]()
+    variants = list(buildable_variants(spec, selection, exported))
+    ranges: Observed | StepFailure | None = None
+    choices: Mapping[Searched, SearchResult | StepFailure] = {}
     try:
         ranges = calibrate(spec, exported, context, InProcess())
-        if kinds := find_searched_kinds(variants, spec, exported):
-            choices = choose(kinds, spec, exported, ranges, context)
+        kinds = find_searched_kinds(variants, spec, exported)
+        choices = search_asked(kinds, spec, exported, ranges, context, InProcess())
     except NotOnRecord as step:
         missing.append(str(step))
         variants = [variant for variant in variants if variant.precision == "fp32"]
@@ -90,29 +88,14 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
             graphs.append(write_graph(variant, spec, exported, ranges, choices, context))
         except NotOnRecord as step:
             missing.append(str(step))
-    try:
-        graphs = list(choose_alternatives(graphs, _find_known(others, graphs), spec, exported, context))
-    except NotOnRecord as step:
-        missing.append(str(step))
-        unclear = {variant for item in others for variant in (item.variant, item.usual)}
-        graphs = [graph for graph in graphs if graph.variant not in unclear]
     found = OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))
     return _search_on_record(found, exported, ranges, spec, selection, context)
-
-
-def _find_known(others: Sequence[Alternative], graphs: Sequence[Graph]) -> list[Alternative]:
-    """The alternatives of which both graphs are known. Raises NotOnRecord where only one is."""
-    known = {graph.variant for graph in graphs}
-    found = [item for item in others if {item.variant, item.usual} & known]
-    if lacking := [item for item in found if not {item.variant, item.usual} <= known]:
-        raise NotOnRecord(f"write {lacking[0].variant.name}")
-    return found
 
 
 def _search_on_record(
     known: OnRecord,
     exported: Exported,
-    ranges: Observed | None,
+    ranges: Observed | StepFailure | None,
     spec: ModelSpec,
     selection: Selection,
     context: RunContext,
@@ -124,7 +107,8 @@ def _search_on_record(
     searched, waiting = list[Graph](), list[MissedGraphs]()
     for missed in find_missed(plan_builds(spec, exported, known.graphs, selection, context), spec, exported):
         try:
-            searched += search_missed([missed], spec, exported, ranges, context)
+            observed = None if isinstance(ranges, StepFailure) else ranges
+            searched += search_missed([missed], spec, exported, observed, context)
         except NotOnRecord:
             waiting.append(missed)
     others = [graph for kind in waiting for graph in kind.graphs]
@@ -200,8 +184,13 @@ class Forecast:
         return [*(unit.action for unit in self.units), *(unit.action for unit in self.caches)].count(action)
 
 
-def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext) -> Forecast:
-    """Every unit of the selection with its action and the cause of it, by name. context: of `open_records`."""
+def foresee(
+    spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext, made: Collection[str] = ()
+) -> Forecast:
+    """Every unit of the selection with its action and the cause of it, by name. context: of `open_records`.
+
+    made: names of the steps that were not on record and were carried out for this forecast.
+    """
     causes, planned = Causes(spec, context), dict[str, Unit]()
     if known.exported is not None:
         plan = plan_builds(spec, known.exported, known.graphs, selection, context)
@@ -210,7 +199,7 @@ def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: Run
     units = tuple(_foresee_unit(spec, item, planned.get(item.unit), known, causes, context) for item in wanted)
     caches = plan_caches(spec, selection, known.exported, context)
     forecast = Forecast(spec.model, units, (), known.missing, caches)
-    return replace(forecast, changes=tuple(_changes(forecast, known, causes)))
+    return replace(forecast, changes=tuple(_changes(forecast, known, causes, (*made, *known.missing))))
 
 
 def _foresee_unit(
@@ -243,37 +232,65 @@ def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> st
     return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}{searched}"
 
 
-def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[ForecastChange]:
-    """Each change once, with what follows from it as far as that is known."""
+def _changes(forecast: Forecast, known: OnRecord, causes: Causes, made: Sequence[str]) -> list[ForecastChange]:
+    """Each change once, with what follows from it as far as that is known. made: steps that are not on record; a graph
+    that is written for new units alone follows from no change."""
     found: dict[str, str] = {}
+    before = [unit.item for unit in forecast.units if unit.item.unit in causes.before]
+    written = {f"write {item.variant.name}" for item in before}
+    if any(unit.action == "unknown" and unit.item in before for unit in forecast.units):
+        written.add("quantize")
+    made = [name for name in made if name in written or not name.startswith(("write ", "quantize"))]
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
             for what in causes.list_changes(unit.item.unit, stage):
-                found.setdefault(what, _follows(stage, forecast, known, causes))
+                found.setdefault(what, _follows(what, stage, forecast, known, causes, made))
     return [ForecastChange(what, follows) for what, follows in found.items()]
 
 
-def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) -> str:
-    units = (causes.before.get(unit.item.unit) for unit in forecast.units)
-    onnx_before = {before.sources.onnx for before in units if before}
-    built = _count(_builds(forecast), "built and proven") or "no engine changes by it"
-    proven = _count(sum(unit.proven_again for unit in forecast.units), "proven again") or "no proof changes by it here"
-    if stage == "export" and known.exported is None:
-        return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
-    if stage == "export" and known.exported and onnx_before == {known.exported.model.digest}:
-        same = "the model is exported again, to the same ONNX model"
-        return f"{same}; {built}" if _builds(forecast) else f"{same}: no graph and no engine changes by it"
+def _follows(what: str, stage: str, forecast: Forecast, known: OnRecord, causes: Causes, made: Sequence[str]) -> str:
+    """What a build does because of a change: the steps that are not on record, and engines of which it is the cause."""
+    if known.exported is None:
+        if stage == "export":
+            return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
+        if stage != "calibration":
+            again = "the golden set is made again; " if stage == "golden" else ""
+            return f"{again}what is proven again shows after the export"
+    caused = [unit for unit in forecast.units if what in unit.reason]
+    built = _count(sum(unit.action == "build" for unit in caused), "built and proven")
+    proven = _count(sum(unit.proven_again for unit in caused), "proven again")
     if stage == "export":
-        return f"the model is exported again, to another ONNX model, calibrated and quantized; {built}"
+        before = [causes.before[unit.item.unit] for unit in forecast.units if unit.item.unit in causes.before]
+        same = known.exported is not None and {item.sources.onnx for item in before} == {known.exported.model.digest}
+        return f"{_say_export(made, same)}; {built or 'no engine changes by it'}"
     if stage == "calibration":
-        changed = "whose graphs change shows then" if forecast.count("unknown") else built
-        return f"the model is calibrated and quantized again; {changed}"
-    again = "the golden set is made again; " if stage == "golden" else ""
-    return again + ("what is proven again shows after the export" if known.exported is None else proven)
+        steps = _list_steps(made)
+        done = f"the model is {' and '.join(steps)} again" if steps else "what comes of it is on record"
+        open_ = "whose graphs change shows then" if steps and forecast.count("unknown") else ""
+        return f"{done}; {open_ or built or 'no engine changes by it'}"
+    golden = f"{_say_golden(made)}; " if stage == "golden" else ""
+    return golden + (proven or "no proof is made again here")
 
 
-def _builds(forecast: Forecast) -> int:
-    return sum(unit.action == "build" for unit in forecast.units)
+def _say_export(made: Sequence[str], same: bool) -> str:
+    if not _has(made, "export"):
+        return "its export is on record"
+    to = "the same ONNX model" if same else "another ONNX model"
+    steps = _list_steps(made)
+    return f"the model is exported again, to {to}" + (f", {' and '.join(steps)}" if steps else "")
+
+
+def _say_golden(made: Sequence[str]) -> str:
+    return "the golden set is made again" if _has(made, "golden set", "export") else "its golden set is on record"
+
+
+def _list_steps(made: Sequence[str]) -> list[str]:
+    words = {"calibrated": ("calibrate", "merge"), "quantized": ("write", "quantize", "choose", "search")}
+    return [word for word, steps in words.items() if _has(made, *steps)]
+
+
+def _has(made: Sequence[str], *steps: str) -> bool:
+    return any(name.startswith(steps) for name in made)
 
 
 def _count(count: int, what: str) -> str:

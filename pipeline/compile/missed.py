@@ -17,9 +17,6 @@ from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Exported, Graph, Observed, Searched, SearchResult
 
-# With less than this share of the weighted multiplications in int8 an engine is refused: at twice the speed of float
-# they would save 5 % of its time.
-LEAST_SHARE = 0.1
 # Failed checks that no other choice of int8 nodes can mend.
 _BEYOND = (OVERLAP, "repeats", "runs", "outputs", "shape", "measured")
 
@@ -98,13 +95,9 @@ def describe_deciding(spec: ModelSpec) -> str:
 
 
 def _describe_search(graph: Graph, why: str, choice: SearchResult, beside: str = "") -> Graph:
-    """The graph with what came of the search that made it; idle where hardly anything is in int8. beside: what else is
-    to be said of it."""
+    """The graph with what came of the search that made it. beside: what else is to be said of it."""
     share = f"{choice.share:.1%} of the weighted multiplications"
     left = f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"
     ended = f"; it {choice.ended}: timeouts.quantization_s gives it longer" if choice.ended else ""
     searched = f"searched, because {why}: {share} in int8, {left}{ended}{beside}"
-    idle = graph.idle
-    if idle is None and choice.share < LEAST_SHARE:
-        idle = f"{share} can be in int8, and less than {LEAST_SHARE:.0%} saves next to nothing"
-    return replace(graph, idle=idle, searched=searched, notes=(searched, *graph.notes))
+    return replace(graph, searched=searched, notes=(searched, *graph.notes))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from builders.backends import discovery as backends
-from builders.backends.optional_methods import get_other_scheme
+from builders.backends.optional_methods import get_scheme
 from builders.backends.shape_profiles import profiles
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.reports.proof import describe
@@ -15,7 +15,6 @@ from enginery.core.sampling import as_built
 from enginery.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.compile.causes import Causes
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.alternatives import Alternative
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
 from pipeline.spec.consistency import matches_unit
 from pipeline.spec.model import ModelSpec
@@ -60,15 +59,8 @@ class PlanCandidate:
     @property
     def variant(self) -> GraphVariant:
         """The graph variant that this unit is built from."""
-        scheme = self.backend.scheme() if self.precision in QUANTIZED else None
+        scheme = get_scheme(self.backend, self.target) if self.precision in QUANTIZED else None
         return GraphVariant(self.precision, scheme, self.native_io and self.precision == "fp16")
-
-    @property
-    def alternative(self) -> Alternative | None:
-        """The variant that may be faster on this machine, for a unit that is built for it."""
-        scheme = get_other_scheme(self.backend, self.target) if self.precision in ("int8", "int8-dynamic") else None
-        variant = GraphVariant(self.precision, scheme)
-        return Alternative(variant, self.variant, self.backend, self.target) if scheme else None
 
 
 def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ...]:
@@ -83,19 +75,18 @@ def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ..
     )
 
 
+def describe_narrowing(spec: ModelSpec, selection: Selection) -> str | None:
+    """What a run asks for that leaves out units of the spec, in words; None where it asks for all of them."""
+    if len(candidates(spec, selection)) == len(candidates(spec, Selection())):
+        return None
+    names = [target.name for target in selection.targets], selection.precisions, selection.backends
+    return "; ".join(filter(None, map(", ".join, names)))
+
+
 def buildable_variants(spec: ModelSpec, selection: Selection, exported: Exported) -> tuple[GraphVariant, ...]:
     """The graph variants of the candidates, each once, without those that are refused whatever their graph is."""
     found = (item.variant for item in candidates(spec, selection) if _refuse_shards(exported, item.backend) is None)
     return tuple(dict.fromkeys(found))
-
-
-def find_alternatives(spec: ModelSpec, selection: Selection, exported: Exported) -> tuple[Alternative, ...]:
-    """The variants that may be built in place of a buildable one, each once; none of a model in shards, which would
-    take that much more of the disk, nor of one that carries Q/DQ."""
-    if exported.model.shards or exported.model.carries_qdq:
-        return ()
-    found = (item.alternative for item in candidates(spec, selection))
-    return tuple({item.variant: item for item in found if item}.values())
 
 
 def _refuse_shards(exported: Exported, backend: Backend) -> str | None:
@@ -123,10 +114,9 @@ def plan_builds(
     """Decide for every unit whose graph is known whether it is built, already there, refused, or has failed with its
     graph, which no target's engine can put right; and say why."""
     by_variant, causes = {graph.variant: graph for graph in graphs}, Causes(spec, context)
-    faster = {graph.in_place_of: graph for graph in graphs if graph.in_place_of}
     model, units = exported.model, list[Unit]()
     for item in candidates(spec, selection):
-        graph = (faster.get(item.variant) if item.alternative else None) or by_variant.get(item.variant)
+        graph = by_variant.get(item.variant)
         if graph is None and _refuse_shards(exported, item.backend):
             graph = Graph(item.variant, model.digest, model.inputs, model.outputs)  # none was written for a refusal
         if graph is not None:
@@ -135,8 +125,9 @@ def plan_builds(
 
 
 def check_required(plan: BuildPlan) -> None:
-    """Stop when a unit that the spec requires is refused. Raises EngineryError."""
-    lines = [f"{unit.name}: {unit.reason}" for unit in plan.refused if unit.required]
+    """Stop when a unit that the spec requires is refused, or has no graph. Raises EngineryError."""
+    without = [unit for unit in plan.units if unit.action == "refused" or unit.graph.failure]
+    lines = [f"{unit.name}: {unit.reason}" for unit in without if unit.required]
     if lines:
         remedy = "change the spec, or take them out of build.required"
         raise EngineryError(
@@ -155,6 +146,8 @@ def _unit(
     if graph.own_int8 and item.precision != "int8-dynamic":
         aside = f"; {graph.own_int8}"
     aside += searched
+    if graph.failure:
+        return Unit(request, graph, "failed", graph.failure.reason, required)
     if failed := [*exported.proof.failed, *graph.proof.failed]:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         failure = f"not built: its graph failed: {describe(failed[0])}{more}"
@@ -184,6 +177,7 @@ def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest, idl
         return reason
     own = exported.model.own_int8
     remedy = f"{own}: use int8-dynamic" if own and item.precision == "int8" else "use fp32"
+    remedy = "give the float model" if exported.model.carries_qdq else remedy
     return f"it would not be {item.precision}: {idle}; {remedy}"
 
 

@@ -18,13 +18,14 @@ from builders.backends.installed import PackageNotFoundError, version, versions_
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
 from enginery.core.codec import decode, encode_fields
 from enginery.core.digest import digest_of
-from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginery.core.errors import EngineryError, IntegrityError, SpecError, StepError, UnavailableError
 from enginery.core.text import now
 from enginery.registry.builds.build_history import History
 from enginery.registry.builds.build_lock import hold_build_lock
 from enginery.registry.builds.records import RecordSource, StoredRecords, recall_from, remember
 from enginery.registry.store.base import Store
 from pipeline.progress.events import Finished, Progress, Waiting
+from pipeline.values import StepFailure
 
 Recalled = TypeVar("Recalled")
 
@@ -150,6 +151,20 @@ def stops_run(error: EngineryError) -> bool:
     blob is damaged, or the step was cancelled."""
     cancelled = isinstance(error, StepError) and error.kind == "cancelled"
     return cancelled or isinstance(error, UnavailableError | IntegrityError)
+
+
+def fail_step(name: str, error: EngineryError, context: RunContext) -> StepFailure:
+    """The failure that takes the place of a step's result, so that only what needs the result fails with it.
+
+    Raises the error itself where it says nothing about what the step worked on (`stops_run`), and for mistakes in a
+    spec's files, which are of the whole run.
+    """
+    if stops_run(error) or isinstance(error, SpecError):
+        raise error
+    reason = str(error) if str(error).startswith(f"{name}: ") else f"{name}: {error}"
+    context.progress.emit(Finished(name, "failed", reason.removeprefix(f"{name}: ").splitlines()[0]))
+    kind, log = (error.kind, error.log) if isinstance(error, StepError) else ("error", "")
+    return StepFailure(reason, kind, log)
 
 
 class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is work to do

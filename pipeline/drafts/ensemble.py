@@ -2,13 +2,14 @@
 names and shapes show it."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from enginery.core.errors import InputError
-from enginery.core.state import step_inputs
+from enginery.core.state import State, step_inputs
 from enginery.core.types import TensorSpec
 from pipeline.drafts.found import FoundModel, model_name
+from pipeline.drafts.states import as_inputs, stem_of
 from pipeline.drafts.text import quote, write_spec
 from pipeline.sources.onnx_header import HeaderTensor, format_shape
 from pipeline.spec.source import FILL_IN
@@ -64,7 +65,7 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
     for index, graph in enumerate(graphs):
         for item in _steps(graph):
             key = f"{graph.key}.{item.name}"
-            given = _find_giver(item, graphs[:index])
+            given = _find_giver(graph, item, graphs[:index])
             shared = _find_shared(item, graphs[:index])
             if shared is not None:
                 name = _plain(shared[1])
@@ -82,16 +83,76 @@ def find_unconnected(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
     return [graph for graph in graphs if graph.key not in reached]
 
 
-def _find_giver(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str | None, str] | None:
-    """The output that an input takes, with the reason; None as the source where several could be it."""
-    fitting = [(graph.key, out) for graph in before for out in graph.gives if _fits(out, item)]
-    named = [(key, out) for key, out in fitting if out.name == item.name]
-    for chosen, why in ((named, "by name and shape"), (fitting, "the only output of this type and shape")):
-        if len(chosen) == 1 and (named or _says_much(item)):
-            return f"{chosen[0][0]}.{chosen[0][1].name}", f"{why}, {item.dtype} {format_shape(item.shape)}"
-    if len(fitting) > 1 and _says_much(item):
-        return None, f"one of {', '.join(f'{key}.{out.name}' for key, out in fitting)}, or an input of the whole"
-    return None
+def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
+    """The graphs without the states that take what a graph before them gives: an input is one or the other.
+
+    The output's name says so, and it is no state of its own graph. Where it is one too (`hidden` and `hidden_out` in
+    both), it says so of graphs that nothing else connects; then it is no state of either.
+    """
+    found = list(graphs)
+    for index, graph in enumerate(found):
+        before = found[:index]
+        states = {state: _find_namesake(graph, state.input, before) for state in graph.model.states}
+        free = {state for state, giver in states.items() if giver and not _own_state(giver)}
+        alone = not free and not any(_find_named(item, before) for item in _steps(graph))
+        shared = {state: giver for state, giver in states.items() if giver and _own_state(giver) and alone}
+        found[index] = _without(graph, {*free, *shared})
+        for other, out in shared.values():
+            at = next(at for at, each in enumerate(found) if each.key == other.key)
+            found[at] = _without(found[at], {state for state in found[at].model.states if state.output == out})
+    return found
+
+
+def _without(graph: FoundGraph, states: Collection[State]) -> FoundGraph:
+    return replace(graph, model=as_inputs(graph.model, states)) if states else graph
+
+
+def _own_state(giver: tuple[FoundGraph, str]) -> bool:
+    return any(state.output == giver[1] for state in giver[0].model.states)
+
+
+def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -> tuple[FoundGraph, str] | None:
+    """The one output of a graph before it that an input of a graph has the name of."""
+    item = next(spec for spec in graph.model.inputs if spec.name == name)
+    found = [
+        (other, out.name) for other in before for out in other.gives if _fits(out, item) and _alike(other, out, item)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _alike(graph: FoundGraph, out: HeaderTensor, item: TensorSpec) -> bool:
+    """Whether an output and an input have one name but for words such as `out`, `next` and `past`, and the name of the
+    output's graph: `hidden_out` and `hidden`, `last_hidden_state` and `encoder_hidden_states`."""
+    own = {*stem_of(graph.key), "enc", "encoder"}
+    stems = [tuple(word.rstrip("s") for word in stem_of(name) if word not in own) for name in (out.name, item.name)]
+    return bool(stems[0]) and stems[0] == stems[1]
+
+
+def _find_giver(graph: FoundGraph, item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str | None, str] | None:
+    """The output that an input of a graph takes, with the reason; None as the source where several could be it.
+
+    What another input of the graph takes by its name is none that type and shape alone say.
+    """
+    shown = f"{item.dtype} {format_shape(item.shape)}"
+    if named := _find_named(item, before):
+        own = next((out.name for out in graph.gives if _fits(out, item) and _alike(graph, out, item)), None)
+        other = f"; it could be a state that takes {graph.key}.{own}" if own else ""
+        return named, f"by name and shape, {shown}{other}"
+    taken = {_find_named(other, before) for other in _steps(graph)}
+    pairs = [f"{each.key}.{out.name}" for each in before for out in each.gives if _fits(out, item)]
+    fitting = [pair for pair in pairs if pair not in taken] if _says_much(item) else []
+    if len(fitting) == 1:
+        return fitting[0], f"the only output of this type and shape, {shown}"
+    return (None, f"one of {', '.join(fitting)}, or an input of the whole") if fitting else None
+
+
+def _find_named(item: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
+    """The one output that has an input's name, else the one with a name like it."""
+    fitting = [(graph, out) for graph in before for out in graph.gives if _fits(out, item)]
+    same = [pair for pair in fitting if pair[1].name == item.name]
+    alike = [(graph, out) for graph, out in fitting if _alike(graph, out, item)]
+    chosen = next((pairs for pairs in (same, alike) if len(pairs) == 1), ())
+    return next((f"{graph.key}.{out.name}" for graph, out in chosen), None)
 
 
 def _fits(out: HeaderTensor, item: TensorSpec) -> bool:

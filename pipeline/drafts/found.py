@@ -39,6 +39,7 @@ class FoundModel:
     left_out: outputs of the model that no spec can have, and why; `outputs` are the others.
     metric: the task metric that it most likely wants, as a spec has it; empty where nothing is evident.
     states: inputs that seem to take what an output gave in the call before.
+    targets: what it is served on, as a spec names it; 'cpu' where nothing says so.
     """
 
     name: str
@@ -52,6 +53,7 @@ class FoundModel:
     left_out: Mapping[str, str] = field(default_factory=dict)
     metric: Mapping[str, object] = field(default_factory=dict)
     states: tuple[State, ...] = ()
+    targets: tuple[str, ...] = ("cpu",)
 
     def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
         """The same with other dims."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from builders.onnx_graphs.dependence import find_source
 from enginery.core.errors import ModelError
 from enginery.core.state import without_states
 from enginery.core.types import TensorSpec
@@ -66,7 +67,8 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
         return found
     results = [spec_of(value, "output") for value in tidy.graph.output]
     found = find_dims(found, lambda: open_graph(tidy, path, found.name))
-    return begin_empty(replace(found, states=find_states(found.inputs, results)), results)
+    states = find_states(found.inputs, results, _sources(tidy))
+    return begin_empty(replace(found, states=states), results)
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
@@ -78,13 +80,17 @@ def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str,
     if any(map(_is_unranked, (*inputs, *found))):
         return {}
     takes, gives = [spec_of(value, "input") for value in inputs], [spec_of(value, "output") for value in found]
-    states = find_states(takes, gives)
+    states = find_states(takes, gives, _sources(model))
     handed_on = {state.output for state in states}
     chosen = suggest_metric(without_states(takes, states), [spec for spec in gives if spec.name not in handed_on])
     if chosen and any(node.op_type == "NonMaxSuppression" for node in all_nodes(model)):
         # Boxes of nearly equal scores change places, and others are selected, with any rounding.
         chosen["decides"] = ["fp32", "fp16", "int8"]
     return chosen
+
+
+def _sources(model: onnx.ModelProto) -> dict[str, str]:
+    return {value.name: find_source(model.graph, value.name) for value in model.graph.output}
 
 
 def _name(path: Path) -> str:

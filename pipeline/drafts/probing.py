@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
 
+from builders.onnx_graphs.outline import lacks_lists
 from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
 from enginery.core.errors import ModelError
@@ -34,19 +36,21 @@ Run = Callable[[Tensors], object]
 
 
 def open_graph(model: onnx.ModelProto, path: Path, what: str) -> Run:
-    """A way to run an ONNX graph; one whose weights stay in their files is opened as the file that it was read from.
+    """A way to run an ONNX graph; one whose weights or lists stay in files is opened as the file that it was read from.
 
     Raises ModelError where it does not load.
     """
-    session = open_interpreter(path if has_external(model) else model.SerializeToString(), what)
+    session = open_interpreter(path if has_external(model) or lacks_lists(model) else model.SerializeToString(), what)
     return lambda inputs: session.run(None, dict(inputs))
 
 
-def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
+def find_dims(
+    found: FoundModel, open_model: Callable[[], Run], known: Mapping[str, int] = MappingProxyType({})
+) -> FoundModel:
     """The model with the sizes that its dims may have, and with one name for dims that must be equal.
 
-    open_model: gives what runs it, or raises ModelError. Where the graph does not load, or runs at no size that is
-    tried, sizes are guessed and the reason says so.
+    open_model: gives what runs it, or raises ModelError.  known: sizes at which it is said to run, which are tried
+    first. Where the graph does not load, or runs at no size that is tried, sizes are guessed and the reason says so.
     """
     shapes = (spec.shape for spec in found.inputs)
     names = list(dict.fromkeys(dim for dim in chain(*shapes) if isinstance(dim, str) and PLUS not in dim))
@@ -56,7 +60,7 @@ def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
         probe = _Probe(open_model(), found.inputs)
     except ModelError as error:
         return _guess_all(found, names, f"not tried: {str(error)[:160]}")
-    sizes = probe.find_running(names)
+    sizes = probe.find_running(names, known)
     if sizes is None:
         reason = f"a guess: the graph ran at no size that was tried ({probe.last_error})"
         return _guess_all(found, names, reason)
@@ -137,9 +141,9 @@ class _Probe:
             return False
         return True
 
-    def find_running(self, names: Sequence[str]) -> dict[str, int] | None:
-        """Sizes at which the graph runs; None where none of those that are tried do."""
-        for sizes in _candidates(names):
+    def find_running(self, names: Sequence[str], known: Mapping[str, int]) -> dict[str, int] | None:
+        """Sizes at which the graph runs, the known ones first; None where none of those that are tried do."""
+        for sizes in chain([dict(known)] if known else [], _candidates(names)):
             if self.runs(sizes):
                 return sizes
             if self.is_over:  # the sizes of a dozen dims are 8**12

@@ -1,7 +1,6 @@
 """Saved requests, one at a time: recorded traffic, JSON, arrays, Parquet, images, and folders of these."""
 
 import itertools
-import json
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from enginery.arrays import Array
+from enginery.core import parsing
 from enginery.core.errors import DataError, InputError
 from enginery.core.text import format_bytes
 from enginery.core.types import Dim, Tensors, TensorSpec
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
-_LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
+LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
 _ARRAYS = frozenset({".npz", ".npy", ".safetensors"})
-_FILES = _LINES | {".json", ".parquet", ".npz", ".safetensors"}
+FILES = LINES | {".json", ".parquet", ".npz", ".safetensors"}
 # A JSON list is read in one piece, and takes several times its size in memory.
 MOST_JSON_BYTES = 1 << 29
 Scaling = Literal["imagenet", "unit", "symmetric", "bytes"]
@@ -48,18 +48,18 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
     if path.is_dir():
         if images := sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGES):
             return _read_images(images, inputs, dims, scaling)
-        if files := sorted(file for file in path.iterdir() if file.suffix.lower() in _FILES):
+        if files := sorted(file for file in path.iterdir() if file.suffix.lower() in FILES):
             return itertools.chain.from_iterable(read_requests(file, inputs, dims, scaling) for file in files)
     elif kind in IMAGES:
         return _read_images([path], inputs, dims, scaling)
-    elif kind in _LINES:
+    elif kind in LINES:
         return _read_lines(path, inputs)
     elif kind == ".json":
         return _read_json(path, inputs)
     elif kind == ".parquet":
         return _read_parquet(path, inputs)
     elif kind not in _ARRAYS:
-        known = ", ".join(sorted(_FILES | _ARRAYS))
+        known = ", ".join(sorted(FILES | _ARRAYS))
         raise InputError(f"{path} has the ending {kind or 'none'}; files of requests are {known}, or a folder")
     return (request for _, request in Samples.open(path, inputs, dims).runs())
 
@@ -79,7 +79,7 @@ def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
     if (size := path.stat().st_size) > MOST_JSON_BYTES:
         raise DataError(f"{path} has {format_bytes(size)}, and is read in one piece; {remedy}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parsing.load_json(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         raise DataError(f"{path} is no JSON ({error}); {remedy}") from error
     for number, item in enumerate(found if isinstance(found, list) else [found]):

@@ -49,7 +49,7 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     """
     some: dict[_Shapes, dict[str, Tensors]] = {}
     seen, counts, count = set[str](), Counter[_Shapes](), 0
-    samples = _read_samples(path, inputs, dims, scaling)
+    samples = read_samples(path, inputs, dims, scaling)
     for request in itertools.islice(samples, MOST_READ):
         digest, count = _digest(request), count + 1
         if digest not in seen:
@@ -85,7 +85,7 @@ def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:
             del some[other]
 
 
-def _read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> Iterator[Tensors]:
+def read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> Iterator[Tensors]:
     """The requests, each checked; one for a batch as one for each of its samples. Raises DataError with its number."""
     batch = leading_dim(inputs)
     single = any(dim.name == batch and dim.min == dim.multiple == 1 for dim in dims) and is_batch(batch or "")

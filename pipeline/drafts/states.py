@@ -1,8 +1,9 @@
 """Which inputs of a model take what its outputs gave in the call before, as far as names, types and shapes say it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from enginery.core.state import State, without_states
 from enginery.core.types import TensorSpec
@@ -16,14 +17,21 @@ _CACHE = re.compile("past|present|cache", re.I)
 _WORD = re.compile(rf"(?:^|(?<=[^A-Za-z0-9]))(?:{_WAYS})(?=$|[^A-Za-z0-9])", re.I)
 
 
-def find_states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tuple[State, ...]:
+def find_states(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sources: Mapping[str, str] = MappingProxyType({})
+) -> tuple[State, ...]:
     """Pairs of inputs and outputs that differ in such words alone and have one dtype and shapes that can be equal; they
-    begin with zeros. None where a pair is not the only one of its name, or where every input would be a state."""
+    begin with zeros. None where a pair is not the only one of its name, or where every input would be a state.
+
+    A mask (bool) is none, nor is an input that the model hands on as it is: it would stay as it began. sources: by
+    output, the input that it is (`find_source`), where it is one.
+    """
     found = []
     for given in inputs:
-        alike = [item for item in outputs if _stem(item.name) == _stem(given.name) and _can_meet(given, item)]
-        rivals = [item for item in inputs if _stem(item.name) == _stem(given.name)]
-        if _stem(given.name) and len(alike) == len(rivals) == 1 and alike[0].name != given.name:
+        alike = [item for item in outputs if stem_of(item.name) == stem_of(given.name) and _can_meet(given, item)]
+        rivals = [item for item in inputs if stem_of(item.name) == stem_of(given.name)]
+        changes = given.dtype != "bool" and all(sources.get(item.name) != given.name for item in alike)
+        if stem_of(given.name) and len(alike) == len(rivals) == 1 and alike[0].name != given.name and changes:
             found.append(State(given.name, alike[0].name))
     return tuple(found) if len(found) < len(inputs) else ()
 
@@ -40,13 +48,21 @@ def begin_empty(found: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
     return found.with_dims({**found.dims, **dims})
 
 
-def as_inputs(found: FoundModel) -> FoundModel:
-    """The same with its states as inputs like others, which are never empty: as in requests that hold them."""
-    empty = {name: replace(dim, min=1, why="what calls have left") for name, dim in found.dims.items() if not dim.min}
-    return replace(found, states=()).with_dims({**found.dims, **empty})
+def as_inputs(found: FoundModel, chosen: Collection[State] | None = None) -> FoundModel:
+    """The same with its states, or the chosen ones, as inputs like others, which are never empty: as in requests that
+    hold them."""
+    left = tuple(state for state in found.states if chosen is not None and state not in chosen)
+    names = {state.input for state in left}
+    held = {dim for spec in found.inputs if spec.name in names for dim in spec.shape}
+    empty = {
+        name: replace(dim, min=1, why="what calls have left")
+        for name, dim in found.dims.items()
+        if not dim.min and name not in held
+    }
+    return replace(found, states=left).with_dims({**found.dims, **empty})
 
 
-def _stem(name: str) -> tuple[str, ...]:
+def stem_of(name: str) -> tuple[str, ...]:
     """The words of a name that do not say which way it goes; numbers are words, and a 0 at the end of a letter goes."""
     spread = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
     words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", _WORD.sub("_", spread)) if word]

@@ -58,7 +58,8 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
             yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}{multiple}}}   # {dim.why}"
     yield ""
     yield from _precisions(found, calibration)
-    yield "targets: [cpu]                # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"
+    targets = f"targets: [{', '.join(found.targets)}]"
+    yield f"{targets:<29} # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"
     yield ""
     yield from _data(
         "calibration", calibration, "real inputs that int8 is measured and, if need be, searched on: add int8"

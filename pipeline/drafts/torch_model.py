@@ -1,18 +1,24 @@
 """A look at a PyTorch model, in a process of its own: a `.pt2` program, or an entry point whose module is tried out."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from enginery.core.errors import InputError
-from enginery.core.types import Tensors, TensorSpec
+from enginery.arrays import check_inputs
+from enginery.core.errors import DataError, InputError, ModelError
+from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.describing import EXAMPLES, SeenModel
 from enginery.user_code.task import LookAtModel, RanOnce, RunOnce, Task
 from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, model_name, name_axes
 from pipeline.drafts.probing import Run, find_dims
+from pipeline.drafts.request_shapes import Reading, RequestInput, list_readings, observe_requests
+from pipeline.drafts.requests import read_samples
+from pipeline.sources.onnx_header import format_shape
 from pipeline.sources.user_process import start_user_process
 from pipeline.spec.source import FILL_IN, Source
+from pipeline.spec.value_types import LARGEST_SIZE as MOST
 
 # Names of files and functions that say nothing of the model.
 _COMMON = frozenset({"model", "models", "net", "network", "main", "__init__", "build", "make", "create", "get_model"})
@@ -35,10 +41,11 @@ def look_at_pt2(folder: Path, file: str) -> FoundModel:
     return replace(found, inputs=named, dims=kept)
 
 
-def look_at_module(folder: Path, entry: str) -> FoundModel:
+def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> FoundModel:
     """What the module of an entry point says, and the sizes at which it was seen to run.
 
-    folder: the spec's.  entry: as a spec has it. Raises InputError for one that is malformed or whose file is missing,
+    folder: the spec's.  entry: as a spec has it.  requests: saved ones, which decide what the inputs are where the
+    module runs with them. Raises InputError for one that is malformed or whose file is missing,
     ModelError for code that fails, StepError where it ends its process.
     """
     try:
@@ -48,7 +55,8 @@ def look_at_module(folder: Path, entry: str) -> FoundModel:
     file = source.file_in(folder)
     if not (folder / file).is_file():
         raise InputError(f"{entry}: {file} does not exist in {folder.resolve()}, the folder of the spec; use --out")
-    task = Task(LookAtModel("torch", folder.resolve(), file, source.function, source.module))
+    held = observe_requests(requests) if requests else {}
+    task = Task(LookAtModel("torch", folder.resolve(), file, source.function, source.module, tuple(held)))
     with start_user_process(task) as process:
         seen, _ = process.ask(task, SeenModel)
         outputs = list[tuple[str, ...]]()
@@ -63,13 +71,55 @@ def look_at_module(folder: Path, entry: str) -> FoundModel:
             "weights: `source: {..., weights: weights.pt}` loads them; here they are what build() gives",
         )
         found = replace(found, inputs=name_axes(_tensors(seen)), notes=notes)
-        found = found if found.unknown else _try_out(found, run)
+        reading, sizes = _read_requests(seen, held, requests, run) if requests else (None, {})
+        if reading:
+            found = _as_requested(found, reading)
+        found = found if found.unknown else _try_out(found, run, sizes, reading.ranges if reading else {})
     return replace(found, outputs=outputs[0] if outputs else ())
 
 
-def _try_out(found: FoundModel, run: Run) -> FoundModel:
-    """The model with the sizes at which it ran; fixed ones where torch.export could have no range."""
-    tried = find_dims(found, lambda: run)
+def _read_requests(
+    seen: SeenModel, held: Mapping[str, RequestInput], requests: Path, run: Run
+) -> tuple[Reading | None, dict[str, int]]:
+    """What the requests mean, as the module runs with the first of them, and the sizes of that; None where it does not,
+    or where they do not say."""
+    guesses = [TensorSpec(item.name, item.dtype, item.shape or ()) for item in seen.inputs]
+    for reading in list_readings(guesses, held, any(item.any_rank for item in seen.inputs)):
+        found = reading.named()
+        dims = [Dim(name, 1, 1, MOST) for name in found.ranges]
+        try:
+            request = next(read_samples(requests, found.inputs, dims, "bytes"))
+            run(request)
+        except (DataError, ModelError, StopIteration):
+            continue
+        return found, check_inputs(found.inputs, request)
+    return None, {}
+
+
+def _as_requested(found: FoundModel, reading: Reading) -> FoundModel:
+    """The model with the inputs that the requests have."""
+    said = [
+        f"input {spec.name}: {spec.dtype} {format_shape(spec.shape)}, as in the requests" for spec in reading.inputs
+    ]
+    names = {f"input {spec.name}:" for spec in reading.inputs}
+    kept = [note for note in found.notes if not any(map(note.startswith, names)) and FILL_IN not in note]
+    return replace(found, inputs=reading.inputs, unknown={}, notes=(*said, *kept))
+
+
+def _try_out(found: FoundModel, run: Run, known: Mapping[str, int], held: Mapping[str, tuple[int, int]]) -> FoundModel:
+    """The model with the sizes at which it ran; fixed ones where torch.export could have no range.
+
+    known: sizes at which it runs.  held: the least and greatest of each dim in requests, which is its range where no
+    other was found.
+    """
+    tried = find_dims(found, lambda: run, known)
+    several = {name: pair for name, pair in held.items() if name in tried.dims and pair[0] < pair[1]}
+    widened = {
+        name: FoundDim(low, dim.opt, high, f"requests have {low} to {high}")
+        for name, (low, high) in several.items()
+        if (dim := tried.dims[name]).min == dim.max
+    }
+    tried = tried.with_dims({**tried.dims, **widened})
     fixed = {name: dim for name, dim in tried.dims.items() if dim.min == dim.max}
     inputs = tuple(
         replace(spec, shape=tuple(fixed[dim].opt if dim in fixed else dim for dim in spec.shape))

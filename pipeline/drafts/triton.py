@@ -41,11 +41,46 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     found = look_at_onnx(model, str(model.resolve().relative_to(folder.resolve())))
     notes = (*found.notes, f"{config.name}: max_batch_size {told.text('max_batch_size') or '0'}")
     found = replace(found, name=model_name(told.text("name") or config.resolve().parent.name), notes=notes)
-    return _take_batch(found, told)
+    return _take_kinds(_take_batch(_take_sizes(found, told), told), told)
 
 
 def _version(path: Path) -> int:
     return int(path.parent.name) if path.parent.name.isdigit() else -1
+
+
+def _take_sizes(found: FoundModel, told: ProtoMessage) -> FoundModel:
+    """A dim that is served at one size, or at several of them by other inputs, has these in the spec."""
+    batched = told.text("max_batch_size").isdigit() and int(told.text("max_batch_size")) > 0
+    shapes = {item.text("name"): _served_shape(item) for item in told.messages("input")}
+    sizes: dict[str, set[int]] = {}
+    for spec in found.inputs:
+        axes = spec.shape[1:] if batched else spec.shape
+        served = shapes.get(spec.name, ())
+        if len(served) != len(axes):
+            continue
+        for axis, size in zip(axes, served, strict=True):
+            if isinstance(axis, str) and axis in found.dims:
+                sizes.setdefault(axis, set()).add(size)
+    held = {
+        name: FoundDim(min(all_of), max(all_of), max(all_of), f"served at {' and '.join(map(str, sorted(all_of)))}")
+        for name, all_of in sizes.items()
+        if min(all_of) > 0
+    }
+    return replace(found, dims={**found.dims, **held})
+
+
+def _served_shape(item: ProtoMessage) -> tuple[int, ...]:
+    """What the model gets of an input, without the batch; -1 is any size, and so is what is no number."""
+    reshape = item.message("reshape")
+    texts = reshape.fields.get("shape", []) if "reshape" in item.fields else item.fields.get("dims", [])
+    return tuple(int(text) if isinstance(text, str) and text.isdigit() else -1 for text in texts)
+
+
+def _take_kinds(found: FoundModel, told: ProtoMessage) -> FoundModel:
+    """What runs the instances that are served becomes the targets of the spec."""
+    kinds = {group.text("kind") for group in told.messages("instance_group")}
+    targets = tuple(name for kind, name in (("KIND_CPU", "cpu"), ("KIND_GPU", "gpu")) if kind in kinds)
+    return replace(found, targets=targets) if targets else found
 
 
 def _take_batch(found: FoundModel, told: ProtoMessage) -> FoundModel:

@@ -11,9 +11,10 @@
 Without a catalog every model that has a channel must be there on every GPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -21,10 +22,13 @@ from pydantic import Field, model_validator
 
 from enginery.client.judging import locate_engines
 from enginery.client.resolve import Policy
-from enginery.core.errors import EngineryError, UnavailableError
+from enginery.core.errors import EngineryError, IntegrityError, UnavailableError
+from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import Reference
+from enginery.core.reports.latency import LatencyReport
 from enginery.core.types import Precision, Target
+from enginery.registry.evidence.latencies import MeasuredSpeed, latencies, newest_on, speeds_of
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import registered_key
@@ -139,6 +143,7 @@ class Served:
 
     targets, precisions: of the spec; None where it does not say.  problem: why there is nothing to serve, in words; ''
     where there is.  registered: whether the registry keeps the model's spec, so that an event can have it built again.
+    reports: reads the latency reports of its engines, as `evidence.latencies.latencies` gives them.
     """
 
     demand: Demand
@@ -149,6 +154,13 @@ class Served:
     precisions: tuple[str, ...] | None = None
     problem: str = ""
     registered: bool = True
+    reports: Callable[[], Mapping[str, list[LatencyReport]]] = field(default=dict, compare=False, repr=False)
+
+    def find_speeds(self, machine: Machine, engines: Sequence[EngineEntry]) -> dict[str, MeasuredSpeed]:
+        """Speeds of engines on machines of this kind, as a pull there ranks them."""
+        wanted = {entry.digest for entry in engines}
+        newest = newest_on(self.reports(), machine)
+        return speeds_of({digest: report for digest, report in newest.items() if digest in wanted})
 
     @property
     def name(self) -> str:
@@ -182,7 +194,24 @@ def _look(store: Store, demand: Demand) -> Served:
     found = manifest.spec.get("precisions")
     precisions = tuple(map(str, found)) if isinstance(found, list | tuple) else None
     kept = store.read(registered_key(manifest.model)) is not None
-    return Served(demand, manifest.version, engines, located.proven_only, targets, precisions, registered=kept)
+
+    @cache
+    def read_reports() -> Mapping[str, list[LatencyReport]]:
+        try:
+            return latencies(located.documents or store, manifest)
+        except IntegrityError:  # `enginery verify` says which; without times accuracy ranks
+            return {}
+
+    return Served(
+        demand,
+        manifest.version,
+        engines,
+        located.proven_only,
+        targets,
+        precisions,
+        registered=kept,
+        reports=read_reports,
+    )
 
 
 def parse_spec_targets(names: object) -> tuple[Target, ...] | None:

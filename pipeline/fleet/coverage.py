@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from enginery.client.resolve import PORTABLE, EngineRanking, Policy, rank_engines
@@ -113,7 +114,7 @@ def judge(served: Served, group: NodeGroup, precision: Precision | None, planned
     if served.problem:
         return replace(missing, reason=served.problem)
     wanted = Policy(precision, proven_only=missing.only_proven)
-    now = rank_engines(served.engines, machine, wanted, served.name)
+    now = rank_engines(served.engines, machine, wanted, served.name, partial(served.find_speeds, machine))
     if not now.candidates:
         return _explain_lack(missing, now, wanted)
     best = now.candidates[0]

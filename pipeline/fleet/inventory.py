@@ -8,7 +8,6 @@
       - {capability: "8.7", count: 12}
 """
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from enginery.core import parsing
 from enginery.core.errors import InputError, SpecError, UnknownNameError
 from enginery.core.hardware.gpu_generations import GENERATIONS, generation_of
 from enginery.core.hardware.machine import Machine
@@ -193,7 +193,7 @@ def _read(path: Path, name: str) -> str:
 def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
     """The nodes in kubectl's output, a list or one; None for JSON with groups. Raises InputError for other text."""
     try:
-        document = json.loads(text)
+        document = parsing.load_json(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name}: is not JSON ({error}); {KIND.help}") from None
     if not isinstance(document, dict) or "groups" in document:

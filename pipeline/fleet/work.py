@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from builders.backends import discovery
-from enginery.client.resolve import CPU_PREFERENCE, GPU_PREFERENCE
 from enginery.core.errors import EngineryError
+from enginery.core.reports.ranking import accuracy_order
 from enginery.core.types import BuildRequest, Precision, Target
 from enginery.registry.builds.build_history import Expectation, History
 from enginery.registry.manifest import EngineEntry, request_of
@@ -158,12 +158,10 @@ def _choose_target(item: Coverage) -> Target:
 def _list_similar(item: Coverage, target: Target) -> Iterator[EngineEntry]:
     """The version's engines after which one for this target could be built, the most similar first; those whose backend
     takes the target come before the others."""
-    preference = CPU_PREFERENCE if target.is_cpu else GPU_PREFERENCE
 
     def sort_key(entry: EngineEntry) -> tuple[Any, ...]:
-        order = preference.index(entry.precision) if entry.precision in preference else len(preference)
         same = entry.compute_capability == target.compute_capability
-        return not same, not entry.usable, entry.status != "proven", order, entry.unit
+        return not same, not entry.usable, entry.status != "proven", accuracy_order(entry.precision), entry.unit
 
     entries = (entry for entry in item.served.engines if item.precision in (None, entry.precision))
     wanted = sorted((entry for entry in entries if entry.hardware.is_cpu == target.is_cpu), key=sort_key)

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from builders.execution.workdir import workdir
 from enginery.core.digest import check_digest
 from enginery.core.errors import InputError, IntegrityError, SpecError, UnavailableError
-from enginery.core.names import check_model, inside
+from enginery.core.names import check_model, is_path
 from enginery.registry.registered_specs import find
 from enginery.registry.store.base import open_store
 from enginery.registry.store.buckets import EXAMPLES, bucket_at, is_in_bucket
@@ -56,7 +56,7 @@ class Bucket:
         from enginery.registry.store.objects.listing import objects_below
 
         bucket = bucket_at(self.uri)
-        found = {item.name: item for item in objects_below(bucket) if _can_be_file(item.name)}
+        found = {item.name: item for item in objects_below(bucket) if is_path(item.name)}
         size = sum(item.size for item in found.values())
         if len(found) > MOST_OBJECTS or size > self.most_bytes:
             raise InputError(
@@ -86,7 +86,7 @@ class Bucket:
             make_folder(path.parent)
             with start_atomic_write(path.parent) as file:
                 try:
-                    stream_blob(bucket_at(self.uri), name, file.stream)
+                    stream_blob(bucket_at(self.uri), name, file.stream, self.most_bytes)
                 except Declined as error:
                     raise UnavailableError(f"{self.uri}: {name} went away while it was read; look again") from error
                 file.commit(path)
@@ -116,15 +116,6 @@ def files_below(folder: Path) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(root) / name for name in sorted(names) if not name.startswith("."))
-
-
-def _can_be_file(name: str) -> bool:
-    """Whether an object's name can be a file below a folder; other objects are left out."""
-    try:
-        inside(name)
-    except ValueError:
-        return False
-    return not name.endswith("/")
 
 
 SCHEME = "registered:"

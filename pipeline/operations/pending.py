@@ -17,7 +17,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions import lookup
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.revalidate import revalidate, why_not_here
+from pipeline.operations.revalidate import revalidate, why_not_here, why_unmeasured
 from pipeline.operations.revalidate_ensemble import ensemble_not_here, revalidate_ensemble
 
 
@@ -123,8 +123,10 @@ def _is_unproven(entry: EngineEntry) -> bool:
 
 
 def _why_not(store: Store, manifest: Manifest, entry: EngineEntry, on: Target | None) -> str | None:
-    """Why an engine cannot be run here, or is not for the GPU `on` of the workers; None when it can, or is. That of an
-    ensemble cannot where one of its graphs cannot."""
+    """Why an engine cannot be proven here, or is not for the GPU `on` of the workers; None when it can, or is. That of
+    an ensemble cannot where one of its graphs cannot, and none can where a part is not measured."""
+    if unknown := why_unmeasured(entry, store):
+        return unknown
     if on is None:
         return ensemble_not_here(store, manifest, entry) if manifest.graphs else why_not_here(entry)
     wanted = entry.hardware

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from builders.backends import discovery
+from builders.backends.optional_methods import get_scheme
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.hardware.cpu_kinds import why_no_proof
 from enginery.core.origin import user
@@ -93,7 +94,8 @@ def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:
     a quantized one is written in the backend's scheme."""
     if one.precision != other.precision or one.precision not in QUANTIZED or one.backend == other.backend:
         return one.precision == other.precision
-    return discovery.load(one.backend)().scheme() == discovery.load(other.backend)().scheme()
+    first, second = (get_scheme(discovery.load(each.backend)(), each.hardware) for each in (one, other))
+    return first == second
 
 
 def _judge(wanted: WantedRefit, other: Manifest, context: RunContext) -> JudgedUnit:

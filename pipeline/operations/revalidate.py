@@ -16,7 +16,7 @@ from enginery.core.errors import IntegrityError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.origin import this_process
 from enginery.core.parsing import parse_json
-from enginery.core.reports.proof import Report
+from enginery.core.reports.proof import Report, describe_unmeasured, find_unmeasured
 from enginery.registry.ensembles import require_model
 from enginery.registry.evidence.attestations import MAX_BYTES, judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest, make_request, request_of
@@ -74,6 +74,9 @@ def revalidate(
             told = f"{entry.reason}; not run here: {reason}" if entry.status == "proven" else reason
             yield Attested(entry, entry.status, told)
             continue
+        if not again and (unknown := why_unmeasured(entry, context.store)):
+            yield Attested(entry, "unproven", unknown)
+            continue
         turn = f"proving {entry.unit} of {manifest.model}@{manifest.version}"
         machine = digest_of({"proving on": this_process().host})
         engine = digest_of({"proving": entry.digest, "of": manifest.digest})
@@ -92,6 +95,11 @@ def why_not_here(entry: EngineEntry) -> str | None:
     """
     backend = discovery.configure(entry.backend, dict(entry.options))
     return backend.runs(entry.hardware) or find_incompatibility(backend, make_request(entry))
+
+
+def why_unmeasured(entry: EngineEntry, store: Store) -> str:
+    """What the golden set of an engine does not measure, so that no run of it proves the engine; '' where nothing."""
+    return describe_unmeasured(find_unmeasured(_read_report(entry, store).checks)) if entry.report else ""
 
 
 def _read_settled(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Attested | None:
@@ -138,10 +146,20 @@ def as_built(entry: EngineEntry) -> Built:
 
 
 def published_proof(entry: EngineEntry, store: Store) -> Proof:
-    """The export and quantization stages as they were measured when the version was published."""
+    """The export and quantization stages as they were measured when the version was published, with the task metrics of
+    the exported model and of the graph."""
     if entry.report is None:
         return Proof()
-    report = Report.from_json(parse_json(store.read_blob(entry.report), MAX_BYTES))
+    report = _read_report(entry, store)
     before = ("export", "quantization")
     spreads = tuple(spread for spread in report.spreads if spread.joint in before)
-    return Proof(tuple(check for check in report.checks if check.joint in before), spreads=spreads)
+    checks = [
+        check
+        for check in report.checks
+        if check.joint in before or (check.joint == "task" and not check.case.endswith(", engine"))
+    ]
+    return Proof(tuple(checks), spreads=spreads)
+
+
+def _read_report(entry: EngineEntry, store: Store) -> Report:
+    return Report.from_json(parse_json(store.read_blob(str(entry.report)), MAX_BYTES))

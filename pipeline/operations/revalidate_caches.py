@@ -12,7 +12,7 @@ from enginery.core.errors import EngineryError, InputError, UnknownNameError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.machine import describe_host
 from enginery.core.origin import this_process
-from enginery.core.reports.proof import Report, judge
+from enginery.core.reports.proof import Check, Report, find_unmeasured, judge
 from enginery.core.text import now
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest
@@ -22,7 +22,7 @@ from pipeline.compile.caches.plan import device_of
 from pipeline.compile.caches.prove_cache import ProveCache, ProvenStart
 from pipeline.compile.run_context import RunContext, shown_turn, stops_run
 from pipeline.compile.steps.keys import engine_limits, limits_of
-from pipeline.operations.revalidate import Attested, spec_of
+from pipeline.operations.revalidate import Attested, published_proof, spec_of
 from pipeline.spec.model import ModelSpec
 
 
@@ -86,12 +86,13 @@ def _prove(entry: EngineEntry, whole: Manifest, spec: ModelSpec, folder: Path, c
         if stops_run(error):
             raise
         return Attested(entry, "refused", str(error))
-    report = _report_on(entry, whole, found)
+    before = find_unmeasured(published_proof(entry, context.store).checks)
+    report = _report_on(entry, whole, found, (*before, *found.proof.checks))
     return Attested(entry, report.verdict, report.reason, add_attestation(context.store, whole, report))
 
 
-def _report_on(entry: EngineEntry, whole: Manifest, found: ProvenStart) -> Report:
-    verdict, reason = judge(found.proof.checks)
+def _report_on(entry: EngineEntry, whole: Manifest, found: ProvenStart, checks: tuple[Check, ...]) -> Report:
+    verdict, reason = judge(checks)
     on = f", on {this_kind().name}" if entry.hardware.is_cpu else ""
     return Report(
         entry.unit,
@@ -100,7 +101,7 @@ def _report_on(entry: EngineEntry, whole: Manifest, found: ProvenStart) -> Repor
         entry.backend,
         entry.digest,
         whole.golden,
-        found.proof.checks,
+        checks,
         verdict,
         f"{reason}{on}; {found.note}",
         now(),

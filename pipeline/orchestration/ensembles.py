@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders.execution.workdir import workdir
-from enginery.core.hardware.targets import parse_targets
+from enginery.core.hardware.targets import match_targets
 from enginery.core.types import Precision, Target
 from enginery.registry.store.base import open_store
 from pipeline.compile.composition import StepRunner
@@ -110,9 +110,7 @@ def own_options(spec: ModelSpec, loaded: LoadedEnsemble, options: RunOptions) ->
     precisions = {graph.model: {str(item) for item in graph.precision_list()} for graph in graphs}
     backends = {graph.model: set(graph.backends) for graph in graphs}
     targets = {
-        graph.model: {
-            name for name in split_names(options.targets) if set(parse_targets(name)) & set(graph.target_list())
-        }
+        graph.model: {name for name in split_names(options.targets) if match_targets(name, graph.target_list())}
         for graph in graphs
     }
     return replace(

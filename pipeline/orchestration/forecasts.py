@@ -24,7 +24,8 @@ from pipeline.orchestration.run import (
     store_named,
     store_of,
 )
-from pipeline.progress import Progress
+from pipeline.progress import Progress, together
+from pipeline.progress.events import Event, Finished
 from pipeline.spec.document import is_ensemble
 from pipeline.spec.ensembles.model import LoadedEnsemble, load_ensemble
 from pipeline.spec.model import ModelSpec
@@ -88,8 +89,21 @@ def _foresee_model(
             f"not on record: {', '.join(known.missing)}; that is done first, and what follows from it, so that "
             "every build key is complete (--no-export answers from what is on record)"
         )
+    steps = _StepsMade()
     if not no_export:
-        with open_loaded(spec, options, progress, executors, keep_state=False) as run:
+        with open_loaded(spec, options, together(progress, steps), executors, keep_state=False) as run:
             ready = prepare(run.spec, run.selection, run.context, InProcess())
         known = OnRecord(ready.exported, ready.graphs)
-    return ForecastGraph(foresee(spec, selection, known, context), known.exported, ((), ()))
+    return ForecastGraph(foresee(spec, selection, known, context, steps.names), known.exported, ((), ()))
+
+
+class _StepsMade(Progress):
+    """Notes the steps that were carried out, and not answered from the record."""
+
+    def __init__(self) -> None:
+        self.names = set[str]()
+
+    def emit(self, event: Event) -> None:
+        """Note the end of a step that ran; one with words says something else."""
+        if isinstance(event, Finished) and event == Finished(event.name):
+            self.names.add(event.name)

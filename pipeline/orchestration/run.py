@@ -14,7 +14,7 @@ from builders.execution.jobs import Executor
 from builders.execution.local import LocalExecutor
 from enginery.core.digest import digest_of
 from enginery.core.errors import InputError, UnavailableError, UnknownNameError
-from enginery.core.hardware.targets import parse_targets
+from enginery.core.hardware.targets import match_targets
 from enginery.core.origin import this_process
 from enginery.core.types import PRECISIONS, Precision, Target
 from enginery.registry.builds.build_lock import is_held
@@ -315,7 +315,7 @@ def select(spec: ModelSpec, options: RunOptions) -> Selection:
 def _select_targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
     known, wanted = spec.target_list(), set[Target]()
     for name in _require_names("targets", text):
-        found = set(parse_targets(name)) & set(known)
+        found = set(match_targets(name, known))
         if not found:
             raise UnknownNameError(
                 f"targets {name}: not in the spec, which has {', '.join(spec.targets)}; add it there"

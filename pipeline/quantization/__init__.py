@@ -30,6 +30,7 @@ scales made at run time, int4 weights in blocks.
       quality.py           the quality floor                 choice.py     the result
       proposal.py          overrides that repair a failed check
     record.py            what quantizing did, tensor by tensor, as JSON
+    shares.py            the share of the multiplications with weights that is narrow
     notes.py             what was done, what was left in float, and why
 
 Public functions take and return `onnx.ModelProto`, leave their argument alone, and give equal bytes for equal input.

@@ -147,12 +147,24 @@ def element_types(model: ModelProto) -> dict[str, int]:
 
 def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of the main graph whose rank can be inferred; 0 where a size is open."""
-    known = [(v.name, v.type.tensor_type.shape) for v in _infer_values(model) if v.type.tensor_type.HasField("shape")]
+    return shapes_of(onnx.shape_inference.infer_shapes(_without_weights(model)).graph)
+
+
+def shapes_of(graph: GraphProto) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of an inferred graph whose rank is known; 0 where a size is open."""
+    values = (*graph.value_info, *graph.input, *graph.output)
+    known = [(value.name, value.type.tensor_type.shape) for value in values if value.type.tensor_type.HasField("shape")]
     return {name: tuple(dim.dim_value for dim in shape.dim) for name, shape in known}
 
 
 def shapes_for(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """`static_shapes` where the inputs have these shapes; what the model says of sizes itself is left aside."""
+    return shapes_of(infer_at(model, inputs).graph)
+
+
+def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelProto:
+    """The model without large weights, with the shapes that follow from these of the inputs, bodies included; what the
+    model says of sizes itself is left aside."""
     light = _without_weights(model)
     del light.graph.value_info[:]
     for value in light.graph.output:
@@ -161,7 +173,7 @@ def shapes_for(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict
         if value.name in inputs:
             kind = value.type.tensor_type.elem_type
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind, inputs[value.name]))
-    return static_shapes(light)
+    return onnx.shape_inference.infer_shapes(light, data_prop=True)
 
 
 def _infer_values(model: ModelProto) -> list[onnx.ValueInfoProto]:

@@ -8,6 +8,22 @@ from enginery.core.reports.quantization import FloatNode
 from enginery.core.text import join_first, pluralize
 
 _LEFT = "left in"
+# With less of the multiplications with weights in a narrow format, an engine is refused: at twice the speed of float
+# they would save 5 % of its time, and it would be another precision's engine under a wrong name.
+LEAST_SHARE = 0.1
+
+
+def describe_share(share: float, precision: str) -> str:
+    """'98.8 % of the multiplications with weights are in int8'."""
+    return f"{100 * share:.1f} % of the multiplications with weights are in {precision}"
+
+
+def refuse_share(share: float | None, precision: str, why: str = "") -> str | None:
+    """Why a graph of this share is none of its precision; None where it is. why: what is left in float, and why."""
+    if share is None or share >= LEAST_SHARE:
+        return None
+    rest = f"; {why}" if why else ""
+    return f"{describe_share(share, precision)}, and less than {LEAST_SHARE:.0%} saves next to nothing{rest}"
 
 
 def _explain_idle(lines: Sequence[str]) -> str:
@@ -71,7 +87,11 @@ class QuantizationNotes:
     @property
     def idle(self) -> str | None:
         """Why no node computes in the precision; None where one does, and where the model came quantized."""
-        return None if self.quantized or self.passed_through else _explain_idle(self.lines())
+        return None if self.quantized or self.passed_through else self.explain()
+
+    def explain(self) -> str:
+        """How many nodes compute in the precision, and the two reasons that most of the others have not to."""
+        return _explain_idle(self.lines())
 
     def lines(self) -> tuple[str, ...]:
         """The notes as sentences."""

@@ -20,13 +20,12 @@ from enginery.core.reports.quantization import (
     TensorHistogram,
 )
 from pipeline.quantization.graph import attribute_of, constants, consumers
-from pipeline.quantization.insertion_points import OP_TYPES, prepare_model
+from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.insertion import GRIDS
 from pipeline.quantization.statistics.histogram import NAMES, Levels, decibels, rebin
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
-from validation.latency.roofline.costs import per_value
 
 FORMAT = 1
 # Histograms are kept for this many activations, those with the lowest SQNR, in so many bins.
@@ -42,7 +41,7 @@ class Evidence:
     model: the float model that was written; weights are compared with its own.  ranges: that the graph was given.
     seen: what calibration saw.  smoothed, choice, weight_db: of a search, if there was one: what its smoothed
     activations hold, its frontier, and the SQNR of each node's rounded weight.
-    weight_levels: the largest magnitude of int8 weights (`QuantizationScheme`).
+    weight_levels: the largest magnitude of int8 weights (`QuantizationScheme`).  share: as `QuantizationRecord`'s.
     """
 
     model: ModelProto
@@ -52,6 +51,7 @@ class Evidence:
     choice: RecordedSearch | None = None
     weight_db: Mapping[str, float | None] = field(default_factory=dict)
     weight_levels: int = 127
+    share: float | None = None
 
 
 def record(written: ModelProto, notes: QuantizationNotes, evidence: Evidence) -> QuantizationRecord:
@@ -61,8 +61,6 @@ def record(written: ModelProto, notes: QuantizationNotes, evidence: Evidence) ->
     activations = [_describe_activation(pair, evidence) for pair in pairs if not pair.weight]
     activations = list(_add_histograms(activations, evidence))
     weights = list(_describe_weights(graph, [pair for pair in pairs if pair.weight], evidence))
-    macs = _weighted_macs(graph, evidence.seen)
-    total = sum(macs.values())
     return QuantizationRecord(
         format=FORMAT,
         precision=notes.precision,
@@ -70,7 +68,7 @@ def record(written: ModelProto, notes: QuantizationNotes, evidence: Evidence) ->
         samples=evidence.seen.samples,
         dataset=evidence.ranges.dataset,
         quantized=len(notes.quantized),
-        macs_share=sum(macs.get(name, 0) for name in notes.quantized) / total if total else None,
+        macs_share=evidence.share,
         tensors=tuple(_sort_worst_first([*activations, *weights])),
         left=notes.kept,
         choice=evidence.choice,
@@ -155,23 +153,6 @@ class _PairReader:
                 yield from self._readers(node.output[0])
             else:
                 yield node.name
-
-
-def _weighted_macs(model: ModelProto, seen: Observations) -> dict[str, int]:
-    """Multiplications by a constant weight over all calibration samples, by node of a prepared model.
-
-    Counted from the values that calibration saw come out of each node (in, for a transposed convolution): every one
-    took one multiplication for each weight of its channel. Nodes whose values were not counted are left out.
-    """
-    given = constants(model.graph)
-    found = {}
-    for node in model.graph.node:
-        weight = given.get(node.input[1]) if node.op_type in OP_TYPES and len(node.input) > 1 else None
-        counted = seen.tensors.get(node.input[0] if node.op_type == "ConvTranspose" else node.output[0])
-        if weight is not None and counted is not None:
-            dims, transposed = [int(size) for size in weight.dims], bool(attribute_of(node, "transB", 0))
-            found[node.name] = counted.elements * per_value(node.op_type, dims, transposed)
-    return found
 
 
 def _describe_activation(pair: _QdqPair, evidence: Evidence) -> QuantizedTensor:

@@ -21,7 +21,7 @@ def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
     """The picture of a series as SVG: of the ratio to the reference where there is one, else of the medians."""
     value: Value = "relative" if any(point.relative for point in trend.series.points) else "median"
     known = [(i, point, number) for i, point in enumerate(trend.series.points) if (number := _number(point, value))]
-    changes = [change for change in trend.changes if change.value == value]
+    changes = [change for change in trend.changes or () if change.value == value]
     marks = [mark for i, point, number in known for mark in _point(i, point, number, value)]
     marks += _levels(known, changes)
     low, high = span_axis([number for _, _, number in known], pad=0.12, least=0.02 if value == "relative" else 0.0)
@@ -94,7 +94,7 @@ def draw_page(trends: Sequence[Trend]) -> str:
     parts = []
     for trend in trends:
         title = html.escape(visible(f"{trend.series.unit} at {trend.series.bucket}, {trend.series.machine}"))
-        changes = "".join(f"<li>{html.escape(visible(describe_change(change)))}</li>" for change in trend.changes)
+        changes = "".join(f"<li>{html.escape(visible(describe_change(change)))}</li>" for change in trend.changes or ())
         parts.append(f"<h2>{title}</h2>{draw_trend(trend, standalone=True)}<ul>{changes or '<li>no change</li>'}</ul>")
     model = html.escape(visible(trends[0].series.model))
     return (

@@ -28,17 +28,26 @@ class TrendChange:
 
 @dataclass(frozen=True)
 class Trend:
-    """A series with its change points. quiet: number of points that were measured on a quiet machine."""
+    """A series with its change points. quiet: number of points that were measured on a quiet machine.
+
+    changes: None where the package that finds them is not installed (extra `trend`).
+    """
 
     series: LatencySeries
-    changes: tuple[TrendChange, ...]
+    changes: tuple[TrendChange, ...] | None
     quiet: int
 
 
 def find_trend(series: LatencySeries) -> Trend:
-    """The change points of a series, by both of its values. Raises ModuleNotFoundError without ruptures."""
-    changes = sorted((*_changes_of(series, "relative"), *_changes_of(series, "median")), key=lambda item: item.index)
-    return Trend(series, tuple(changes), sum(not point.busy for point in series.points))
+    """A series with its change points, by both of its values; without ruptures the series alone."""
+    quiet = sum(not point.busy for point in series.points)
+    try:
+        changes = [*_changes_of(series, "relative"), *_changes_of(series, "median")]
+    except ModuleNotFoundError as error:
+        if error.name != "ruptures":
+            raise
+        return Trend(series, None, quiet)
+    return Trend(series, tuple(sorted(changes, key=lambda item: item.index)), quiet)
 
 
 def _changes_of(series: LatencySeries, value: Value) -> Iterator[TrendChange]:

@@ -90,6 +90,7 @@ def _point(store: Store, before: Rollout, found: Advance, by: str) -> None:
         canaries=passes_of(store, before),
         counts=require(store, manifest).counts,
         ending=(before, found.rollout),
+        accepted_losses=before.losses,
     )
 
 

@@ -2,8 +2,10 @@
 
 A share of failing nodes or requests fails its gate as soon as it is shown to be over the limit: by the exact lower
 bound of Clopper and Pearson (`validation.statistics.rates`), at the level that alpha spending allows for this look of
-the wave (`judging.judge.level_of`: Lan & DeMets, with the boundaries of O'Brien & Fleming), so that all looks of a wave
-together halt a version at its limit in at most 5 % of waves. At the wave's end the share itself decides. Requests of
+the wave (`judging.judge.level_of`: Lan & DeMets, with the boundaries of O'Brien & Fleming); and where every node that
+reports fails, as soon as so many do not by chance. The first nodes of these are among the later ones, so that one level
+holds for all looks. Together a version at its limit is halted in at most 5 % of waves. At the wave's end the share
+itself decides, and as long as it is over the limit the gate waits. Requests of
 one node fail together, so errors are divided by their design effect between nodes (Korn & Graubard, 1998).
 """
 
@@ -19,7 +21,10 @@ from enginery.registry.rollouts.state import Rollout, parse_time
 from validation.canary.judging.judge import level_of
 from validation.statistics import rates
 
-ALPHA = 0.05
+# The error of looks, and of waves in which all that report fail: 5 % together.
+ALPHA, ALL_ALPHA = 0.045, 0.005
+# Fewer nodes have too much in common to be taken for all.
+LEAST_ALL = 3
 # Looks of a wave that the error is spent on; more looks within one of these parts share its level.
 MOST_LOOKS = 10
 
@@ -84,11 +89,15 @@ def _health(rollout: Rollout, heard: Heard, moment: Moment, least_ppm: int) -> G
         return GateResult("health", "wait", "no reports: no node that was reached has said how it is")
     bound, over = rates.lower(len(failing), count, moment.level), f"at most {limit:.4g} may"
     told = f"{len(failing)} of {count} nodes that report fail"
-    if failing and (bound > limit or (moment.is_over and len(failing) > limit * count)):
+    all_fail = len(failing) == count >= LEAST_ALL and limit**count <= ALL_ALPHA
+    too_many = len(failing) > limit * count
+    if failing and (bound > limit or all_fail or (moment.is_over and too_many)):
         said = join_first([f"{report.node} {report.failure}: {report.detail}" for report in failing], 3, "; ")
         return GateResult("health", "fail", f"{told}, {over}: {said}")
     if count < rollout.plan.gates.least_reports:
         return GateResult("health", "wait", f"{told}; {rollout.plan.gates.least_reports} must report")
+    if too_many:
+        return GateResult("health", "wait", f"{told}, {over}: the wave's end decides, or more reports")
     if silent > limit * count:
         return GateResult("health", "wait", f"{told}, and {pluralize(silent, 'node')} went silent; {over}")
     return GateResult("health", "pass", told)
@@ -103,8 +112,10 @@ def _errors(reports: Sequence[NodeReport], moment: Moment, most_ppm: int) -> Gat
     effect = design_effect([(min(count, total), total) for count, total in counted])
     bound = rates.lower(failed / effect, requests / effect, moment.level)
     told = f"{failed} of {requests} requests failed on {pluralize(len(counted), 'node')}; at most {limit:.4g} may"
-    over = bound > limit or (moment.is_over and failed > limit * requests)
-    return GateResult("errors", "fail" if failed and over else "pass", told)
+    too_many = failed > limit * requests
+    if failed and (bound > limit or (moment.is_over and too_many)):
+        return GateResult("errors", "fail", told)
+    return GateResult("errors", "wait" if too_many else "pass", told)
 
 
 def design_effect(counted: Sequence[tuple[int, int]]) -> float:

@@ -2,7 +2,7 @@
 says what the other writer did."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from enginery.core.errors import ConflictError, EngineryError, InputError, IntegrityError, UnknownNameError
@@ -23,6 +23,7 @@ from enginery.registry.rollouts.waves import check_waves
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup, policies
+from enginery.registry.versions.losses import list_losses
 from enginery.registry.versions.rolling import begin_rollout, change_rollout, settle_rollout
 from enginery.registry.versions.state import Channel, read_channel
 from pipeline.rollout.advance import passes_of
@@ -39,22 +40,33 @@ class Operator:
 
 
 def start(
-    store: Store, manifest: Manifest, channel: str, plan: RolloutPlan, who: Operator, *, proven_only: bool = False
+    store: Store,
+    manifest: Manifest,
+    channel: str,
+    plan: RolloutPlan,
+    who: Operator,
+    *,
+    proven_only: bool = False,
+    accept_losses: bool = False,
 ) -> Rollout:
     """Start a rollout of a version to a channel, with its first wave open.
 
     Its waves are limits where it is known how many nodes there are (`limits`), by the plan or by the reports of the
-    rollout before. Raises InputError where the channel's policy does not allow the version, serves it already or serves
+    rollout before.
+    accept_losses: whether nodes may lose engines that the channel serves; what they lose is recorded.
+    Raises InputError where the channel's policy does not allow the version, serves it already or serves
     nothing to return to, and for a plan whose waves have too few nodes to be limits; ConflictError where another
     rollout runs or was started at the same time, IntegrityError for a version that has lost a blob.
     """
     check_waves(plan.waves)
     model = manifest.model
     serving = _serving(read_channel(store, model, channel), manifest, channel)
-    nodes = count_nodes(store, serving.rollout)
+    nodes, counts = count_nodes(store, serving.rollout), require(store, manifest).counts
 
     def open_first(state: Channel | None) -> Rollout:
-        waiting = _waiting(manifest, _serving(state, manifest, channel), plan, who, proven_only)
+        serving = _serving(state, manifest, channel)
+        losses = list_losses(store, serving, manifest, proven_only, counts) if accept_losses else ()
+        waiting = replace(_waiting(manifest, serving, plan, who, proven_only), losses=losses)
         return open_wave(with_limits(waiting, nodes), 0, who.at)
 
     _check(store, manifest, open_first(serving))
@@ -89,9 +101,7 @@ def _serving(serving: Channel | None, manifest: Manifest, channel: str) -> Chann
     return serving
 
 
-def _waiting(
-    manifest: Manifest, serving: Channel, plan: RolloutPlan, who: Operator, proven_only: bool
-) -> Rollout:
+def _waiting(manifest: Manifest, serving: Channel, plan: RolloutPlan, who: Operator, proven_only: bool) -> Rollout:
     time = format_time(who.at)
     return Rollout(
         id=secrets.token_hex(6),
@@ -123,6 +133,7 @@ def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
         canaries=passes_of(store, rollout),
         counts=require(store, manifest).counts,
         in_waves=True,
+        accepted_losses=rollout.losses,
     )
     if refusal:
         raise InputError(refusal)
@@ -207,7 +218,7 @@ def _settle(store: Store, rollout: Rollout) -> None:
         settle_rollout(store, rollout.model, rollout.channel)
     except EngineryError as error:
         raise type(error)(
-            f"the rollout of {rollout.where} is {rollout.state}, but nodes that follow a feed may not know yet: {error}; "
+            f"the rollout of {rollout.where} is {rollout.state}, but nodes that follow a feed may not know: {error}; "
             f"`enginery rollout watch {rollout.where} --once` writes it"
         ) from error
 

@@ -1,27 +1,46 @@
 """Takes reports over HTTP from nodes that may read the registry and not write it, and stores them.
 
-A report is taken only of a node that the rollout that runs has reached, at most once a minute from each; all else is
-answered with the reason. Who a node is, nobody proves: put an authenticating proxy before it, or a network policy.
+A report is taken only of a node that the rollout that runs has reached and asks, of a version that the rollout has, of
+now, and at most once a minute from each; all else is answered with the reason. What is known of a node is its report in
+the registry: nothing of it is held here. Beyond loopback all nodes show one token (`ENGINERY_REPORT_TOKEN`); which of
+them it is, each says of itself.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from datetime import UTC, datetime, timedelta
 from threading import Lock
 
 from enginery.core import parsing
-from enginery.core.errors import EngineryError, InputError, UnavailableError
-from enginery.registry.rollouts.reports import LEAST_S, MAX_BYTES, SentReport, parse_report, report_key, write_report
-from enginery.registry.rollouts.state import format_time
-from enginery.registry.rollouts.waves import ServingNode
+from enginery.core.address import HttpAddress, require_token
+from enginery.core.digest import digest_of_bytes
+from enginery.core.errors import EngineryError, IntegrityError, UnavailableError
+from enginery.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
+from enginery.registry.rollouts.reports import (
+    LEAST_S,
+    MAX_BYTES,
+    MOST_DETAIL,
+    MOST_REPORTERS,
+    TOKEN,
+    NodeReport,
+    SentReport,
+    parse_report,
+    report_key,
+    write_report,
+)
+from enginery.registry.rollouts.state import Rollout, format_time, parse_time
+from enginery.registry.rollouts.waves import ServingNode, is_reached, reports
 from enginery.registry.store.base import Store
+from enginery.registry.store.layout import serving_prefix
 from enginery.registry.versions.rolling import read_rollout
 
-# Rollouts are read again after so many seconds.
-_FRESH_S = 5.0
-_MOST_NODES = 200_000
+LIMITS = HttpLimits(body_bytes=MAX_BYTES, connections=1024, threads=16)
+# Clocks of a node and of this process may differ by so much.
+SKEW = timedelta(minutes=5)
+# Nodes whose reports a rollout has, at most: ten times of those that are asked.
+MOST_NODES = 10 * MOST_REPORTERS
 
 
 @dataclass
@@ -30,89 +49,86 @@ class ReportReceiver:
 
     store: Store
     clock: Callable[[], float] = time.time
-    _taken: dict[str, float] = field(default_factory=dict)
-    _running: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict)
+    # Of the channels whose rollout runs: its id, and how many nodes have reported.
+    _counts: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
+
+    def __call__(self, request: HttpRequest) -> HttpAnswer:
+        """The answer to a report. Raises UnavailableError without the registry."""
+        status, why = self.take(request.body)
+        return HttpAnswer(status, f"{why}\n".encode() if why else b"")
 
     def take(self, data: bytes) -> tuple[int, str]:
         """Store a report; the HTTP status and the reason. Raises UnavailableError without the registry."""
+        now = datetime.fromtimestamp(self.clock(), UTC)
         try:
             sent = parsing.parse_as(data, MAX_BYTES, SentReport)
             report = parse_report(sent.report.to_bytes())
-            ServingNode(report.node, report.region)
+            node = ServingNode(report.node, report.region, sent.labels)
             key = report_key(sent.model, sent.channel, sent.rollout, report.node)
-            if self._find_running(sent.model, sent.channel) != sent.rollout:
+            rollout = read_rollout(self.store, sent.model, sent.channel)
+            if rollout is None or rollout.is_finished or rollout.id != sent.rollout:
                 return 409, "no such rollout is running"
+            if why := find_objection(rollout, node, report, now):
+                return 422, why
+            before = self.store.read(key)
+            if before is not None and _is_recent(before, now):
+                return 429, f"a node reports at most every {LEAST_S:g} s"
+            if before is None and not self._admit(rollout):
+                return 429, f"{MOST_NODES} nodes have reported of this rollout, and no more are taken"
         except UnavailableError:
             raise
         except EngineryError as error:
             return 400, str(error)
-        if not self._admit(key):
-            return 429, f"a node reports at most every {LEAST_S:g} s"
-        now = format_time(datetime.fromtimestamp(self.clock(), UTC))
-        write_report(self.store, key, replace(report, at=now), self.store.read(key))
+        write_report(self.store, key, replace(report, at=format_time(now)), before)
         return 204, ""
 
-    def _find_running(self, model: str, channel: str) -> str:
-        """The id of the channel's rollout; '' where none runs."""
-        found = self._running.get((model, channel))
-        if found is None or self.clock() - found[0] > _FRESH_S:
-            rollout = read_rollout(self.store, model, channel)
-            found = self.clock(), rollout.id if rollout and not rollout.is_finished else ""
-            self._running[model, channel] = found
-        return found[1]
-
-    def _admit(self, key: str) -> bool:
-        now = self.clock()
+    def _admit(self, rollout: Rollout) -> bool:
+        """Count one more node of the rollout; False where there are too many."""
         with self._lock:
-            if now - self._taken.get(key, -LEAST_S) < LEAST_S - 1:
-                return False
-            if len(self._taken) >= _MOST_NODES:
-                self._taken = {name: at for name, at in self._taken.items() if now - at < LEAST_S}
-            if len(self._taken) >= _MOST_NODES:
-                return False
-            self._taken[key] = now
-        return True
+            known, count = self._counts.get((rollout.model, rollout.channel), ("", 0))
+            if known != rollout.id:
+                count = sum(1 for _ in self.store.list(serving_prefix(rollout.model, rollout.channel, rollout.id)))
+            self._counts[rollout.model, rollout.channel] = rollout.id, count + (count < MOST_NODES)
+            return count < MOST_NODES
 
 
-def _handler(receiver: ReportReceiver) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
-
-        def do_POST(self) -> None:
-            """Take one report."""
-            length = self.headers.get("Content-Length", "")
-            if not length.isdecimal() or int(length) > MAX_BYTES:
-                self._answer(413, f"a report has at most {MAX_BYTES} bytes")
-                return
-            try:
-                self._answer(*receiver.take(self.rfile.read(int(length))))
-            except EngineryError as error:
-                self._answer(503, str(error))
-
-        def _answer(self, status: int, why: str) -> None:
-            body = why.encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing: fifty thousand nodes report."""
-
-    return Handler
+def find_objection(rollout: Rollout, node: ServingNode, report: NodeReport, now: datetime) -> str:
+    """Why a report cannot be one of this node in this rollout at this time; '' where it can be."""
+    if not is_reached(node, rollout.id, rollout.reach):
+        return f"the rollout has not reached node {node.name}"
+    if not reports(digest_of_bytes(node.name.encode()), rollout.reporters_ppm):
+        return f"node {node.name} is not among those that report"
+    if report.version not in (rollout.version, rollout.base) and (report.version or report.failure != "pull"):
+        return f"version {report.version[:80]!r} is neither {rollout.version}, which comes, nor {rollout.base}"
+    at, since, began = (parse_time(text) for text in (report.at, report.since, rollout.history[0].at))
+    if abs(at - now) > SKEW:
+        return f"the report is of {format_time(at)}, and now is {format_time(now)}; set the node's clock"
+    if not began - SKEW <= since <= now + SKEW:
+        return f"the report speaks of {format_time(since)}; the rollout began at {format_time(began)}"
+    if len(report.detail) > MOST_DETAIL:
+        return f"its detail has {len(report.detail)} characters; {MOST_DETAIL} are the most"
+    return ""
 
 
-def make_server(receiver: ReportReceiver, host: str, port: int) -> ThreadingHTTPServer:
-    """A server that is bound and not started. Raises InputError where the address cannot be listened on."""
+def _is_recent(data: bytes, now: datetime) -> bool:
+    """Whether a stored report was taken less than LEAST_S ago; one that is damaged was not."""
     try:
-        return ThreadingHTTPServer((host, port), _handler(receiver))
-    except OSError as error:
-        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; give another --host or --port") from error
+        return timedelta(0) <= now - parse_time(parse_report(data).at) < timedelta(seconds=LEAST_S - 1)
+    except IntegrityError:
+        return False
 
 
-def serve_reports(store: Store, host: str, port: int, say: Callable[[str], object]) -> None:
-    """Serve until the process ends. Raises InputError as `make_server`."""
-    with make_server(ReportReceiver(store), host, port) as server:
-        say(f"taking reports on http://{host}:{server.server_port}/")
-        server.serve_forever()
+def make_server(store: Store, address: HttpAddress, clock: Callable[[], float] = time.time) -> HttpServer:
+    """A server of reports, not started. Raises InputError for an address beyond loopback without a token."""
+    token = os.environ.get(TOKEN, "")
+    require_token(address, token, TOKEN)
+    receiver, remedy = ReportReceiver(store, clock), "give another --host or --port"
+    return HttpServer(receiver, address, LIMITS, methods=("POST",), token=token, remedy=remedy)
+
+
+def serve_reports(store: Store, address: HttpAddress, say: Callable[[str], object]) -> None:
+    """Serve until the process ends. Raises as `make_server`, and UnavailableError for an address that is taken."""
+    with make_server(store, address) as server:
+        say(f"taking reports on {server.url}/")
+        server.wait()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from enginery.core.reports.proof import Report
-from enginery.core.text import format_bytes
+from enginery.core.text import format_bytes, format_plain
 from validation.plots.texts import number_text, percent_text, seconds_text
 from validation.reporting.html import metric_text
 from validation.reporting.version_document import VersionDocument
@@ -115,7 +115,7 @@ def _change(before: Fact | None, after: Fact | None) -> str:
     if not before.number:
         return ""
     ratio = after.number / before.number
-    return percent_text(ratio - 1) if 1 / _LARGE < ratio < _LARGE else f"{ratio:.3g} ×"  # noqa: RUF001 - times
+    return percent_text(ratio - 1) if 1 / _LARGE < ratio < _LARGE else f"{format_plain(ratio)} ×"  # noqa: RUF001 - times
 
 
 def _flatten(value: object, path: str) -> Iterator[tuple[str, str]]:

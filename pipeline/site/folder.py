@@ -17,6 +17,7 @@ from pathlib import Path
 
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError
+from enginery.core.names import is_path
 from enginery.registry.store.files import reachable, start_atomic_write, sweep, sync_folder
 
 STATE = ".enginery-site"
@@ -134,7 +135,7 @@ class SiteFolder:
         pages = found.get("pages") if found.get("format") == FORMAT else None
         if not isinstance(pages, dict):
             return {}
-        return {path: known for path, known in pages.items() if _is_inside(path) and isinstance(known, list)}
+        return {path: known for path, known in pages.items() if is_path(path) and isinstance(known, list)}
 
     def _read_state(self, name: str) -> Mapping[str, object]:
         if name in self._notes:
@@ -176,8 +177,3 @@ def _sync(paths: Sequence[Path]) -> None:
                 os.fsync(stream.fileno())
         for folder in {path.parent for path in paths}:
             sync_folder(folder)
-
-
-def _is_inside(path: str) -> bool:
-    """Whether a noted path leads to nowhere outside of the site."""
-    return all(part not in ("", "..", ".") for part in path.split("/"))

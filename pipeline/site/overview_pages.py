@@ -3,13 +3,16 @@
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
+from enginery.core.errors import IntegrityError
 from enginery.core.names import is_name
+from enginery.core.parsing import parse_json
 from enginery.core.text import now
-from enginery.registry.builds.runs import read_runs, run_ids
+from enginery.registry.builds.runs import RunState, read_runs, run_ids
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import FAILED, failed_page_key
+from enginery.registry.store.layout import FAILED, failed_data_key, failed_page_key
 from pipeline.fleet.coverage import STATES
 from pipeline.orchestration.runs.views import view_run
 from pipeline.site.drawing import copy_report, draw
@@ -20,6 +23,8 @@ from pipeline.site.notes import ModelNote
 
 # Models on a page of the index, rows of the other pages.
 PER_PAGE = 100
+# Of the data of a report.
+MOST_BYTES = 64 << 20
 MOST_CANARIES, MOST_OF_MODEL, MOST_GAPS, MOST_RUNS = 300, 20, 500, 200
 
 
@@ -127,16 +132,26 @@ def _fleet(notes: Mapping[str, ModelNote], known: KnownMachines) -> bytes:
     )
 
 
+def _written_at(store: Store, model: str) -> str | None:
+    """When the report of a run that published nothing was made; None where it does not say."""
+    with suppress(IntegrityError):
+        return str(parse_json(store.read(failed_data_key(model)) or b"", MOST_BYTES).get("created_at") or "") or None
+    return None
+
+
+def _spans(run: RunState, at: str | None) -> bool:
+    """Whether a time lies between the beginning and the end of a run; all of them to the second, in UTC."""
+    return at is not None and run.started_at[:19] <= at[:19] <= (run.ended_at or at)[:19]
+
+
 def _runs(store: Store, notes: Mapping[str, ModelNote], failed: Collection[str]) -> bytes:
     ids = run_ids(store)
     found = [view_run(run) for run in read_runs(store, ids[:MOST_RUNS])]
     # Only what runs has a time that goes on, so the page of a registry where nothing runs stays as it is.
     live = [run for run in found if run.state == "running"]
     more = max(0, len(ids) - MOST_RUNS)
-    # The newest of each model that published nothing: its report, if there is one, is of that run or of one before it.
-    nothing = {
-        view.run.model: view.run.id for view in reversed(found) if view.state == "failed" and not view.run.version
-    }
-    reports = {run for model, run in nothing.items() if model in failed}
+    written = {model: _written_at(store, model) for model in failed}
+    failing = [view.run for view in found if view.state == "failed" and not view.run.version]
+    reports = {run.id for run in failing if _spans(run, written.get(run.model))}
     at = now() if live else ""
     return draw("runs", "runs.html", live=live, runs=found, models=notes, more=more, at=at, reports=reports)

@@ -79,7 +79,9 @@ def read_channels(store: Store, model: str, names: tuple[str, ...]) -> tuple[Rea
     for name in names:
         problems: list[str] = []
         channel = _try(partial(lookup.read_channel, store, model, name), None, problems)
-        history = _try(partial(read_history, store, channel), ChannelHistory(), problems) if channel else ChannelHistory()
+        history = (
+            _try(partial(read_history, store, channel), ChannelHistory(), problems) if channel else ChannelHistory()
+        )
         policy = _try(partial(policies.of_channel, store, model, name), ChannelPolicy(), problems)
         if channel or problems:
             found.append(ReadChannel(name, channel, policy, history, "; ".join(problems)))

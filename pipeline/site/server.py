@@ -1,20 +1,21 @@
 """Shows a site's folder over HTTP: GET and HEAD of its own files, and nothing else.
 
-The folder is brought up to date by a thread (`Refresher`); a request reads what lies there. Answers are compressed, and
-have a tag, so that a browser that asks again is told that nothing changed.
+`Refresher` brings the folder up to date; a request reads what lies there. Answers are compressed, and have a tag, so
+that a browser that asks again is told that nothing changed.
 """
 
 import gzip
 import hashlib
+import re
 import threading
 from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from enginery.core.errors import EngineryError, UnavailableError
+from enginery.core.errors import EngineryError
+from enginery.listening import HttpAnswer, HttpRequest
 from pipeline.site.drawing import POLICY, REPORT_POLICY
 
 TYPES = {
@@ -23,7 +24,6 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
 }
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-_TIMEOUT_S = 30
 
 
 class Refresher:
@@ -54,113 +54,75 @@ class Refresher:
         return True
 
 
-class SiteServer(ThreadingHTTPServer):
-    """Serves the files of a folder at `prefix`, '' or '/registry'. On a loopback address it answers only requests for
-    such a host, so that no page of elsewhere can read it through a name that points here.
+class SiteFiles:
+    """Answers requests with the files of a folder at `prefix`, '' or '/registry'.
 
-    Raises UnavailableError when the port is taken or the address is none of this machine's.
+    only_loopback: answer only requests for a host that is loopback, so that no page of elsewhere can read it through a
+    name that points here.
     """
 
-    daemon_threads = True
+    def __init__(self, root: Path, prefix: str = "", *, only_loopback: bool = False) -> None:
+        self._root, self._prefix, self._only_loopback = root, prefix.rstrip("/"), only_loopback
 
-    def __init__(self, address: str, port: int, root: Path, prefix: str = "") -> None:
-        self.root, self.prefix = root, prefix.rstrip("/")
-        self.only_loopback = address in ("127.0.0.1", "localhost")
-        try:
-            super().__init__((address, port), SiteHandler)
-        except OSError as error:
-            raise UnavailableError(
-                f"cannot serve at {address}:{port}: {error.strerror or error}; give another --listen, or port 0"
-            ) from error
-
-
-class SiteHandler(BaseHTTPRequestHandler):
-    """Answers one request."""
-
-    server: SiteServer
-    server_version = "enginery"
-    sys_version = ""
-    protocol_version = "HTTP/1.1"
-    timeout = _TIMEOUT_S
-
-    def do_GET(self) -> None:
+    def __call__(self, request: HttpRequest) -> HttpAnswer:
         """A file, or why not."""
-        host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-        if self.server.only_loopback and host not in _LOOPBACK:
-            self._fail(HTTPStatus.MISDIRECTED_REQUEST)
-            return
+        host = request.headers.get("Host", "")
+        if self._only_loopback and re.sub(r":[0-9]*\Z", "", host) not in _LOOPBACK:
+            return _refusal(HTTPStatus.MISDIRECTED_REQUEST)
         try:
-            self._answer()
+            return self._find(request)
         except (OSError, ValueError):  # no such file, or no name of one
-            is_missing = not (self.server.root / "index.html").exists()
-            self._fail(HTTPStatus.SERVICE_UNAVAILABLE if is_missing else HTTPStatus.NOT_FOUND)
+            is_missing = not (self._root / "index.html").exists()
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE if is_missing else HTTPStatus.NOT_FOUND)
 
-    def _answer(self) -> None:
-        """Send a file. Raises OSError where there is none, ValueError for a path that cannot be one."""
-        parts = path_parts(self.path, self.server.prefix)
-        path = self.server.root.joinpath(*parts)
+    def _find(self, request: HttpRequest) -> HttpAnswer:
+        """A file, or where it is. Raises OSError where there is none, ValueError for a path that cannot be one."""
+        parts = path_parts(request.target, self._prefix)
+        path = self._root.joinpath(*parts)
         if not path.is_dir():
-            self._send(path)
-        elif urlsplit(self.path).path.endswith("/"):
-            self._send(path / "index.html")
-        else:
-            self._redirect("/".join([self.server.prefix, *parts, ""]))
-
-    do_HEAD = do_GET  # noqa: N815 - http.server's name
-
-    def _send(self, path: Path) -> None:
-        data, tag, packed = _read(path, path.stat().st_mtime_ns)
-        known = self.headers.get("If-None-Match") == tag
-        self.send_response(HTTPStatus.NOT_MODIFIED if known else HTTPStatus.OK)
-        self.send_header("ETag", tag)
-        self.send_header("Cache-Control", "no-cache")
-        self.send_header("Vary", "Accept-Encoding")
-        self._send_protection(REPORT_POLICY if path.name == "report.html" else POLICY)
-        if not known:
-            if "gzip" in self.headers.get("Accept-Encoding", ""):
-                data = packed
-                self.send_header("Content-Encoding", "gzip")
-            self.send_header("Content-Type", TYPES.get(path.suffix, "application/octet-stream"))
-            self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if not known and self.command == "GET":
-            self.wfile.write(data)
-
-    def _send_protection(self, policy: str) -> None:
-        self.send_header("Content-Security-Policy", f"{policy}; frame-ancestors 'none'")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-
-    def _redirect(self, path: str) -> None:
-        self.send_response(HTTPStatus.PERMANENT_REDIRECT)
-        self.send_header("Location", path)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def _fail(self, status: HTTPStatus) -> None:
-        self.send_response(status)
-        text = "the site is being written; try again" if status == HTTPStatus.SERVICE_UNAVAILABLE else status.phrase
-        data = f"{text}\n".encode()
-        self._send_protection(POLICY)
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Nothing is logged: who looks at what is nobody's business."""
+            return _read_file(path, request)
+        if request.target.partition("?")[0].endswith("/"):
+            return _read_file(path / "index.html", request)
+        return HttpAnswer(HTTPStatus.PERMANENT_REDIRECT, b"", {"Location": "/".join([self._prefix, *parts, ""])})
 
 
-def path_parts(url: str, prefix: str) -> list[str]:
+def _read_file(path: Path, request: HttpRequest) -> HttpAnswer:
+    data, tag, packed = _read(path, path.stat().st_mtime_ns)
+    policy = REPORT_POLICY if path.name == "report.html" else POLICY
+    headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding", **_protection(policy)}
+    if request.headers.get("If-None-Match") == tag:
+        return HttpAnswer(HTTPStatus.NOT_MODIFIED, b"", headers)
+    headers["Content-Type"] = TYPES.get(path.suffix, "application/octet-stream")
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        return HttpAnswer(HTTPStatus.OK, packed, {**headers, "Content-Encoding": "gzip"})
+    return HttpAnswer(HTTPStatus.OK, data, headers)
+
+
+def _protection(policy: str) -> dict[str, str]:
+    return {
+        "Content-Security-Policy": f"{policy}; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+
+
+def _refusal(status: HTTPStatus) -> HttpAnswer:
+    text = "the site is being written; try again" if status == HTTPStatus.SERVICE_UNAVAILABLE else status.phrase
+    headers = {**_protection(POLICY), "Content-Type": "text/plain; charset=utf-8"}
+    return HttpAnswer(status, f"{text}\n".encode(), headers)
+
+
+def path_parts(target: str, prefix: str) -> list[str]:
     """The parts of a request's path below the site's folder. Raises ValueError for one that leads elsewhere, or to
     hidden files."""
-    path = unquote(urlsplit(url).path, errors="strict") if "%" in url else urlsplit(url).path
+    path = unquote(target.partition("?")[0], errors="strict")
+    if not path.startswith("/"):
+        raise ValueError(target)
     if prefix and path != prefix and not path.startswith(f"{prefix}/"):
-        raise ValueError(url)
+        raise ValueError(target)
     parts = [part for part in path[len(prefix) :].split("/") if part]
     if any(part.startswith(".") or "\\" in part or not part.isprintable() for part in parts):
-        raise ValueError(url)
+        raise ValueError(target)
     return parts
 
 

@@ -31,7 +31,7 @@ from pipeline.sources.arguments import fix_inputs
 from pipeline.sources.canonical import canonical
 from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import wrong_outputs
-from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx, specs_of
+from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.steps import StateModel, check_states
 from pipeline.sources.user_process import start_user_process
@@ -108,11 +108,11 @@ def export(
     sequences: GoldenSequences | None = None
     with fork_here() as start:  # before a framework is imported, whose threads no fork would copy
         with write_model(request, model_file, workdir, known) as source:
+            if request.states:
+                check_states(request.states, load_outline(model_file))
             try:
                 if request.states:
-                    groups, sequences, labels = _with_states(
-                        request, source, model_file, samples, (order, steps), labels
-                    )
+                    groups, sequences, labels = _with_states(request, source, samples, (order, steps), labels)
                 golden = freeze(groups, request.inputs, request.dims, source.run, labels)
             except ModelError as error:
                 if samples:
@@ -156,14 +156,12 @@ def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:
 def _with_states(
     request: ExportRequest,
     source: _Source,
-    model: Path,
     samples: Samples | None,
     order: tuple[Array | None, Steps | None],
     labels: Array | None,
 ) -> tuple[list[dict[str, Array]], GoldenSequences, Array | None]:
     """The golden inputs of a model with state, in groups, with the labels in their order. order: `order` and `steps` of
-    `export`. Raises ModelError for states that its outputs cannot give."""
-    check_states(request.states, *specs_of(load_outline(model)))
+    `export`."""
     stateful = StateModel(source.run, request.inputs, request.dims, request.states, order[1])
     if samples is None:
         drawn = [*random_groups(step_inputs(request.inputs, request.states), request.dims)]
@@ -239,7 +237,7 @@ def _is_as_given(model: onnx.ModelProto, path: Path) -> bool:
     """Whether running the file `path` is running the model that was read from it."""
     if list_weight_files(path):
         return False
-    light = without_weights(load_outline(path))
+    light = without_weights(load_outline(path, lists=True))
     if light.ir_version <= READ_IR_VERSION:
         light.ir_version = model.ir_version
     return bool(light == without_weights(model))

@@ -17,6 +17,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.outline import lacks_lists, load_without_lists, save_with_lists
 from builders.onnx_graphs.shards import save_graph
 from builders.onnx_graphs.weights import (
     LEAST_BYTES,
@@ -92,6 +93,9 @@ def load_onnx(path: Path, root: Path, most_embedded_bytes: int = MOST_EMBEDDED_B
     model = _parse(inside(path, root, "the spec's folder"))
     _check_operators(model, path)
     external = list_external(model, path)
+    if external and lacks_lists(model):
+        model = _parse(path, whole=True)
+        external = list_external(model, path)
     # Many tensors may name the same bytes: what counts is what the model would hold.
     large = bool(external) and path.stat().st_size + sum(length for *_, length in external) > most_embedded_bytes
     if large:
@@ -147,6 +151,9 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
         if has_external(model):
             save_graph(model, path)
             return
+        if lacks_lists(model):
+            save_with_lists(model, path)
+            return
         data = model.SerializeToString(deterministic=True)
     except (ValueError, EncodeError) as error:
         raise ModelError(f"{path.name}: the model is over 2 GB, which one ONNX file cannot hold") from error
@@ -187,14 +194,15 @@ def why_no_tensor(value: onnx.ValueInfoProto) -> str:
     return f"{what}, which no engine takes or gives; {remedy}" if what else ""
 
 
-def _parse(path: Path) -> onnx.ModelProto:
-    """A model without its external data. Raises ModelError for a damaged file and for what no backend reads."""
+def _parse(path: Path, whole: bool = False) -> onnx.ModelProto:
+    """A model without its external data, and without the long lists of tree ensembles unless `whole`. Raises ModelError
+    for a damaged file and for what no backend reads."""
     if path.stat().st_size == 0:
         raise ModelError(f"{path} is empty; export the model again")
     if path.stat().st_size > LARGEST_BYTES:
         raise ModelError(f"{path} is over 2 GB; export it with its weights as external data")
     try:
-        model = onnx.load(path, format="protobuf", load_external_data=False)
+        model = onnx.load(path, format="protobuf", load_external_data=False) if whole else load_without_lists(path)
     except DecodeError as error:
         raise ModelError(f"{path} is truncated or not an ONNX file ({error}); export or download it again") from error
     if not model.opset_import or not model.graph.output:

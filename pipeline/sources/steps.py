@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
+from onnx import ModelProto
 
+from builders.onnx_graphs.dependence import find_source
 from enginery.arrays import Array
 from enginery.core.errors import DataError, ModelError
 from enginery.core.reports.free_running import SIDE_BY_SIDE
@@ -13,6 +15,7 @@ from enginery.core.state import State, step_inputs
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.streams import Streams
 from pipeline.sources.onnx_header import format_shape
+from pipeline.sources.onnx_model import specs_of
 from validation.data.joined import BEGINS, Steps
 from validation.data.samples import Samples
 from validation.data.sequences import SequenceSamples, number_steps, roll_out, split, stack
@@ -140,8 +143,10 @@ def _count_steps(samples: Sequence[Tensors]) -> int:
     return sum(bool(sample.get(BEGINS, True)) for sample in samples)
 
 
-def check_states(states: Sequence[State], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Raise ModelError for a state whose output is not there, or whose dtype or shape its input cannot take."""
+def check_states(states: Sequence[State], model: ModelProto) -> None:
+    """Raise ModelError for a state whose output is not there, is its input handed on, or whose dtype or shape its input
+    cannot take. model: its weights are not read."""
+    inputs, outputs = specs_of(model)
     own, given = {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs}
     for state in states:
         spec, found = own[state.input], given.get(state.output)
@@ -150,6 +155,11 @@ def check_states(states: Sequence[State], inputs: Sequence[TensorSpec], outputs:
             raise ModelError(f"{where}: the model has no output {state.output!r}; its outputs are {', '.join(given)}")
         if found.dtype != spec.dtype:
             raise ModelError(f"{where} is {spec.dtype}, and {state.output!r} is {found.dtype}; they must be the same")
+        if find_source(model.graph, state.output) == state.input:
+            raise ModelError(
+                f"{where}: output {state.output!r} is the input itself, handed on, so that the state would stay as it "
+                "began; take it out of state, and give it as an input"
+            )
         sizes = zip(spec.shape, found.shape, strict=False)
         both = [pair for pair in sizes if all(isinstance(size, int) for size in pair)]
         if len(spec.shape) != len(found.shape) or any(left != right for left, right in both):

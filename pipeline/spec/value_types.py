@@ -16,7 +16,7 @@ from pydantic import (
 
 from enginery.core.errors import EngineryError, UnknownNameError
 from enginery.core.hardware import targets
-from enginery.core.names import check_channel, check_model, check_version, inside
+from enginery.core.names import check_channel, check_graph_name, check_model, check_version, inside
 from enginery.core.types import PLUS
 
 LARGEST_SIZE = 1 << 31
@@ -109,6 +109,7 @@ def _as_name(value: object) -> object:
 
 
 ModelName = Annotated[str, _validator(check_model)]
+GraphKey = Annotated[str, _validator(check_graph_name)]
 VersionName = Annotated[str, _validator(check_version)]
 Channel = Annotated[str, _validator(check_channel)]
 UnitPattern = Annotated[str, _validator(_check_unit_pattern)]

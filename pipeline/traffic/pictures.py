@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from enginery.core.text import format_plain
 from pipeline.traffic.choice import BucketPlan
 from pipeline.traffic.summary import QUANTILES, PairCounts, SizeCounts, TrafficSummary
 from validation.plots.charts import (
@@ -99,7 +100,7 @@ def _apart(ends: Sequence[int], low: float, top: float, log: bool) -> list[int]:
 def _draw_rates(summary: TrafficSummary) -> Plot:
     edges = [float(index) - 0.5 for index in range(len(summary.hours) + 1)]
     rates = [hour.per_second for hour in summary.hours]
-    words = f"requests a second by hour: {min(rates):.3g} to {max(rates):.3g}"
+    words = f"requests a second by hour: {format_plain(min(rates))} to {format_plain(max(rates))}"
     axes = _hour_axis(summary), Axis(0.0, 1.1 * max(rates), "requests a second")
     return Plot("rates", words, *axes, (Bars(edges, rates, "accent"),), (), WIDTH, HEIGHT - 60)
 

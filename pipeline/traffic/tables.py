@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from enginery.core.text import pluralize
+from enginery.core.text import format_plain, pluralize
 from pipeline.traffic.choice import BucketChoice, BucketPlan
 from pipeline.traffic.place import SplitTrace
 from pipeline.traffic.search.plan_costs import Interval95
@@ -55,7 +55,7 @@ def hour_table(summary: TrafficSummary) -> tuple[list[str], list[list[str]]]:
     rows = []
     for hour in summary.hours:
         sizes = [", ".join(f"{value:g}" for value in hour.sizes[dim].quantiles) for dim in dims]
-        rows.append([hour.name, str(hour.requests), f"{hour.per_second:.3g}", *sizes])
+        rows.append([hour.name, str(hour.requests), format_plain(hour.per_second), *sizes])
     return columns, rows
 
 
@@ -85,11 +85,11 @@ def describe_traffic(summary: TrafficSummary) -> Iterator[str]:
         yield "no times of arrival, or all of them the same: no rates, no hours"
     else:
         start = f" from {summary.start}" if summary.start else ""
-        yield f"{summary.seconds:.4g} s{start}, {summary.per_second:.3g} requests a second"
+        yield f"{summary.seconds:.4g} s{start}, {format_plain(summary.per_second)} requests a second"
         bursts = summary.bursts
         yield (
             f"at most {bursts.peak_per_second} within a second; variance over mean of a second's requests "
-            f"{bursts.dispersion:.3g} (1: Poisson); longest gap {bursts.longest_gap_s:.3g} s"
+            f"{format_plain(bursts.dispersion)} (1: Poisson); longest gap {format_plain(bursts.longest_gap_s)} s"
         )
     for dim, count in summary.beyond.items():
         yield f"{dim}: {pluralize(count, 'request')} beyond the spec's dims ({_share(count / summary.requests)})"
@@ -127,11 +127,11 @@ def edges_json(edges: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 
 def _share(value: float) -> str:
-    return f"{100 * value:.3g} %"
+    return f"{format_plain(100 * value)} %"
 
 
 def _share_interval(value: Interval95) -> str:
-    return f"{100 * value.value:.3g} % ({100 * value.low:.3g} to {100 * value.high:.3g})"
+    return f"{format_plain(100 * value.value)} % ({format_plain(100 * value.low)} to {format_plain(100 * value.high)})"
 
 
 def _seconds_span(value: Interval95) -> str:

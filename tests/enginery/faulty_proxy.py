@@ -169,13 +169,14 @@ class FaultyProxy:
                 client.sendall(answer)
 
     def _forward(self, request: Request) -> bytes:
-        """The server's whole answer."""
+        """The server's whole answer. It says that the connection ends: a client that found out by itself might send its
+        next request into it first, which nobody would count."""
         with socket.create_connection(self.server) as server:
             server.sendall(request.bytes())
             answer = b""
             while block := server.recv(1 << 20):
                 answer += block
-            return answer
+            return answer.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
 
 
 @contextmanager

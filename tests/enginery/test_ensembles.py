@@ -55,8 +55,8 @@ def test_an_output_that_no_graph_gives_is_told() -> None:
 
 def test_a_file_that_describes_no_ensemble_is_refused(tmp_path: Path) -> None:
     (tmp_path / "engine.json").write_text("{}")
-    for name in ("engine.json", "gone.json"):
-        with pytest.raises(DataError, match="describes no ensemble"):
+    for name, what in (("engine.json", "ensemble"), ("gone.json", "engine")):
+        with pytest.raises(DataError, match=f"describes no {what}"):
             Ensemble.described(lambda _: dict, tmp_path / name)
 
 

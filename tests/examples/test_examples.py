@@ -49,6 +49,7 @@ def exported(request, tmp_path_factory) -> tuple[ModelSpec, ExportResult]:
     return spec, export(request_of(spec), samples, column, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.mark.slow
 def test_onnx_agrees_with_pytorch_on_real_data_and_at_every_edge(exported):
     spec, done = exported
     cases = {check.case for check in done.checks}
@@ -60,6 +61,7 @@ def test_onnx_agrees_with_pytorch_on_real_data_and_at_every_edge(exported):
     assert [output.name for output in outputs] == list(spec.outputs)
 
 
+@pytest.mark.slow
 def test_onnxruntime_optimised_agrees_too(exported):
     _, done = exported
     with OrtSession(done.onnx, optimized=True) as session:
@@ -67,6 +69,7 @@ def test_onnxruntime_optimised_agrees_too(exported):
     assert [check for check in checks if not check.passed] == []
 
 
+@pytest.mark.slow
 def test_tensorrt_rtx_compiles_it(exported, tmp_path):
     spec, done = exported
     backend = discovery.configure("tensorrt-rtx", {})
@@ -78,6 +81,7 @@ def test_tensorrt_rtx_compiles_it(exported, tmp_path):
     assert backend.build(request, done.onnx, tmp_path).size_bytes > 100_000
 
 
+@pytest.mark.slow
 def test_the_digits_are_recognised(exported):
     spec, done = exported
     if spec.golden.metric is None:

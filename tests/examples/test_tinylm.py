@@ -51,12 +51,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder / "registry", enginery.build(folder / "project" / "tinylm.yaml", registry=folder / "registry")
 
 
+@pytest.mark.slow
 def test_engines_are_proven_and_keep_the_perplexity(built: tuple[Path, Any]) -> None:
     _, outcome = built
     assert {item.precision: item.status for item in outcome.engines} == {"fp32": "proven", "int8": "proven"}
     assert all(item.metrics["perplexity"] < 20 for item in outcome.engines), "labels are those of their bytes"
 
 
+@pytest.mark.slow
 def test_the_pulled_engine_continues_a_prompt_as_the_module_does(built, decoder, generate, tmp_path) -> None:
     (answer,) = generate.pull(str(built[0]), "fp32", str(tmp_path)).generate([enginery.Prompt(PROMPT, most=32)])
     text = PROMPT
@@ -67,6 +69,7 @@ def test_the_pulled_engine_continues_a_prompt_as_the_module_does(built, decoder,
     assert PROMPT + bytes(answer) == text
 
 
+@pytest.mark.slow
 def test_the_script_writes_text_that_its_seed_makes_again(built, capsys, generate, monkeypatch) -> None:
     given = ["The value of", "A", "--registry", str(built[0]), "--count", "20", "--temperature", "0.7"]
     texts = []

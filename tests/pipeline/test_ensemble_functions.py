@@ -1,6 +1,8 @@
 """Functions between the graphs of an ensemble, from the spec to the answers of pulled engines."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from enginery.core.names import parse_reference
 from enginery.exchange.mirror import mirror
 from enginery.registry.ensembles import functions_of
 from enginery.registry.store.base import open_store
+from enginery.registry.store.layout import manifest_key
 from enginery.registry.verification import verify
 from enginery.registry.versions.lookup import load
 from pipeline.cli.published import local_context
@@ -66,6 +69,36 @@ def test_a_pulled_ensemble_answers_as_its_graphs_and_functions_do(built: tuple[P
     assert {0, 3} <= counts, "of no row nothing is asked; three are more than the engine takes at once"
 
 
+def test_two_versions_in_one_folder_keep_their_own_code(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    registry = shutil.copytree(built[0] / "registry", tmp_path / "registry")
+    store = open_store(str(registry))
+    manifest = load(store, "reader", "1")
+    code = store.read_blob(manifest.sources["function names reading.py"])
+    code += b"\n\ndef name(logits):\n    return {'names': np.full(len(logits), 7)}\n"
+    sources = {**manifest.sources, "function names reading.py": store.put_bytes(code)}
+    store.create(manifest_key("reader", "2"), replace(manifest, version="2", sources=sources).to_bytes())
+    pulled = [
+        enginery.pull(f"reader@{version}", registry=registry, dest=tmp_path / "engines", precision="fp32")
+        for version in (1, 2)
+    ]
+    image = {"image": draw(np.random.default_rng(3), 1)[0]}
+    names = [
+        enginery.Ensemble.described(opens, each.description, enginery.load_function).run(image)["names.names"].tolist()
+        for each in pulled
+    ]
+    assert names[1] == [7] * len(names[0]) != names[0]
+    (tmp_path / "engines" / "reader@1" / "names" / "reading.py").write_bytes(code)
+    with pytest.raises(IntegrityError, match=r"has the digest .* was published; pull it again"):
+        enginery.Ensemble.described(opens, pulled[0].description, enginery.load_function)
+    engine = next((tmp_path / "engines" / "reader@2" / "detector").glob("*.onnx"))
+    engine.unlink()  # a link to the registry's own file
+    engine.write_bytes(b"other")
+    with pytest.raises(IntegrityError, match=r"has the digest .* was published; pull it again"):
+        enginery.Ensemble.described(opens, pulled[1].description, enginery.load_function)
+    assert not enginery.pull("reader@1", registry=registry, dest=tmp_path / "engines", precision="fp32").cached
+    assert enginery.Ensemble.described(opens, pulled[0].description, enginery.load_function)
+
+
 def test_code_is_run_by_nobody_who_did_not_allow_it(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     pulled = enginery.pull("reader@1", registry=built[0] / "registry", dest=tmp_path)
     with pytest.raises(DataError, match=r"runs Python code of its own \(reading\.py:crop, .*functions=enginery\.load"):
@@ -94,7 +127,7 @@ def test_the_version_holds_the_code_and_stays_whole_elsewhere(built: tuple[Path,
     mirror(store, [parse_reference("reader@1")], other)
     assert verify(other).sound
     pulled = enginery.pull("reader@1", registry=tmp_path / "other", dest=tmp_path / "engines")
-    assert (tmp_path / "engines" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
+    assert (tmp_path / "engines" / "reader@1" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
     assert enginery.Ensemble.described(opens, pulled.description, enginery.load_function)
     with local_context(store, Progress()) as context:
         found = list(revalidate_ensemble(manifest, context))
@@ -184,8 +217,6 @@ def test_a_function_that_fails_stops_the_build_with_a_sentence(
 
 
 def test_a_manifest_of_strange_functions_is_refused(built: tuple[Path, Outcome]) -> None:
-    from dataclasses import replace
-
     manifest = load(open_store(str(built[0] / "registry")), "reader", "1")
     functions = manifest.spec["functions"]
     assert isinstance(functions, dict)

@@ -176,9 +176,18 @@ def flatten(model: onnx.ModelProto) -> None:
     )
 
 
+def hand_on(model: onnx.ModelProto) -> None:
+    model.graph.node.append(onnx.helper.make_node("Identity", ["h"], ["same"]))
+    model.graph.output[1].name = "same"
+
+
 @pytest.mark.parametrize(
     ("edit", "output", "told"),
-    [(widen, "wide", "state.h is float32, and 'wide' is float64"), (flatten, "twice", "'twice' is [1, batch, 32]")],
+    [
+        (widen, "wide", "state.h is float32, and 'wide' is float64"),
+        (flatten, "twice", "'twice' is [1, batch, 32]"),
+        (hand_on, "same", "output 'same' is the input itself, handed on"),
+    ],
 )
 def test_an_output_that_its_input_cannot_take_is_refused(edit: Any, output: str, told: str, tmp_path: Path) -> None:
     spec = change(change(RECURRENT, "state.h.output", output), "outputs", ["y", output])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from enginery.arrays import Array
-from enginery.core.reports.proof import Check
+from enginery.core.reports.proof import Check, unmeasured
 from enginery.core.types import Dim, Tensors, TensorSpec
 from validation.calls.repeated import RepeatedCalls, pool_of
 from validation.comparison.outputs import golden_drifts
@@ -147,7 +147,12 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
         for dim, length in zip(dims, _lengths(dims), strict=True):
             tried = {dict(item.case.sizes)[dim.name] for item in outcomes}
             summary.append(f"{len(tried)} of {length} of {dim.name}")
-    if skipped := sum(item.verdict == "not judged" for item in outcomes):
+    skipped = sum(item.verdict == "not judged" for item in outcomes)
+    if skipped == len(outcomes):
+        return unmeasured(
+            "engine", "", "inner sizes", f"the graph itself runs at none of the {skipped} that were tried"
+        )
+    if skipped:
         summary.append(f"{skipped} of them not judged: the graph itself does not run")
     note = ", ".join(summary)
     if failed:

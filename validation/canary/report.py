@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from enginery.core import parsing
 from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import digest_of
 from enginery.core.errors import InputError, IntegrityError
@@ -166,7 +167,7 @@ def read_report(data: bytes) -> CanaryReport:
     if len(data) > MOST_BYTES:
         raise IntegrityError(f"the canary report has {len(data)} bytes; {MOST_BYTES} are the most")
     try:
-        document = json.loads(data)
+        document = parsing.load_json(data)
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"the canary report is not JSON ({str(error)[:200]})") from None
     if not isinstance(document, dict):

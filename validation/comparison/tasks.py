@@ -102,7 +102,13 @@ def _read_labels(golden: GoldenSet, metric: TaskMetric) -> Any:
         return None
     if golden.labels is None:
         raise DataError("the golden set has no labels; name them in golden.labels")
-    return score_of(metric.terms).read_labels(np.atleast_1d(golden.labels))
+    score, labels = score_of(metric.terms), np.atleast_1d(golden.labels)
+    found, case = score.read_labels(labels), next(iter(golden.of_kind("golden")), None)
+    count = score.count_classes(case.expected) if case else None
+    if count is not None and labels.size and labels.max() >= count:
+        have = f"labels are {labels.min():g}..{labels.max():g}, the output has {count} classes"
+        raise DataError(f"metric {metric.terms.name}: {have}, which are 0..{count - 1}")
+    return found
 
 
 def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> dict[str, float | None]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from enginery.core.codec import decode
 from enginery.core.errors import EngineryError, InputError, IntegrityError
-from enginery.core.reports.proof import Check
+from enginery.core.reports.proof import Check, unmeasured
 from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import run
 from validation.comparison.terms import DistributionalLimits
@@ -110,6 +110,9 @@ class _Structured:
 
     def checks(self) -> Iterator[Check]:
         yield from self.worst.values()
+        if self.structure.boxes and not self.worst.keys() & {"boxes", "output"}:
+            note = "contract boxes: no box in any case; give golden data that shows something, or a lower least_score"
+            yield unmeasured("engine", self.output, "golden", note)
 
 
 def _badness(value: float | None) -> float:

@@ -41,7 +41,8 @@ class BoxLimits:
         """(name, value, limit) of each limit: the share of boxes without a match; the greatest difference of scores.
 
         beside: all outputs of the reference and of the candidate. The values are NaN, which no limit passes, where a
-        number is not finite, the numbers of images differ, or an output is missing or has another shape.
+        number is not finite, the numbers of images differ, or an output is missing or has another shape. Empty where
+        neither side has a box that counts.
         """
         ours, theirs = (self._images(*side) for side in ((actual, beside[1]), (expected, beside[0])))
         unmatched = apart = np.nan
@@ -52,7 +53,9 @@ class BoxLimits:
                 total += len(candidate.corners) + len(reference.corners)
                 matches += len(pairs)
                 apart = max([apart, *(abs(float(candidate.scores[i] - reference.scores[j])) for i, j in pairs)])
-            unmatched = 1 - 2 * matches / total if total else 0.0
+            if not total:
+                return []
+            unmatched = 1 - 2 * matches / total
         found = [("boxes", unmatched, round(1 - self.matched, 12))]
         return found if self.score is None else [*found, ("boxes score", apart, self.score)]
 

@@ -5,7 +5,6 @@ file of the first kind is a whole array; the others are one entry of axis 0 each
 are streamed: memory depends on the rows that are asked for, not on the size or number of files.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from enginery.arrays import Array, StoredArray, check_complete, stored_arrays
+from enginery.core import parsing
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.text import join_first, pluralize
@@ -140,7 +140,7 @@ def _in_safetensors(path: Path) -> dict[str, StoredArray]:
         with path.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             text = stream.read(size) if size <= LARGEST_HEADER else b""
-        header = json.loads(text)
+        header = parsing.load_json(text)
         header.pop("__metadata__", None)
         found = {name: _tensor(path, name, decode(item, _SafetensorsEntry), 8 + size) for name, item in header.items()}
     except FileNotFoundError:

@@ -58,7 +58,10 @@ class SmallestCase(FuzzedCase):
 
 @dataclass(frozen=True)
 class FuzzReport:
-    """The report of fuzzing one engine: all cases in order. passed: no case failed.  counts: of cases by verdict."""
+    """The report of fuzzing one engine: all cases in order. passed: no case failed, and one was judged.
+
+    counts: of cases by verdict.
+    """
 
     seed: int
     passed: bool
@@ -185,7 +188,7 @@ class FuzzRun:
         """The report. command: gives the command that tries a case again."""
         return FuzzReport(
             seed=self.seed,
-            passed=not self.failed,
+            passed=not self.failed and any(item.verdict != "not judged" for item in self.outcomes),
             counts=Counter(item.verdict for item in self.outcomes),
             cases=tuple(map(_describe_case, self.outcomes)),
             smallest=tuple(

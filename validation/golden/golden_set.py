@@ -4,7 +4,6 @@ Golden cases are the given samples in groups. Edge cases have the sizes at the e
 combination, where compilers switch kernels and profiles; they are made of the same samples, repeated where too few.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Literal, overload
 import numpy as np
 
 from enginery.arrays import Array
+from enginery.core import parsing
 from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import DataError, IntegrityError, ModelError
@@ -123,7 +123,7 @@ class GoldenSet:
 
         try:
             with safe_open(path, framework="numpy") as file:
-                header = json.loads((file.metadata() or {}).get("golden", "{}"))
+                header = parsing.load_json((file.metadata() or {}).get("golden", "{}"))
                 names = tuple(file.keys())
                 labels = file.get_tensor("labels") if "labels" in names else None
             if isinstance(header, dict) and (stated := header.get("format", _FORMAT)) != _FORMAT:

@@ -5,7 +5,6 @@ cases.json     format, the golden set's own digest, (name, kind) of each case, t
 cases.npz      arrays by '00003/in/x' and '00003/out/y', those of sequences after 'sequences/'; no pickles
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from enginery.arrays import Array, stored_arrays
+from enginery.core import parsing
 from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_file, is_digest
 from enginery.core.errors import DataError, IntegrityError
@@ -79,7 +79,7 @@ def _arrays(cases: Sequence[Case]) -> Iterator[tuple[str, Array]]:
 def load_cases(folder: Path) -> tuple[GoldenSet, str]:
     """The golden set that `save_cases` wrote, and its digest. Raises IntegrityError for other or damaged files."""
     try:
-        header = decode(json.loads((folder / "cases.json").read_bytes()), _Header)
+        header = decode(parsing.load_json((folder / "cases.json").read_bytes()), _Header)
         if header.format != FORMAT or not is_digest(header.digest):
             raise ValueError(f"format {header.format}; this version reads {FORMAT}")
         path = folder / "cases.npz"

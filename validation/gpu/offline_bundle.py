@@ -8,16 +8,15 @@
 `enginery validate REF --carry FOLDER` writes it; `enginery validate --import RESULTS` judges the kit's results.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from builders.onnx_graphs.shard_names import list_shards
+from enginery.core import parsing
 from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
-from enginery.core.digest import canonical_json, digest_of_file, is_digest
+from enginery.core.digest import canonical_json, digest_of_file
 from enginery.core.errors import IntegrityError, ModelError
-from enginery.core.names import inside
 from enginery.core.types import BuildRequest, Scalar, TensorSpec
 from validation.gpu.recording import BundledPrompts
 
@@ -112,12 +111,12 @@ class OfflineBundle:
     def load(cls, folder: Path) -> "OfflineBundle":
         """Read a folder and check its engines' digests. Raises IntegrityError for other or damaged files."""
         try:
-            found = decode(json.loads((folder / "carry.json").read_bytes()), _BundleDocument)
+            found = decode(parsing.load_json((folder / "carry.json").read_bytes()), _BundleDocument)
             if (found.kind, found.format) != (KIND, FORMAT):
                 raise ValueError(f"kind {found.kind[:40]}, format {found.format}")
             engines = tuple(_check_engine(item, folder) for item in found.engines)
             names = {node.name for ensemble in found.ensembles for node in ensemble.nodes}
-            graphs = {name: cls.load(folder / "graphs" / inside(name)) for name in sorted(names)}
+            graphs = {name: cls.load(folder / "graphs" / parsing.graph_name(name, "nodes")) for name in sorted(names)}
             about = found.model, found.version, found.manifest, found.golden
             return cls(*about, engines, folder, found.ensembles, graphs)
         except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
@@ -127,9 +126,7 @@ class OfflineBundle:
 
 
 def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
-    digest, name = item.digest, item.file
-    if not is_digest(digest) or Path(name).name != name:
-        raise ValueError(f"engine {digest[:80]!r} in {name[:80]!r}")
+    digest, name = parsing.digest(item.digest, "engines.digest"), parsing.file_name(item.file, "engines.file")
     path = folder / "engines" / name
     if digest_of_file(path) != digest:
         raise ValueError(f"{path.name} was changed on the way")

@@ -5,7 +5,7 @@ Without results it says that there are none. Nothing is added by hand.
 
 from collections.abc import Iterator, Sequence
 
-from enginery.core.text import format_bytes
+from enginery.core.text import format_bytes, format_plain
 from validation.gpu.peers import PEERS
 from validation.gpu.results import PeerComparison, Results
 
@@ -38,7 +38,7 @@ def _section(found: Results) -> Iterator[str]:
     ]
     yield ", ".join(facts) + ".\n"
     if peaks := found.peaks:
-        rates = ", ".join(f"{kind} {rate / 1e12:.3g}" for kind, rate in peaks.operations_per_s.items())
+        rates = ", ".join(f"{kind} {format_plain(rate / 1e12)}" for kind, rate in peaks.operations_per_s.items())
         yield (
             f"Roofs, measured by torch: {peaks.bytes_per_s / 1e9:.0f} GB/s; products of matrices in 10^12 operations "
             f"a second: {rates}; {1e6 * peaks.launch_s:.1f} us for an operation on one number.\n"
@@ -83,7 +83,7 @@ def _s(seconds: float | None) -> str:
 
 
 def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.3g}"
+    return "" if seconds is None else format_plain(1e3 * seconds)
 
 
 def _compare(item: PeerComparison) -> str:

@@ -12,12 +12,12 @@ carried                       published engines with their answers, for `enginer
 Fields that were not measured are left out. `enginery.core.codec` writes and reads all of it.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from enginery.core import parsing
 from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json
 from enginery.core.errors import IntegrityError
@@ -194,6 +194,6 @@ class Results:
     def load(cls, path: Path) -> "Results":
         """Read a file of results. Raises IntegrityError for anything else."""
         try:
-            return cls.from_json(json.loads(path.read_bytes()))
+            return cls.from_json(parsing.load_json(path.read_bytes()))
         except (ValueError, RecursionError) as error:
             raise IntegrityError(f"{path}: no results of the GPU kit: {str(error)[:120]}") from error

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
-from builders.onnx_graphs.outline import load_outline
+from builders.onnx_graphs.outline import lacks_lists, load_outline
 from builders.onnx_graphs.weights import to_array, without_weights
 from enginery.arrays import Array
 from enginery.core.types import Tensors
@@ -48,9 +48,11 @@ class DoubleSession:
     def __init__(self, model: Path) -> None:
         from onnx.reference import ReferenceEvaluator
 
-        whole = load_outline(model)
+        whole = load_outline(model, lists=True)
         if drawn := random_operator(whole):
             raise ValueError(f"{drawn} draws its result")
+        if lacks_lists(whole):  # minutes and gigabytes: the evaluator makes a Python object of each number
+            raise ValueError("a tree ensemble of this size is not run in float64")
         try:
             wide = without_weights(whole)
             kept = {item.name for item in wide.graph.initializer}

@@ -7,6 +7,7 @@ import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.reports.load import LoadPhase, SendDelay, ServerMemory
+from enginery.core.text import format_plain
 from validation.latency.measurement.quantiles import quantiles
 from validation.load.arrivals import PlannedArrivals
 
@@ -56,8 +57,8 @@ def delay_of(planned: Array, sent: Array, done: Array) -> SendDelay:
     behind = ""
     if slow > LATE_S and slow > _BEHIND * shown:
         behind = (
-            f"the generator could not keep up: 1 in 100 requests was sent {1e3 * slow:.3g} ms late or more, which is"
-            " part of the latencies; give a lower rate, or a machine with cores to spare"
+            f"the generator could not keep up: 1 in 100 requests was sent {format_plain(1e3 * slow)} ms late or more, "
+            "which is part of the latencies; give a lower rate, or a machine with cores to spare"
         )
     return SendDelay(middle, slow, float(late.max()), float(np.mean(late > LATE_S)), behind)
 

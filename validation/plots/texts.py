@@ -2,6 +2,8 @@
 
 import math
 
+from enginery.core.text import format_plain
+
 
 def number_text(value: float) -> str:
     """A number with three significant digits: '0.0123', '1.25e6'."""
@@ -33,13 +35,14 @@ def seconds_text(value: float) -> str:
     value = float(f"{value:.3g}")  # 999.9 ns are 1 µs, and not 1e+03 ns
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if abs(value) >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns" if value else "0 s"
+            return f"{format_plain(value / size)} {unit}"
+    return f"{format_plain(value / 1e-9)} ns" if value else "0 s"
 
 
 def percent_text(value: float) -> str:
     """A share or a slowdown in percent, with its sign: '+3.1 %'."""
-    return f"{100 * value:+.3g} %".replace("-", "−") if value else "0 %"  # noqa: RUF001 - a real minus sign
+    sign = "−" if value < 0 else "+"  # noqa: RUF001 - a real minus sign
+    return f"{sign}{format_plain(100 * abs(value))} %" if value else "0 %"
 
 
 def decibels_text(value: float) -> str:

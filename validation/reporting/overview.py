@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginery.core.reports.proof import OVERLAP, Check, name_task_checks
+from enginery.core.reports.proof import OVERLAP, UNMEASURED, Check, find_unmeasured, name_task_checks
 from enginery.core.text import pluralize
 from enginery.core.types import PRECISIONS, BuildFailure
 from enginery.registry.evidence.canaries import CanaryVerdict
@@ -53,6 +53,14 @@ class EngineRow:
     failed_checks: int
     tightest: Check | None
     ran: bool
+
+    @property
+    def counted(self) -> str:
+        """How many checks failed, else how many passed: '1 of 40 failed', '39 passed, 1 not measured', 'none'."""
+        if not self.checks or self.failed_checks:
+            return f"{self.failed_checks} of {len(self.checks)} failed" if self.checks else "none"
+        unknown = len(find_unmeasured(self.checks))
+        return f"{len(self.checks) - unknown} passed" + (f", {unknown} {UNMEASURED}" if unknown else "")
 
 
 @dataclass(frozen=True)

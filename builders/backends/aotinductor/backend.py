@@ -29,11 +29,13 @@ from builders.backends.compatibility import check_compatible
 from builders.backends.installed import versions_of
 from builders.execution.workdir import require_plain
 from enginery.core.capabilities import Capabilities, SharedOptions
+from enginery.core.commands import run_command
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.hardware import cpu_kinds, cuda
 from enginery.core.hardware.cpu_kinds import HOST, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Untyped
+from enginery.core.zip_files import DAMAGED
 
 _INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
@@ -212,10 +214,10 @@ def compiler_version(command: str) -> str | None:
 @lru_cache(maxsize=8)
 def _compiler_version(path: str, _changed_ns: int) -> str | None:
     try:
-        said = subprocess.run([path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=20)
+        said = run_command([path, "-dumpfullversion", "-dumpversion"], 20.0, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return said.stdout.strip() or None if said.returncode == 0 else None
+    return said.stdout.decode(errors="replace").strip() or None if said.returncode == 0 else None
 
 
 def check_members(path: Path) -> None:
@@ -223,7 +225,7 @@ def check_members(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (OSError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise EngineryError(f"{path.name} is no AOTInductor package: {error}; build it again") from error
     for name in names:
         if not _MEMBERS.fullmatch(name):

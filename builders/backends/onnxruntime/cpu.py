@@ -7,9 +7,9 @@ takes 10 ms instead of 7 ms, and running 34 ms of CPU time instead of 53 ms.
 `graph_optimization="all"` saves the layout too: then the kind of CPU is part of the toolchain, hence of the build key,
 and an engine opened on another kind is refused instead of giving wrong numbers.
 
-int8: every session here computes exactly, on CPUs without VNNI too (`saturation`). It is slower there; `reduced_range`
-avoids that and loses precision (docs/concepts/cpu-kinds.md). A serving node that opens an engine by itself must set the
-same session option where the engine's notes say so.
+int8: an engine for a kind of CPU without VNNI is right there in any session, and is opened here without options. Its
+weights lie within -64..64, or are stored as uint8 (`saturation`), which is slower and loses nothing
+(docs/concepts/cpu-kinds.md). One that was built for another kind requires a CPU whose kernels add in 32 bits.
 
 fp16: operators without an fp16 kernel compute in fp32, and values between them are not rounded to fp16, whatever the
 optimization level (Sqrt(Mul(x, x)) of 300 gives 300; in fp16 it is infinite). An fp16 graph run here therefore shows
@@ -18,7 +18,7 @@ the rounding of its weights, not of its activations; explicit pairs of Cast in a
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,8 +29,8 @@ from builders.backends.optional_methods import RunProfile
 from builders.backends.shape_profiles import unbounded
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError, ModelError
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION, kind_of, this_kind, why_no_proof
-from enginery.core.requirements import Requirement, SessionOption, for_target, later_versions
+from enginery.core.hardware.cpu_kinds import CPU, kind_built_for, kind_named, kind_of, this_kind, why_no_proof
+from enginery.core.requirements import Requirement, WideSums, for_target, later_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, WeightLevels
 
 # Option -> ONNX Runtime's levels: while building, and while opening the result.
@@ -39,9 +39,7 @@ _LEVELS = {
     "extended": ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"),
     "all": ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"),
 }
-_REDUCED_RANGE = ("measured", "always", "never")
-# The note of an engine whose file holds int8 weights that saturate there (`saturation`).
-SATURATES = f"its int8 weights saturate on x86-64 without VNNI: open it there with {' = '.join(EXACT_SESSION)}"
+_REDUCED_RANGE = ("where-needed", "always", "never")
 _IO = {"float16", "float32", "float64", "bool"} | {f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
@@ -52,25 +50,25 @@ class OnnxRuntime:
     graph_optimization: 'extended' (portable file), 'all' (the host CPU's layout saved too) or 'none'.
     intra_op_threads: threads of one operator when the engine is run; 0 is one per core.
     reduced_range: int8 weights within -64..64, which no CPU's kernels saturate with (ONNX Runtime's `reduce_range`):
-    'always', 'never', or 'measured': where they are faster on this machine, whose kernels saturate, and right.
+    'where-needed', for kinds of CPU whose kernels saturate, 'always' or 'never'.
     """
 
     name: ClassVar[str] = "onnxruntime"
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
     install: ClassVar[str] = "pip install onnxruntime"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="bytes",
         times_nodes=True,
         opens_parts=True,
         thread_safe=True,
+        schemes_by_target=True,
         shards=True,
-        other_schemes=True,
         rounds_activations=True,  # in MatMulNBits, see `build`
     )
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0
-    reduced_range: str = "measured"
+    reduced_range: str = "where-needed"
 
     def __post_init__(self) -> None:
         if self.graph_optimization not in _LEVELS:
@@ -94,15 +92,15 @@ class OnnxRuntime:
         return {**found, "cpu": this_kind().name} if found and self.graph_optimization == "all" else found
 
     def scheme(self) -> QuantizationScheme:
-        """Asymmetric uint8 activations, which x86's VNNI kernels take, and int32 biases."""
-        levels: WeightLevels = 64 if self.reduced_range == "always" else 127
-        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32", weight_levels=levels)
+        """Asymmetric uint8 activations, which x86's VNNI kernels take, and int32 biases; for this kind of CPU."""
+        return self.scheme_for(CPU)
 
-    def other_scheme(self, target: Target) -> QuantizationScheme | None:
-        """Weights within -64..64, on a machine whose kernels saturate and for engines of its own kind."""
-        here = this_kind()
-        measured = self.reduced_range == "measured" and here.saturates and kind_of(target) == here.name
-        return replace(self.scheme(), weight_levels=64) if measured else None
+    def scheme_for(self, target: Target) -> QuantizationScheme:
+        """See `optional_methods.SchemesByTarget`: weights within -64..64 for kinds of CPU whose kernels saturate."""
+        kind = kind_named(kind_of(target))
+        needed = self.reduced_range == "where-needed" and kind is not None and kind.saturates
+        levels: WeightLevels = 64 if needed or self.reduced_range == "always" else 127
+        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32", weight_levels=levels)
 
     def refuses(self, request: BuildRequest) -> str | None:
         """GPU targets, bf16, fp8, arrays of types that numpy lacks, and everything where it is not installed."""
@@ -124,7 +122,7 @@ class OnnxRuntime:
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """A CPU, for a saved layout one of the same kind; for other releases a remark: later ones read every file.
 
-        Whether a session option is required too depends on the file, and is added by `build`.
+        Whether sums in 32 bits are required too depends on the file, and is added by `build`.
         """
         toolchain = dict(request.toolchain)
         only = toolchain.get("cpu", "") if self.graph_optimization == "all" else ""
@@ -136,7 +134,7 @@ class OnnxRuntime:
         from builders.backends.onnxruntime.file import settle_weights
         from builders.backends.onnxruntime.narrow_weights import keep_narrow_weights, note_widened
         from builders.backends.onnxruntime.rewrites import FUSION, file_moves_first_axis, rewrite_optimized
-        from builders.backends.onnxruntime.saturation import file_may_saturate
+        from builders.backends.onnxruntime.saturation import file_may_saturate, rewrite_exact
 
         path = workdir / "engine.onnx"
         without = (FUSION,) if self.graph_optimization == "all" and file_moves_first_axis(model) else ()
@@ -146,20 +144,21 @@ class OnnxRuntime:
         if request.precision != "int4":  # MatMuls by weights that came in 8 or 4 bits are left in float activations
             options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # 4, in int8, by default
         try:
-            open_model(model, options, exact=False)
+            open_model(model, options)
         except ModelError as error:
             raise ModelError(f"{error}{self._opens_as_written(model)}") from error
         notes = settle_weights(path, model.parent)
         notes += rewrite_optimized(path, faster=self.graph_optimization != "none")
-        saturates = file_may_saturate(path)  # weights that are only stored narrow are in no integer sum
+        saturates = file_may_saturate(path)
+        if saturates and (kind := kind_built_for(request)) and kind.saturates:
+            notes += rewrite_exact(path)
+            saturates = False
         if self.graph_optimization == "extended":  # an engine of 'all' is not optimized when it is opened
             notes += keep_narrow_weights(path, model)
         elif self.graph_optimization == "all":
             notes += note_widened(model)
         self.open_part(path)
-        also = (SessionOption(*EXACT_SESSION),) if saturates else ()
-        notes += (SATURATES,) if saturates else ()
-        return Engine.of_file(self, request, path, notes, also)
+        return Engine.of_file(self, request, path, notes, (WideSums(),) if saturates else ())
 
     def _opens_as_written(self, model: Path) -> str:
         """The remedy for a graph that ONNX Runtime's optimizer does not take, where it opens without; '' elsewhere.
@@ -167,7 +166,7 @@ class OnnxRuntime:
         A branch of an If can be wrong for sizes that are fixed and never taken at them: the optimizer looks into it.
         """
         try:
-            open_model(model, session_options("ORT_DISABLE_ALL", self.intra_op_threads), exact=False)
+            open_model(model, session_options("ORT_DISABLE_ALL", self.intra_op_threads))
         except ModelError:
             return ""
         return (

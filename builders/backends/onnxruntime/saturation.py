@@ -1,185 +1,272 @@
-"""Whether a model's integer sums can saturate on a CPU without VNNI, and how to open it so that none does.
+"""Integer sums that saturate on a CPU without VNNI, and graphs rewritten so that none does, in any session.
 
 The uint8 x int8 kernels of such CPUs add pairs of products in 16 bits. With factors of 255 and 64 a pair is 32,640,
-which 16 bits hold: a file whose int8 weights are all within -64..64 is opened as it is. In others uint8 weights take
-the place of int8 ones. ONNX Runtime does that itself where it optimises the graph that it opens
-(`cpu_kinds.EXACT_SESSION`); in a graph that must run as it is written, as a reference does, that option has no effect
-(seen in 1.31), so that the model is rewritten here.
+which 16 bits hold: int8 weights within -64..64 stay. Others become uint8, which ONNX Runtime multiplies exactly on
+every CPU, more slowly: weight and zero point both grow by 128, so that the results are the same. An engine for such a
+CPU is rewritten in its file; a reference graph, which runs as it is written, in memory.
+
+ONNX Runtime's session option `session.x64quantprecision` does the like when a file is opened. It is not used: whoever
+opens a file without it gets wrong numbers, it fails for a weight that two nodes share ("Attempt to replace the existing
+tensor", 1.31), leaves factors that are made at run time, and does nothing in a graph that runs as it is written.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from google.protobuf.message import Error  # type: ignore[import-untyped]
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from builders.onnx_graphs.bodies import walk_graphs
+from builders.onnx_graphs.bodies import list_bodies, list_reads, walk_graphs, walk_nodes
 from builders.onnx_graphs.outline import load_outline
-from builders.onnx_graphs.shards import in_shards, save_graph
+from builders.onnx_graphs.shards import in_shards, save_graph, write_graph
 from builders.onnx_graphs.weights import embed, from_array, is_external, load_graph, to_array
+from enginery.arrays import Array
 from enginery.core.errors import ModelError
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION
-from enginery.core.types import Untyped
+from enginery.core.text import pluralize
 
-# Operator -> (activation's zero point, weight, weight's zero point), as places among its inputs. ConvInteger is none of
-# them: ONNX Runtime lets its weight be the first factor, and int8 x uint8 does not saturate.
-_PLACES: dict[str, tuple[int, int, int]] = {
-    "MatMulInteger": (2, 1, 3),
-    "QLinearMatMul": (2, 3, 5),
-    "QLinearConv": (2, 3, 5),
-    "QGemm": (2, 3, 5),
-    "MatMulIntegerToFloat": (4, 1, 5),
-    "DynamicQuantizeMatMul": (-1, 1, 3),
+# Operator -> places of the factor that ONNX Runtime multiplies first and of its zero point (None: it is uint8), and of
+# each factor that it multiplies that by. The first factor of ConvInteger is its weight. Seen with 1.31 on AVX2: uint8
+# first and int8 second saturates; the other three pairings do not, nor do depthwise convolutions.
+_Place = tuple[int, int]
+_FACTORS: Mapping[str, tuple[_Place | None, tuple[_Place, ...]]] = {
+    "MatMulInteger": ((0, 2), ((1, 3),)),
+    "ConvInteger": ((1, 3), ((0, 2),)),
+    **dict.fromkeys(("QLinearMatMul", "QLinearConv", "QGemm"), ((0, 2), ((3, 5),))),
+    "MatMulIntegerToFloat": ((0, 4), ((1, 5),)),
+    "DynamicQuantizeMatMul": (None, ((1, 3),)),
+    "DynamicQuantizeLSTM": (None, ((1, 9), (2, 11))),
+    "QAttention": ((0, 6), ((1, 7),)),
 }
+# What reads a dequantized weight and may be fused with it into an integer operator as a file is opened.
+_FUSED = ("Conv", "Gemm", "MatMul")
+# The type of their first result is that of their first input.
+_MOVING = frozenset(
+    ("Concat", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+)
 _SHIFT = 128
 HIGHEST = 64  # 2 * 255 * 64 < 2**15
 _UNREADABLE = (Error, ValueError, OSError, ModelError)
 
 
-def exact_source(path: Path, options: Untyped) -> str | bytes:
-    """What to open for a file so that no sum saturates: its path, or the bytes of a rewritten model.
-
-    options: of the session; `EXACT_SESSION` is added where it is needed. For a file that cannot be read it is the path,
-    and ONNX Runtime raises the reason.
-    """
-    import onnxruntime as ort
-
+def exact_source(path: Path) -> str | bytes:
+    """What to open for a file that runs as it is written so that no sum saturates: its path, the bytes of a rewritten
+    model, or the path of one beside it where its weights lie in shards. For a file that cannot be read it is the path,
+    and ONNX Runtime raises the reason."""
     try:
-        model = load_graph(path)
-        if not may_saturate(model):
+        if not file_may_saturate(path):
             return str(path)
-        options.add_session_config_entry(*EXACT_SESSION)
-        # The option changes constants only, and nothing in a graph that runs as it is written.
-        as_written = options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if as_written or not all(Rewrite(model).list_constant_factors()):
-            return _write_exact(model, path) if Rewrite(model).list_constant_factors() else str(path)
-    except _UNREADABLE:  # over 2 GiB, too: then the option is all there is
-        options.add_session_config_entry(*EXACT_SESSION)
-    return str(path)
+        model = load_graph(path)
+        if not in_shards(model):
+            for tensor in model.graph.initializer:
+                if is_external(tensor):
+                    embed(tensor)
+            make_exact(model)
+            return bytes(model.SerializeToString())
+        make_exact(model)
+        exact = path.with_name(f"exact-{path.name}")
+        save_graph(model, exact)
+        return str(exact)
+    except _UNREADABLE:
+        return str(path)
+
+
+def rewrite_exact(path: Path) -> tuple[str, ...]:
+    """Rewrite an engine's file, in place, so that no sum saturates on any CPU; a note where that changed it."""
+    model = load_graph(path)
+    changed = make_exact(model)
+    if not changed:
+        return ()
+    write_graph(model, path)
+    products = pluralize(changed, "product by int8 weights beyond 64 has", "products by int8 weights beyond 64 have")
+    return (f"{products} them as uint8: exact without VNNI in any session, and slower than within -64..64",)
 
 
 def file_may_saturate(path: Path) -> bool:
-    """`may_saturate` of a file."""
-    return may_saturate(load_outline(path))
+    """Whether an integer sum of a file may saturate on a CPU without VNNI. Of external data int8 tensors alone are
+    read."""
+    return next(_find_saturating(_Scope.of(load_outline(path).graph)), None) is not None
 
 
-def may_saturate(model: ModelProto) -> bool:
-    """Whether an int8 tensor of a model holds more than 64 in magnitude, or is made while it runs.
+def make_exact(model: ModelProto) -> int:
+    """Make uint8 of each int8 factor beyond 64, in place, in all graphs of a model; gives how many nodes read one. A
+    constant that several nodes read, of whatever graph, is shifted once."""
+    scope = _Scope.of(model.graph)
+    found = len(list(_find_saturating(scope)))
+    if found:
+        _Rewrite(model).apply(scope)
+    return found
 
-    Of external data int8 tensors alone are read. A tensor of one number, such as a zero point, is in no pair of
-    products.
+
+@dataclass
+class _Scope:
+    """The names that a graph sees. names, constants, kinds: its own; kinds are ONNX's element types.
+
+    makers: tensor -> the node that makes it.  shifted: name -> that of the same plus 128, as uint8.
     """
-    for graph in walk_graphs(model.graph):
-        within = (item.t for node in graph.node for item in node.attribute if item.HasField("t"))
-        for tensor in (*graph.initializer, *within):
-            if tensor.data_type == TensorProto.INT8 and math.prod(tensor.dims) > 1:
-                values = to_array(tensor)
-                if values.max() > HIGHEST or values.min() < -HIGHEST:
-                    return True
-    rewrite = Rewrite(model)
-    return rewrite.quantizes_to_int8() or not all(rewrite.list_constant_factors())
 
+    graph: GraphProto
+    outer: "_Scope | None" = None
+    names: set[str] = field(default_factory=set)
+    constants: dict[str, TensorProto] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)
+    makers: dict[str, NodeProto] = field(default_factory=dict)
+    shifted: dict[str, str] = field(default_factory=dict)
 
-def _write_exact(model: ModelProto, path: Path) -> str | bytes:
-    """The model of `path` with uint8 in the place of each int8 weight that meets uint8 activations: its bytes, or the
-    path of a file beside it where its weights lie in shards.
+    @classmethod
+    def of(cls, graph: GraphProto, outer: "_Scope | None" = None) -> "_Scope":
+        """The scope of a graph within another one's."""
+        scope = cls(graph, outer, constants={item.name: item for item in graph.initializer})
+        scope.makers = {name: node for node in graph.node for name in node.output}
+        scope.names = {*scope.constants, *scope.makers, *(value.name for value in graph.input)}
+        values = (*graph.value_info, *graph.output, *graph.input)
+        scope.kinds = {value.name: value.type.tensor_type.elem_type for value in values}
+        scope.kinds |= {name: item.data_type for name, item in scope.constants.items()}
+        for node in graph.node:
+            scope.kinds |= scope._results(node)
+        return scope
 
-    Weight and zero point both grow by 128, so that the results are the same. Graphs within nodes stay as they are.
-    """
-    sharded = in_shards(model)
-    for tensor in model.graph.initializer:
-        if is_external(tensor) and not sharded:
-            embed(tensor)
-    Rewrite(model).apply()
-    if not sharded:
-        return bytes(model.SerializeToString())
-    exact = path.with_name(f"exact-{path.name}")
-    save_graph(model, exact)
-    return str(exact)
+    def owner(self, name: str) -> "_Scope":
+        """The scope that a name is of: this one, or one around it."""
+        return self if self.outer is None or name in self.names else self.outer.owner(name)
 
+    def kind(self, name: str) -> int:
+        """The element type of a tensor; 0 where it is not known."""
+        return self.owner(name).kinds.get(name, 0) if name else 0
 
-class Rewrite:
-    """Makes uint8 weights of int8 ones in a model, in place. A tensor that several nodes read is shifted once."""
+    def constant(self, name: str) -> TensorProto | None:
+        """The constant of a name; None for what is made at run time."""
+        return self.owner(name).constants.get(name)
 
-    def __init__(self, model: ModelProto) -> None:
-        self.model, self.graph = model, model.graph
-        self._constants = {item.name: item for item in model.graph.initializer}
-        self._kinds = {name: item.data_type for name, item in self._constants.items()}
-        self._kinds |= {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-        for node in model.graph.node:
-            self._kinds |= self._results(node)
-        self._shifted: dict[str, str] = {}
-
-    def list_constant_factors(self) -> list[bool]:
-        """Of each node that multiplies uint8 by int8, whether the int8 factor is a constant of the graph."""
-        nodes = (node for node in self.graph.node if self.saturates(node))
-        return [node.input[_PLACES[node.op_type][1]] in self._constants for node in nodes]
-
-    def saturates(self, node: NodeProto) -> bool:
-        """Whether a node multiplies uint8 by int8."""
-        places = _PLACES.get(node.op_type)
-        if places is None or self._kinds.get(_input(node, places[1])) != TensorProto.INT8:
-            return False
-        zero = _input(node, places[0])
-        kind = self._kinds.get(zero) if zero else self._kinds.get(node.input[0], TensorProto.UINT8)
-        return node.op_type == "DynamicQuantizeMatMul" or kind == TensorProto.UINT8
-
-    def quantizes_to_int8(self) -> bool:
-        """Whether a node rounds to int8 while the model runs."""
-        quantizers = (node for node in self.graph.node if node.op_type == "QuantizeLinear")
-        return any(TensorProto.INT8 in self._results(node).values() for node in quantizers)
+    def find_shifted(self, name: str) -> str | None:
+        """The name of the same plus 128, in this graph or one around it."""
+        return self.shifted.get(name) or (self.outer.find_shifted(name) if self.outer else None)
 
     def _results(self, node: NodeProto) -> dict[str, int]:
-        """Name -> element type of a node's results, where its own fields tell it."""
+        """Name -> element type of a node's results, where its own fields and inputs tell it."""
+        given = {item.name: item for item in node.attribute}
         if node.op_type == "DynamicQuantizeLinear":
             return dict.fromkeys((node.output[0], node.output[2]), TensorProto.UINT8)
         if node.op_type == "QuantizeLinear":
-            return {node.output[0]: self._kinds.get(_input(node, 2), TensorProto.UINT8)}
-        found = next((item.i for item in node.attribute if node.op_type == "Cast" and item.name == "to"), None)
-        return {} if found is None else {node.output[0]: found}
+            asked = given["output_dtype"].i if "output_dtype" in given else 0
+            return {node.output[0]: self.kind(_input(node, 2)) or asked or TensorProto.UINT8}
+        if node.op_type == "Cast":
+            return {node.output[0]: given["to"].i}
+        if node.op_type == "Constant" and "value" in given:
+            return {node.output[0]: given["value"].t.data_type}
+        moved = self.kind(_input(node, 0)) if node.op_type in _MOVING else 0
+        return {node.output[0]: moved} if moved else {}
 
-    def apply(self) -> None:
-        """Shift the weight and the zero point of every node that saturates."""
-        nodes: list[NodeProto] = []
-        for node in self.graph.node:
-            if self.saturates(node):
-                _, weight, zero = _PLACES[node.op_type]
+
+def _find_saturating(scope: _Scope) -> Iterator[tuple[NodeProto, _Place]]:
+    """Each node whose sums may saturate, of a graph and of those in its nodes, with the places of such a factor."""
+    fused = _list_fused(scope)
+    for node in scope.graph.node:
+        for body in list_bodies(node):
+            yield from _find_saturating(_Scope.of(body, scope))
+        yield from ((node, place) for place in _list_places(node, scope, fused))
+
+
+def _list_places(node: NodeProto, scope: _Scope, fused: Collection[str]) -> list[_Place]:
+    """The places of a node's int8 factors, and of their zero points, that meet uint8 and are beyond 64 or made at run
+    time."""
+    first, others = (None, ((0, 2),)) if node.op_type == "DequantizeLinear" else _FACTORS.get(node.op_type, (None, ()))
+    if node.op_type == "DequantizeLinear" and node.output[0] not in fused:
+        return []
+    kinds = [scope.kind(_input(node, place)) for place in first or ()]
+    if any(kinds) and TensorProto.UINT8 not in kinds:
+        return []
+    return [
+        (factor, zero)
+        for factor, zero in others
+        if TensorProto.INT8 in (scope.kind(_input(node, factor)), scope.kind(_input(node, zero)))
+        and not _is_small(scope.constant(node.input[factor]))
+    ]
+
+
+def _is_small(tensor: TensorProto | None) -> bool:
+    """Whether a factor is a constant that is in no pair of products, or within -64..64."""
+    if tensor is None:
+        return False
+    values = to_array(tensor)
+    return values.size <= 1 or bool(values.max() <= HIGHEST and values.min() >= -HIGHEST)
+
+
+def _list_fused(scope: _Scope) -> set[str]:
+    """The dequantized weights of a graph that meet a dequantized uint8 activation: ONNX Runtime may fuse the three as
+    it opens the file."""
+    found = set[str]()
+    for node in scope.graph.node:
+        maker = scope.makers.get(node.input[0]) if node.op_type in _FUSED else None
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            kinds = [scope.kind(_input(maker, place)) for place in (0, 2)]
+            found |= {node.input[1]} if TensorProto.UINT8 in kinds else set()
+    return found
+
+
+class _Rewrite:
+    """Puts uint8 factors in the place of int8 ones, in place."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._taken = {name for node in walk_nodes(model.graph) for name in (*node.input, *node.output)}
+        self._taken |= {item.name for graph in walk_graphs(model.graph) for item in graph.initializer}
+
+    def apply(self, scope: _Scope) -> None:
+        """Rewrite a graph and those in its nodes; constants that nothing reads any more go."""
+        nodes, fused = list[NodeProto](), _list_fused(scope)
+        for node in scope.graph.node:
+            for body in list_bodies(node):
+                self.apply(_Scope.of(body, scope))
+            for factor, zero in _list_places(node, scope, fused):
                 node.input.extend([""] * (zero + 1 - len(node.input)))
-                nodes += self._shift(node.input[weight])
-                nodes += self._shift(node.input[zero] or self._zero())
-                node.input[zero] = self._shifted[node.input[zero] or self._zero()]
-                node.input[weight] = self._shifted[node.input[weight]]
+                node.input[zero] = self._shift(node.input[zero] or self._add_zero(node, scope), scope, nodes)
+                node.input[factor] = self._shift(node.input[factor], scope, nodes)
             nodes.append(node)
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
+        del scope.graph.node[:]
+        scope.graph.node.extend(nodes)
+        read = {name for node in scope.graph.node for name in list_reads(node)}
+        read |= {value.name for value in scope.graph.output}
+        left = [item for item in scope.graph.initializer if item.name in read or item.name not in scope.shifted]
+        del scope.graph.initializer[:]
+        scope.graph.initializer.extend(left)
 
-    def _zero(self) -> str:
-        name = "no zero point"
-        if name not in self._constants:
-            self._add(np.zeros((), np.int8), name)
-        return name
+    def _add_zero(self, node: NodeProto, scope: _Scope) -> str:
+        """A zero point for a node without one; that of a DequantizeLinear has the shape of its scales."""
+        scales = scope.constant(node.input[1]) if node.op_type == "DequantizeLinear" else None
+        return self._add(np.zeros(tuple(scales.dims) if scales else (), np.int8), "no zero point", scope)
 
-    def _shift(self, name: str) -> Iterator[NodeProto]:
-        """The nodes, if any, that make `name` plus 128 as uint8."""
-        if name in self._shifted:
-            return
-        result = self._shifted[name] = f"{name} as uint8"
-        if given := self._constants.get(name):
+    def _shift(self, name: str, scope: _Scope, nodes: list[NodeProto]) -> str:
+        """The name of `name` plus 128, as uint8: of a constant beside it; else made by nodes that are added to
+        `nodes`."""
+        if known := scope.find_shifted(name):
+            return known
+        owner = scope.owner(name)
+        if (given := owner.constants.get(name)) is not None:
             values = (to_array(given).astype(np.int16) + _SHIFT).astype(np.uint8)
-            self.graph.initializer.append(from_array(values, result, given))
-            self._constants[result] = self.graph.initializer[-1]
-            return
-        wide, moved, amount = (f"{name} {part}" for part in ("widened", "moved", "shift"))
-        self._add(np.array(_SHIFT, np.int32), amount)
-        yield helper.make_node("Cast", [name], [wide], to=TensorProto.INT32)
-        yield helper.make_node("Add", [wide, amount], [moved])
-        yield helper.make_node("Cast", [moved], [result], to=TensorProto.UINT8)
+            owner.shifted[name] = self._add(values, f"{name} as uint8", owner, given)
+            return owner.shifted[name]
+        wide, moved, result = (self._name(f"{name} {part}") for part in ("widened", "moved", "as uint8"))
+        amount = self._add(np.array(_SHIFT, np.int32), f"{name} shift", scope)
+        nodes.append(helper.make_node("Cast", [name], [wide], to=TensorProto.INT32))
+        nodes.append(helper.make_node("Add", [wide, amount], [moved]))
+        nodes.append(helper.make_node("Cast", [moved], [result], to=TensorProto.UINT8))
+        scope.shifted[name] = result
+        return result
 
-    def _add(self, values: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]", name: str) -> None:
-        self.graph.initializer.append(numpy_helper.from_array(values, name))
-        self._constants[name] = self.graph.initializer[-1]
+    def _add(self, values: Array, name: str, scope: _Scope, like: TensorProto | None = None) -> str:
+        """The name of a new constant of a graph. like: in whose file its values lie, where that has one."""
+        made = from_array(values, self._name(name), like or TensorProto())
+        scope.graph.initializer.append(made)
+        scope.names.add(made.name)
+        scope.constants[made.name], scope.kinds[made.name] = made, made.data_type
+        return str(made.name)
+
+    def _name(self, name: str) -> str:
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
 
 
 def _input(node: NodeProto, place: int) -> str:

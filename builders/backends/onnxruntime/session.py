@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from enginery.core.errors import EngineryError, ModelError
-from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Session, ShapeProfile, Tensors, TensorSpec, Untyped
 
 if TYPE_CHECKING:
@@ -117,21 +116,15 @@ def session_options(level: str, threads: int, without: Sequence[str] = ()) -> Un
     return options
 
 
-def open_model(model: Path, options: Untyped, exact: bool = True, name: str | None = None) -> Untyped:
+def open_model(model: Path, options: Untyped, name: str | None = None, source: str | bytes | None = None) -> Untyped:
     """ONNX Runtime's session on the CPU. Raises ModelError with its reason.
 
-    exact: False where the session only saves a graph, which must be the same on every CPU.
-    name: what the error calls the model; default: its file's name.
+    name: what the error calls the model; default: its file's name.  source: what is opened in place of the file.
     """
     import onnxruntime as ort
 
-    source: str | bytes = str(model)
-    if exact and this_kind().saturates:
-        from builders.backends.onnxruntime.saturation import exact_source
-
-        source = exact_source(model, options)
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(source or str(model), options, providers=["CPUExecutionProvider"])
     except failures() as error:
         raise ModelError(f"{name or model.name}: {why_unreadable(error, model)}") from error
 

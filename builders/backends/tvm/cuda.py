@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from enginery.core.commands import run_command
 from enginery.core.errors import EngineryError, ModelError
 
 INSTALL = (
@@ -89,7 +90,7 @@ def _query_nvcc(path: Path, _changed_ns: int) -> Nvcc | None:
 
 def _run_nvcc(path: Path, option: str) -> str:
     try:
-        return subprocess.run([str(path), option], capture_output=True, text=True, check=False, timeout=30).stdout
+        return run_command([str(path), option], 30.0, stderr=subprocess.DEVNULL).stdout.decode(errors="replace")
     except (OSError, subprocess.TimeoutExpired):
         return ""
 

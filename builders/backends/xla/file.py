@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from enginery.core import parsing
 from enginery.core.codec import decode, encode
 from enginery.core.errors import IntegrityError
 
@@ -59,7 +60,7 @@ def read_engine(path: Path) -> XlaFile:
             if FORMAT not in header:
                 raise IntegrityError(f"{path.name} is no XLA engine of this release; build it again")
             weights = []
-            for index, item in enumerate(json.loads(header[FORMAT])):
+            for index, item in enumerate(parsing.load_json(header[FORMAT])):
                 head = decode(item, WeightHeader)
                 dtype = np.dtype(getattr(ml_dtypes, head.dtype, head.dtype))
                 weights.append(file.get_tensor(f"weight.{index}").view(dtype).reshape(head.shape))

@@ -14,6 +14,7 @@ from builders.execution.ray.task import RayTask
 from enginery.core.errors import StepError, UnavailableError
 from enginery.core.text import pluralize
 from enginery.core.types import Untyped
+from enginery.core.worker_thread import WorkerThread
 
 _WAIT_S = 0.1
 _CHECK_S = 2.0
@@ -36,7 +37,8 @@ class TaskListener:
         self._changed = threading.Condition()
         self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
         self.lost = False  # whether Ray is gone: no task is heard any more, and another listener is needed
-        self._thread = threading.Thread(target=self._listen, daemon=True, name="ray listener")
+        # Ray that is gone, or a bug: threads would wait for ever for events that no one takes in.
+        self._thread = WorkerThread("ray listener", self._hear, self.lose)
         self._thread.start()
 
     def nodes(self, fresh: bool = False) -> list[RayNode]:
@@ -69,10 +71,11 @@ class TaskListener:
         if known and not task.over:
             _end([task])
 
-    def lose(self, error: Exception) -> UnavailableError:
+    def lose(self, error: BaseException) -> UnavailableError:
         """End all tasks with the error that is returned, since Ray is gone: it raised `error`."""
-        words = _details(error) or error
+        words = _details(error) or str(error) or type(error).__name__
         lost = UnavailableError(f"lost the Ray cluster: {words}; start it again, then run again")
+        lost.__cause__ = error
         self.lost = True
         with self._changed:
             for task in self._tasks.values():
@@ -88,14 +91,6 @@ class TaskListener:
         with self._changed:
             self._changed.notify()
         self._thread.join()
-
-    def _listen(self) -> None:
-        try:
-            self._hear()
-        except Exception as error:  # Ray is gone, or a bug: threads would wait for ever for events that no one takes in
-            self.lose(error)
-            if not (isinstance(error, ConnectionError | UnavailableError) or _details(error)):
-                raise
 
     def _hear(self) -> None:
         checked = time.monotonic()
@@ -171,7 +166,7 @@ class TaskListener:
         return None
 
 
-def _details(error: Exception) -> str:
+def _details(error: BaseException) -> str:
     """The details of an error of gRPC, which Ray's client raises where a new head does not know it; '' for others."""
     found = getattr(error, "details", None)
     return str(found()) if callable(found) else ""

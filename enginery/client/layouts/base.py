@@ -16,7 +16,6 @@ from enginery.client.fetch import BlobFetcher
 from enginery.client.pull import Pulled
 from enginery.client.resolve import EngineRanking
 from enginery.core.errors import UnavailableError
-from enginery.core.hardware.machine import Machine
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import make_folder, reachable
@@ -77,8 +76,8 @@ class Layout(Protocol):
 
     several: ClassVar[bool]
 
-    def reject(self, entry: EngineEntry, machine: Machine) -> str | None:
-        """Why a server of this layout cannot open an engine on a machine; None if it can."""
+    def reject(self, entry: EngineEntry) -> str | None:
+        """why a server of this layout cannot open an engine; None if it can."""
         ...
 
     def at(self, dest: Path, model: str) -> Place:
@@ -88,7 +87,7 @@ class Layout(Protocol):
 
 def without_rejected(found: EngineRanking, layout: Layout) -> EngineRanking:
     """The ranking without engines that a server of this layout cannot open."""
-    reasons = [(item, layout.reject(item.entry, found.machine)) for item in found.candidates]
+    reasons = [(item, layout.reject(item.entry)) for item in found.candidates]
     return found.rejecting({str(item.entry.digest): reason for item, reason in reasons if reason})
 
 

@@ -26,7 +26,6 @@ from enginery.client.layouts.base import Placed
 from enginery.client.pull import Pulled, download_best, download_engine
 from enginery.client.resolve import EngineRanking, Resolution
 from enginery.core.errors import InputError
-from enginery.core.hardware.machine import Machine
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import reachable, sync_folder
@@ -47,7 +46,7 @@ class Plain:
 
     several: ClassVar[bool] = False
 
-    def reject(self, entry: EngineEntry, machine: Machine) -> str | None:  # noqa: ARG002 - see Layout
+    def reject(self, entry: EngineEntry) -> str | None:  # noqa: ARG002 - see Layout
         """None: whoever opens it chooses what opens it."""
         return None
 

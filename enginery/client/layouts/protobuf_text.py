@@ -38,8 +38,11 @@ class ProtoMessage:
 
     def message(self, name: str) -> "ProtoMessage":
         """The first message of a field; an empty one without any."""
-        found = (item for item in self.fields.get(name, ()) if isinstance(item, ProtoMessage))
-        return next(found, ProtoMessage())
+        return next(iter(self.messages(name)), ProtoMessage())
+
+    def messages(self, name: str) -> "list[ProtoMessage]":
+        """The messages of a field."""
+        return [item for item in self.fields.get(name, ()) if isinstance(item, ProtoMessage)]
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """The values of a field that are numbers from 0 on."""

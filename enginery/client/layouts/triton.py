@@ -29,8 +29,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -45,7 +45,6 @@ from enginery.client.layouts.triton_config import (
     file_suffix,
     find_unservable,
     largest_batch,
-    remarks_on,
     warmup_files,
     write_config,
 )
@@ -54,7 +53,6 @@ from enginery.client.pull import Pulled, download_best, download_engine
 from enginery.client.resolve import EngineRanking, Resolution
 from enginery.core.digest import digest_of
 from enginery.core.errors import InputError, IntegrityError
-from enginery.core.hardware.machine import Machine
 from enginery.core.sampling import as_built
 from enginery.registry.manifest import EngineEntry, Manifest, make_request
 from enginery.registry.store.base import Store
@@ -93,9 +91,9 @@ class Triton:
     batching: DynamicBatching | None = None
     warmup: bool = True
 
-    def reject(self, entry: EngineEntry, machine: Machine) -> str | None:
+    def reject(self, entry: EngineEntry) -> str | None:
         """Why Triton cannot open an engine."""
-        return find_unservable(entry, machine)
+        return find_unservable(entry)
 
     def at(self, dest: Path, model: str) -> "TritonPlace":
         """The model's folder in the repository `dest`."""
@@ -123,7 +121,7 @@ class TritonPlace:
     @property
     def mark(self) -> Path:
         """See `Place`."""
-        return self.dest / f"{self.model}.distrusted"
+        return self.dest / f".enginery-{self.model}.distrusted"
 
     @property
     def root(self) -> Path:
@@ -153,6 +151,35 @@ class TritonPlace:
     ) -> Placed:
         """See `Place`. Each ranking gives the engine of another compute capability."""
         number, before = triton_version(located.manifest.version), self.served()
+        with self._leaving_nothing(number) if not before else nullcontext():
+            return self._swap(store, located, rankings, fetcher, keep, number, before)
+
+    @contextmanager
+    def _leaving_nothing(self, number: int) -> Iterator[None]:
+        """Delete what a first swap has written where it fails: Triton does not start with a model's folder that has no
+        configuration."""
+        try:
+            yield
+        except BaseException:
+            folder = self.root / str(number)
+            ours = [folder] if any(_is_described(file) for file in folder.glob("*.json")) else []
+            for path in (self.root / STAGING, self.root / WARMUP / str(number), *ours):
+                shutil.rmtree(path, ignore_errors=True)
+            for path in (self.root / WARMUP, self.root):
+                with suppress(OSError):  # it holds something else
+                    path.rmdir()
+            raise
+
+    def _swap(
+        self,
+        store: Store,
+        located: Located,
+        rankings: Sequence[EngineRanking],
+        fetcher: BlobFetcher,
+        keep: int,
+        number: int,
+        before: str,
+    ) -> Placed:
         folder, staged = self.root / str(number), self.root / STAGING / str(number)
         with reachable(f"writing {self.root}"):
             for path in (self.root, self.root / STAGING):
@@ -167,7 +194,7 @@ class TritonPlace:
             )
             swapped = self._switch(number, before, config, pulled[0].engine, warmup, keep)
         identity = digest_of([config, *(str(item.engine.digest) for item in pulled)])
-        ended = tuple(self._tell(item, folder, item_of.machine) for item, item_of in zip(pulled, rankings, strict=True))
+        ended = tuple(self._at_last(item, folder) for item in pulled)
         whole = not any(item.resolution.lost for item in ended)
         previous = before if before != str(number) else ""
         return Placed(ended, folder, self.root, previous, swapped, identity, whole)
@@ -263,15 +290,10 @@ class TritonPlace:
             for gone in (path, self.root / WARMUP / path.name):
                 shutil.rmtree(gone, ignore_errors=True)
 
-    def _tell(self, pulled: Pulled, folder: Path, machine: Machine) -> Pulled:
-        """The engine at its last place, with what an operator has to know of it."""
-        remarks = (*pulled.resolution.remarks, *remarks_on(pulled.engine, machine))
-        return replace(
-            pulled,
-            path=folder / pulled.path.name,
-            description=folder / pulled.description.name,
-            resolution=replace(pulled.resolution, remarks=remarks),
-        )
+    @staticmethod
+    def _at_last(pulled: Pulled, folder: Path) -> Pulled:
+        """The engine at its last place."""
+        return replace(pulled, path=folder / pulled.path.name, description=folder / pulled.description.name)
 
 
 def _describes(path: Path, engine: EngineEntry) -> bool:

@@ -13,9 +13,6 @@ from enginery.client.layouts.protobuf_text import Field, Fields, Word, entries, 
 from enginery.client.layouts.warmup import WarmupInput
 from enginery.core.ensemble import ENSEMBLE
 from enginery.core.errors import InputError
-from enginery.core.hardware.evaluation import evaluate
-from enginery.core.hardware.machine import Machine
-from enginery.core.requirements import SessionOption
 from enginery.core.sampling import as_built
 from enginery.core.types import PLUS, BuildRequest, TensorSpec
 from enginery.registry.manifest import EngineEntry, make_request
@@ -72,8 +69,8 @@ class DynamicBatching:
             raise InputError(f"wait_s is {self.wait_s}; give seconds from 0 to 3600")
 
 
-def find_unservable(entry: EngineEntry, machine: Machine) -> str | None:
-    """Why Triton cannot serve an engine on a machine; None if it can."""
+def find_unservable(entry: EngineEntry) -> str | None:
+    """Why Triton cannot serve an engine; None if it can."""
     if entry.backend == ENSEMBLE:
         return "an ensemble is several models of Triton's, which this layout does not write; pull its graphs one by one"
     if entry.backend not in _OPENED_BY:
@@ -85,23 +82,7 @@ def find_unservable(entry: EngineEntry, machine: Machine) -> str | None:
         return "its inputs and outputs are not on record, and Triton's configuration states them"
     if other := next((spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TYPES), None):
         return f"{other.name!r} is {other.dtype}, a type that Triton has not"
-    options = [item for item in entry.requires if isinstance(item, SessionOption)]
-    if any(item.state == "unmet" for item in evaluate(options, machine)):
-        names = ", ".join(item.name for item in options)
-        return (
-            f"{machine.cpu} has no VNNI, and Triton's backend sets no session option {names}: its sums would saturate"
-        )
     return None
-
-
-def remarks_on(entry: EngineEntry, machine: Machine) -> list[str]:
-    """What an operator of Triton has to know of an engine that a machine whose CPU is unknown may run."""
-    options = [f"{item.name} = {item.value}" for item in entry.requires if isinstance(item, SessionOption)]
-    if not options or machine.cpu:
-        return []
-    return [
-        f"on CPUs without VNNI it needs {', '.join(options)}, which Triton's backend cannot set; serve it on others"
-    ]
 
 
 def file_suffix(entry: EngineEntry) -> str:

@@ -6,6 +6,7 @@ and no numpy is needed.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,9 @@ def read_warmup(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, WarmupInp
     and where an input is of another type than the engine's. Raises IntegrityError for what is no golden set."""
     with path.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
-        header = parsing.parse_json(stream.read(min(size, _MOST_HEADER)), _MOST_HEADER)
+        if size > _MOST_HEADER:
+            raise IntegrityError(f"golden set: a header of {size} bytes; {_MOST_HEADER} are the most")
+        header = parsing.parse_json(stream.read(size), _MOST_HEADER)
         index = 0
         while found := _read_case(stream, 8 + size, header, golden_prefix(index, "in"), inputs):
             if all(item.data for item in found.values()):
@@ -68,9 +71,11 @@ def _read_case(
         first, last = parsing.field(item, "data_offsets", parsing.pair, spec.name)
         if _TYPES.get(parsing.field(item, "dtype", parsing.text, spec.name)) != spec.dtype:
             return {}
+        size, values, there = last - first, math.prod(shape), os.fstat(stream.fileno()).st_size
+        if size < 0 or begin + last > there or (size % values if values else size):
+            raise IntegrityError(
+                f"golden set: input {spec.name!r} of shape {list(shape)} lies from byte {first} to {last} of {there}"
+            )
         stream.seek(begin + first)
-        data = stream.read(last - first)
-        if len(data) != last - first or (data and len(data) % math.prod(shape)):
-            raise IntegrityError(f"golden set: input {spec.name!r} has {len(data)} bytes for the shape {list(shape)}")
-        found[spec.name] = WarmupInput(shape, data)
+        found[spec.name] = WarmupInput(shape, stream.read(size))
     return found

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enginery.client.locate import VersionLocator
 from enginery.core.errors import UnknownNameError
 from enginery.registry.store.layout import feed_key
-from enginery.registry.versions.feeds import Feed, parse_feed, parse_shard, read_feed
+from enginery.registry.versions.feeds import MAX_SHARD_BYTES, Feed, parse_feed, parse_shard, read_feed
 from enginery.registry.versions.state import Channel
 
 _AT_ONCE = 8
@@ -43,5 +43,9 @@ class FeedReader:
         known = dict(self._shards.values())
         fresh = [feed.shards[n] for n in numbers if feed.shards[n] and feed.shards[n] not in known]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            known |= zip(fresh, pool.map(lambda digest: parse_shard(locator.read_blob(digest)), fresh), strict=True)
+            known |= zip(
+                fresh,
+                pool.map(lambda digest: parse_shard(locator.read_blob(digest, MAX_SHARD_BYTES)), fresh),
+                strict=True,
+            )
         self._shards = {n: (feed.shards[n], known[feed.shards[n]]) for n in numbers if feed.shards[n]}

@@ -4,7 +4,6 @@ Well is exit code 0, or a 2xx answer. What the command prints or the URL answers
 and `errors`, whole numbers counted since the swap; anything else is ignored.
 """
 
-import json
 import os
 import shlex
 import subprocess
@@ -13,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from enginery.core import parsing
+from enginery.core.commands import run_command
 from enginery.core.errors import InputError
 
 TIMEOUT_S = 10.0
@@ -44,17 +45,10 @@ class HealthCommand:
             raise InputError("the health command is empty; give a command line")
 
     def __call__(self, facts: Mapping[str, str]) -> HealthAnswer:
-        """Run the command, killed at the time limit."""
+        """Run the command, with all that it started killed at the time limit."""
         environment = {**os.environ, **{f"ENGINERY_{name.upper()}": value for name, value in facts.items()}}
         try:
-            done = subprocess.run(
-                shlex.split(self.line),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                timeout=self.timeout_s,
-                check=False,
-            )
+            done = run_command(shlex.split(self.line), self.timeout_s, environment=environment)
         except subprocess.TimeoutExpired:
             return HealthAnswer(f"health command took over {self.timeout_s:g} s and was killed")
         except OSError as error:
@@ -92,7 +86,7 @@ class HealthUrl:
 def _counts(data: bytes, failure: str) -> HealthAnswer:
     found: object = None
     with suppress(ValueError, RecursionError):
-        found = json.loads(data[:_MOST_BYTES])
+        found = parsing.load_json(data[:_MOST_BYTES])
     counts = [found.get(name) if isinstance(found, dict) else None for name in ("requests", "errors")]
     if all(type(count) is int and 0 <= count < 1 << 53 for count in counts):
         return HealthAnswer(failure, counts[0], counts[1])

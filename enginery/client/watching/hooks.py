@@ -8,13 +8,12 @@ a JSON object with the same names in lower case without the prefix. Success is e
 import json
 import os
 import shlex
-import signal
 import subprocess
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from enginery.core.commands import run_command
 from enginery.core.errors import InputError
 
 TIMEOUT_S = 30.0
@@ -39,20 +38,11 @@ class Command:
         """Run the command, with all that it started killed at the time limit; return why it failed, or None."""
         environment = {**os.environ, **{f"ENGINERY_{name.upper()}": value for name, value in facts.items()}}
         try:
-            process = subprocess.Popen(
-                shlex.split(self.line), env=environment, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
-            )
+            code = run_command(shlex.split(self.line), self.timeout_s, environment=environment, stdout=2).returncode
         except OSError as error:
             return f"hook {self.line!r} cannot be started: {error.strerror}"
-        try:
-            code = process.wait(self.timeout_s)
         except subprocess.TimeoutExpired:
             return f"hook {self.line!r} took over {self.timeout_s:g} s and was killed"
-        finally:
-            with suppress(ProcessLookupError):
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
         return f"hook {self.line!r} ended with {code}" if code else None
 
 

@@ -5,27 +5,25 @@ one costs the interval, a false one a conditional request, and many of them no m
 (`looking`). Over anything but loopback a token is needed, which both sides have in `ENGINERY_NOTIFY_TOKEN`.
 """
 
-import hmac
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPException
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from threading import Event
 from types import TracebackType
 from urllib.parse import SplitResult, urlsplit
 
-from enginery.core.errors import InputError, UnavailableError
+from enginery.core.address import parse_address, require_token
+from enginery.core.errors import InputError
+from enginery.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
 
 TOKEN = "ENGINERY_NOTIFY_TOKEN"  # noqa: S105 - the name of the variable
-MAX_BYTES = 64 << 10
-_READ_S, _SEND_S = 5.0, 5.0
+LIMITS = HttpLimits(body_bytes=64 << 10, connections=64, threads=1, read_s=5.0, send_s=5.0)
+_SEND_S = 5.0
 _SLICE_S = 0.5
 _AT_ONCE = 64
 
@@ -34,42 +32,32 @@ class NotificationListener:
     """A small HTTP server that wakes a watcher; used as a context manager, and given to it as `wake`.
 
     address: 'HOST:PORT'; port 0 takes a free one.  token: what senders must show; None is that of the environment.
-    Raises InputError for an address that is none, and for one beyond loopback without a token.
+    Needs the extra `serve`. Raises InputError for an address that is none, and for one beyond loopback without a token,
+    UnavailableError where it is taken.
     """
 
     def __init__(self, address: str, token: str | None = None) -> None:
-        self._token = os.environ.get(TOKEN, "") if token is None else token
-        self._host, self._port = _parse_address(address)
-        if not self._token and not _is_loopback(self._host):
-            raise InputError(f"listening on {address} needs a token, for anybody may send there: set {TOKEN}")
+        secret = os.environ.get(TOKEN, "") if token is None else token
+        where = parse_address(address)
+        require_token(where, secret, TOKEN)
         self._news = Event()
-        self._server: ThreadingHTTPServer | None = None
+        self._server = HttpServer(
+            self._take, where, LIMITS, methods=("POST",), token=secret, remedy="give another --listen"
+        )
 
     def __enter__(self) -> "NotificationListener":
-        """Start to listen. Raises UnavailableError where the address is taken."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        kind = type("_Server", (ThreadingHTTPServer,), {"address_family": family, "daemon_threads": True})
-        try:
-            self._server = kind((self._host, self._port), self._handler())
-        except OSError as error:
-            raise UnavailableError(
-                f"notifications: {self._host}:{self._port}: {error.strerror}; give another --listen"
-            ) from error
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._server.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop to listen."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+        self._server.__exit__(kind, error, trace)
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return self._server.server_address[1] if self._server else self._port
+        return self._server.address.port
 
     def wait(self, seconds: float, stop: Event) -> bool:
         """See `looking.Wake`."""
@@ -80,35 +68,9 @@ class NotificationListener:
                 return True
         return False
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        news, token = self._news, self._token
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = _READ_S
-
-            def do_POST(self) -> None:
-                given = self.headers.get("Authorization", "")
-                length = self.headers.get("Content-Length", "0")
-                if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                    self._answer(401)
-                elif not length.isdecimal() or int(length) > MAX_BYTES:
-                    self._answer(413)
-                else:
-                    self.rfile.read(int(length))
-                    news.set()
-                    self._answer(202)
-
-            def _answer(self, status: int) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", "0")
-                self.send_header("Connection", "close")
-                self.end_headers()
-                self.close_connection = True
-
-            def log_message(self, *_: object) -> None:
-                """Write nothing: a flood of requests must not fill the log."""
-
-        return Handler
+    def _take(self, _: HttpRequest) -> HttpAnswer:
+        self._news.set()
+        return HttpAnswer(202)
 
 
 def notify(urls: Iterable[str], channels: Sequence[str], token: str | None = None) -> list[tuple[str, str | None]]:
@@ -162,17 +124,3 @@ def _http_url(url: str) -> SplitResult:
         if parts.scheme == "http" and parts.hostname and "@" not in parts.netloc and parts.port != 0:
             return parts
     raise InputError(f"{url.rpartition('@')[2][:80]!r} is no URL to notify; give http://HOST:PORT")
-
-
-def _parse_address(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"{address[:80]!r} is no address to listen on; give HOST:PORT, as in 127.0.0.1:8900")
-    return host.strip("[]"), int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

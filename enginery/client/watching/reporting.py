@@ -4,8 +4,10 @@ A node reports only what a rollout that has reached it brought, and only if it i
 (`rollouts.reports`). A report that cannot be sent is said once and tried again later; it never stops a watcher.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
@@ -18,6 +20,8 @@ from enginery.core.names import Reference
 from enginery.registry.rollouts.reports import (
     HEARTBEAT_S,
     LEAST_S,
+    MOST_DETAIL,
+    TOKEN,
     Failure,
     NodeReport,
     SentReport,
@@ -32,7 +36,7 @@ from enginery.registry.versions.state import Channel
 # Seconds after a swap within which a server that is not well yet counts as starting.
 GRACE_S = 20.0
 _RETRY_S = 600.0
-_MOST_DETAIL = 200
+_MOST_WHY = 300
 
 
 class HookFailed(EngineryError):  # noqa: N818 - says what happened
@@ -41,7 +45,10 @@ class HookFailed(EngineryError):  # noqa: N818 - says what happened
 
 @dataclass(frozen=True)
 class ReportUrl:
-    """An endpoint to post reports to, for nodes that may not write the registry (`enginery rollout receive`)."""
+    """An endpoint to post reports to, for nodes that may not write the registry (`enginery rollout receive`).
+
+    The token in ENGINERY_REPORT_TOKEN, if there is one, goes along.
+    """
 
     url: str
     timeout_s: float = 10.0
@@ -56,13 +63,16 @@ class ReportUrl:
         from urllib.error import HTTPError
         from urllib.request import Request, urlopen
 
-        asked = Request(self.url, sent.to_bytes(), {"Content-Type": "application/json"})  # noqa: S310 - checked
+        token = os.environ.get(TOKEN, "")
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        asked = Request(self.url, sent.to_bytes(), headers)  # noqa: S310 - checked
         try:
             with urlopen(asked, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
                 return
         except HTTPError as error:
-            error.close()
-            raise UnavailableError(f"the report URL answers {error.code}") from error
+            with error, suppress(OSError, HTTPException):
+                why = error.read(_MOST_WHY).decode(errors="replace").strip()
+            raise UnavailableError(f"the report URL answers {error.code}: {why or error.reason}") from error
         except (OSError, HTTPException) as error:
             why = getattr(error, "reason", None) or type(error).__name__
             raise UnavailableError(f"the report URL does not answer: {why}") from error
@@ -132,7 +142,7 @@ class Reporter:
             time_,
             time_,
             failure,
-            health.failure[:_MOST_DETAIL],
+            health.failure[:MOST_DETAIL],
             health.requests,
             health.errors,
         )
@@ -140,7 +150,8 @@ class Reporter:
         if key != self._key:
             self._key, self._last, self._written, self._at = key, None, b"", 0.0
         if self._is_due(report, now):
-            self._send(locator.store, key, SentReport(rollout.model, rollout.channel, rollout.id, report), now)
+            sent = SentReport(rollout.model, rollout.channel, rollout.id, report, node.labels)
+            self._send(locator.store, key, sent, now)
 
     def _judge(
         self, wanted: str, facts: Mapping[str, str] | None, error: EngineryError | None

@@ -35,10 +35,11 @@ class TrustRecheck:
         registry."""
         self._known = served, manifest, documents
 
-    def check(self, store: Store) -> None:
+    def check(self, store: Store | None) -> None:
         """Check the version that is served against the trust policy, and write or delete the mark accordingly.
 
-        Raises UntrustedError when it is trusted no longer, or by a policy that cannot be read; UnknownNameError and
+        store: None while the registry is out of reach: what this process has resolved is checked all the same. Raises
+        UntrustedError when it is trusted no longer, or by a policy that cannot be read; UnknownNameError and
         UnavailableError, which change nothing, when the version cannot be read.
         """
         folder = self._place.served()
@@ -46,9 +47,13 @@ class TrustRecheck:
             self._write_mark(None)
         elif folder:
             if self._known is None or self._known[0] != folder:
+                if store is None:
+                    return
                 self._known = folder, self._read_served(store), None
+            if (documents := self._known[2] or store) is None:
+                return
             try:
-                require(self._known[2] or store, self._known[1], self._trust)
+                require(documents, self._known[1], self._trust)
             except (UntrustedError, InputError) as error:
                 reason = f"TRUSTED NO LONGER, and still served: {error}"
                 self._write_mark(f"{reason}\n".encode())

@@ -159,8 +159,8 @@ class ChannelWatcher:
         try:
             swap = self._follow(locator, given)
         except EngineryError as error:  # about where the channel leads; what is served is another question
-            if not isinstance(error, UnavailableError) and not self._ends(error):
-                self._trust_recheck.check(locator.store)
+            if not self._ends(error):
+                self._trust_recheck.check(None if isinstance(error, UnavailableError) else locator.store)
             raise
         self._trust_recheck.check(locator.store)
         self._call_hook(swap)
@@ -249,6 +249,13 @@ class ChannelWatcher:
         if failure := self._hook(swap.facts()):
             raise HookFailed(f"{failure}; it is called again at the next look")
         write_whole(marker, swap.identity.encode())
+
+    def recheck_trust(self) -> None:
+        """Check without a request whether what is served is trusted, and report where it is so no longer."""
+        try:
+            self._trust_recheck.check(None)
+        except EngineryError as error:
+            self._complain(str(error))
 
     def _complain(self, text: str) -> None:
         """Report an error, once for as long as it stays the same."""

@@ -90,7 +90,12 @@ class GroupWatcher:
         self._looks += 1
         channels: dict[str, Channel] = {}
         if self._reader is not None:
-            channels = self._reader.read(self._locator(), self._wanted or None)
+            try:
+                channels = self._reader.read(self._locator(), self._wanted or None)
+            except EngineryError:  # about where channels lead; what is served is another question
+                for watcher in self._watchers.values():
+                    watcher.recheck_trust()
+                raise
             for name in channels:
                 if name not in self._watchers:
                     self._watchers[name] = self._make(parse_reference(name))

@@ -83,11 +83,6 @@ def level_of(request: BuildRequest) -> str:
     return dict(request.toolchain).get("cpu", host_level()) if level == HOST else level
 
 
-# The entry of an ONNX Runtime session that makes int8 exact where its kernels saturate, by uint8 weights
-# (onnxruntime_session_options_config_keys.h). It does so wherever it is set, and with VNNI it only costs speed.
-EXACT_SESSION = ("session.x64quantprecision", "1")
-
-
 @dataclass(frozen=True)
 class CpuKind:
     """A kind of CPU that engines are built for and proven on.
@@ -157,6 +152,12 @@ def _architecture() -> str:
 def kind_of(target: Target) -> str:
     """The name of the kind of CPU that a CPU target stands for: `cpu` is this machine's."""
     return this_kind().name if target.name == CPU.name else target.name
+
+
+def kind_built_for(request: BuildRequest) -> CpuKind | None:
+    """The kind of CPU that an engine is built for; None for a GPU, and for a CPU that is of none of `KINDS`."""
+    name = dict(request.toolchain).get(CPU_KIND) or kind_of(request.target)
+    return kind_named(name) if request.target.is_cpu else None
 
 
 def refusal(request: BuildRequest, title: str) -> str | None:

@@ -63,9 +63,8 @@ def judge(requirement: Requirement, machine: Machine) -> RequirementFinding:  # 
             return _make_finding(requirement, machine.product not in (None, requirement.product), requirement.warning)
         case requirements.Library():
             return _judge_library(requirement, machine)
-        case requirements.SessionOption(name, value):  # an unknown CPU is not remarked on
-            words = f"{machine.cpu} has no VNNI: open it with {name} = {value}, or its sums saturate"
-            return _make_finding(requirement, machine.saturates, words)
+        case requirements.WideSums():
+            return _judge_sums(requirement, machine)
         case requirements.Weights():
             return RequirementFinding(requirement, "met")  # they come with the engine
         case requirements.Installation():
@@ -107,6 +106,14 @@ def _judge_instructions(item: requirements.Instructions, machine: Machine) -> Re
         return RequirementFinding(item, "met")
     here = f"this CPU has no {', '.join(missing)}" if machine.here else f"the CPU is {machine.cpu}"
     return RequirementFinding(item, "unmet", f"compiled for {item.level}, and {here}")
+
+
+def _judge_sums(item: requirements.WideSums, machine: Machine) -> RequirementFinding:
+    """Whether the machine's int8 kernels add in 32 bits."""
+    if machine.cpu is None:
+        return RequirementFinding(item, "unknown", "its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown")
+    words = f"its int8 sums saturate on {machine.cpu}, which has no VNNI; build it for the target {machine.cpu}"
+    return _make_finding(item, machine.saturates, words)
 
 
 def _judge_runtime(item: requirements.Runtime, machine: Machine) -> RequirementFinding:

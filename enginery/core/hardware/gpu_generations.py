@@ -59,6 +59,28 @@ GENERATIONS: tuple[Generation, ...] = (
 )
 
 
+# Products that the table above leaves out, by compute capability: from NVIDIA's lists of CUDA GPUs, and of those that
+# CUDA 13 no longer supports.
+OTHER_PRODUCTS: dict[tuple[int, int], tuple[str, ...]] = {
+    (3, 7): ("k80",),
+    (5, 2): ("m4", "m40", "m60"),
+    (6, 0): ("p100",),
+    (6, 1): ("p4", "p40", "gtx1080", "gtx1080ti"),
+    (7, 0): ("v100", "v100s", "titanv"),
+    (7, 2): ("xavier",),
+    (7, 5): ("rtx2080", "rtx2080ti", "gtx1660"),
+    (8, 0): ("a30", "a800"),
+    (8, 6): ("a2", "a16", "a4000", "a5000", "a6000", "rtx3080", "rtx3090"),
+    (8, 7): ("orin",),
+    (8, 9): ("l20", "l40", "rtx4080", "rtx6000ada"),
+    (9, 0): ("h20", "h800"),
+    (10, 0): ("gb200",),
+    (10, 3): ("gb300",),
+    (12, 0): ("rtx5080",),
+}
+OLDER_FAMILIES = {"kepler": (3, 7), "maxwell": (5, 2), "pascal": (6, 0), "volta": (7, 0)}
+
+
 def generation_of(compute_capability: tuple[int, int]) -> Generation | None:
     """The generation of a compute capability; None if the table does not have it."""
     return next((g for g in GENERATIONS if g.compute_capability == compute_capability), None)

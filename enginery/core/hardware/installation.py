@@ -15,6 +15,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from enginery.core.commands import run_command
 from enginery.core.hardware.cpu_kinds import machine_flags
 
 INSTRUCTIONS = "CPU instructions"
@@ -51,7 +52,7 @@ def _describe_compiler(command: str) -> str | None:
     if (path := shutil.which(command)) is None:
         return None
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
+        said = run_command([path, "--version"], 20.0, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    return said.stdout.partition("\n")[0].strip() or None
+    return said.stdout.decode(errors="replace").partition("\n")[0].strip() or None if said.returncode == 0 else None

@@ -1,10 +1,12 @@
 """The names that stand for targets: a kind of CPU, a GPU generation or product, a compute capability, all of them."""
 
+import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from enginery.core.errors import UnknownNameError
 from enginery.core.hardware.cpu_kinds import CPU, KINDS, kind_named
-from enginery.core.hardware.gpu_generations import GENERATIONS
+from enginery.core.hardware.gpu_generations import GENERATIONS, OLDER_FAMILIES, OTHER_PRODUCTS, generation_of
 from enginery.core.text import suggest
 from enginery.core.types import Target
 
@@ -44,5 +46,30 @@ def parse_targets(name: str) -> tuple[Target, ...]:
         or [Target(g.sm, g.compute_capability) for g in GENERATIONS if g.family == key]
     )
     if not found:
-        raise UnknownNameError(f"target {name!r} is not known; {suggest(key, names())}")
+        raise UnknownNameError(f"target {name!r} {_explain_unknown(key, product)}")
     return tuple(found)
+
+
+def match_targets(name: str, known: Sequence[Target]) -> list[Target]:
+    """Which of the known targets a name stands for; where none is the same, those of its generation that are, or that
+    hold, all of it: `t4` is served by `sm_75`. Raises as `parse_targets`."""
+    wanted = parse_targets(name)
+    return [target for target in known if target in wanted] or [
+        target
+        for target in known
+        for each in wanted
+        if target.compute_capability == each.compute_capability is not None and None in (target.product, each.product)
+    ]
+
+
+def _explain_unknown(key: str, product: str) -> str:
+    """Why a name is no target: a GPU that is not supported, one that is named by its generation, or no GPU at all."""
+    others = {name: capability for capability, names in OTHER_PRODUCTS.items() for name in names}
+    digits = re.fullmatch(r"(?:sm_?)?([1-9][0-9]?)\.?([0-9])a?", key)
+    capability = (int(digits[1]), int(digits[2])) if digits else others.get(product) or OLDER_FAMILIES.get(key)
+    if capability is None:
+        return f"is not known; {suggest(key, names())}"
+    sm = "sm_{}{}".format(*capability)
+    if generation_of(capability):
+        return f"is not known by that name; it is {sm}: name that"
+    return f"is a GPU of {sm}: {sm} is not supported; known: {', '.join(item.sm for item in GENERATIONS)}"

@@ -4,13 +4,17 @@ Plain values with the names of the format, which `enginery.core.codec` writes an
 library only: a registry reads reports without numpy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from enginery.core.reports.breakdown import TimeBreakdown
+from enginery.core.reports.ranking import Interval
 
 BucketChoice = Literal["few", "all"] | tuple[Mapping[str, int], ...]
+
+# What was timed: the runtime's own call, or `Session.run` with its checks.
+Timed = Literal["runtime", "session"]
 
 FORMAT = 2
 # Above these shares of all cores' time the machine counts as busy: used by others, and stolen by a hypervisor. Less
@@ -141,6 +145,13 @@ class BucketLatency:
         """The runtime's own median, or that of `Session.run` where it is not known."""
         return (self.runtime and self.runtime.value) or self.median_s
 
+    def interval(self, timed: Timed) -> Interval | None:
+        """The 95 % interval of the median in seconds; None where there were too few runs for one."""
+        found = self.runtime if timed == "runtime" else self.middle
+        if found is None or found.low is None or found.high is None:
+            return None
+        return found.low, found.high
+
     @property
     def middle(self) -> Quantile | None:
         """The median of `Session.run` with its interval; None where there were too few runs for an interval."""
@@ -184,6 +195,12 @@ class LatencyReport(EngineLatency):
     def busy(self) -> tuple[str, ...]:
         """The reasons why the machine counts as busy while the engine was timed; empty for a quiet one."""
         return tuple(reason for bucket in self.buckets for reason in bucket.surroundings.busy)
+
+
+def timed_alike(reports: Iterable[EngineLatency]) -> Timed:
+    """What engines are compared by: the runtimes' own calls where every one of these reports has their medians."""
+    buckets = [bucket for report in reports for bucket in report.buckets]
+    return "runtime" if all(bucket.runtime and bucket.runtime.value for bucket in buckets) else "session"
 
 
 Verdict = Literal["faster", "slower", "no difference shown"]

@@ -92,6 +92,8 @@ Verdict = Literal["proven", "unproven", "failed"]
 OVERLAP = "calibration overlap"
 # The check of `validation.calls.padding`, whose value is about rules of the spec.
 PADDING = "padding"
+# The name of a check that measured nothing: no value, no limit, and an engine that has one is not proven.
+UNMEASURED = "not measured"
 _KEY = object()
 
 
@@ -145,6 +147,13 @@ class Report:
         """The checks that did not pass."""
         return tuple(check for check in self.checks if not check.passed)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of checks that passed and that failed; where some measured nothing, `not_measured` too."""
+        failed, unknown = len(self.failed), len(find_unmeasured(self.checks))
+        counts = {"passed": len(self.checks) - failed - unknown, "failed": failed}
+        return {**counts, "not_measured": unknown} if unknown else counts
+
     @cached_property
     def digest(self) -> str:
         """Digest of the report's canonical JSON."""
@@ -179,12 +188,23 @@ class Approved:
 
 
 def approve(report: Report) -> Approved | None:
-    """The approval of a report; None for a failed verdict, a failed check, no engine, or 'proven' without checks."""
+    """The approval of a report; None for a failed verdict, a failed check, no engine, or 'proven' without checks or
+    with one that measured nothing."""
     if report.verdict == "failed" or report.failed or report.engine is None:
         return None
-    if report.verdict == "proven" and not report.checks:
+    if report.verdict == "proven" and (not report.checks or find_unmeasured(report.checks)):
         return None
     return Approved(report, _KEY)
+
+
+def unmeasured(joint: str, output: str, case: str, note: str) -> Check:
+    """The check that nothing was measured. note: why, and what would measure it."""
+    return Check(joint, UNMEASURED, output, case, None, None, True, note)
+
+
+def find_unmeasured(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """The checks that measured nothing."""
+    return tuple(check for check in checks if check.name == UNMEASURED)
 
 
 def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdict, str]:
@@ -192,11 +212,20 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
     failed = [check for check in checks if not check.passed]
     if failed:
         return "failed", describe(failed[0]) + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")
-    if cannot_run is not None:
-        return "unproven", cannot_run
+    unknown = find_unmeasured(checks)
+    if cannot_run is not None or unknown:
+        return "unproven", "; ".join(filter(None, [cannot_run, describe_unmeasured(unknown)]))
     if not checks:
         return "failed", "nothing was checked; give golden data"
     return "proven", f"{pluralize(len(checks), 'check')} passed{_describe_waived(checks)}"
+
+
+def describe_unmeasured(unknown: Sequence[Check]) -> str:
+    """What was not measured, the first with its reason: 'not measured: y: the same in all 8 samples'; '' if none."""
+    if not unknown:
+        return ""
+    first = f"{UNMEASURED}: {unknown[0].output or unknown[0].case}: {unknown[0].note}"
+    return first + (f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else "")
 
 
 def _describe_waived(checks: Sequence[Check]) -> str:
@@ -217,6 +246,7 @@ def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
     """The checks of task metrics over the golden cases by the metric's name, with the output where several have one of
     that name. Of exported model, graph and engine the last one's."""
     found = [check for check in checks if check.joint == "task" and check.case.startswith("golden")]
+    found = [check for check in found if check.name != UNMEASURED]
     outputs: dict[str, set[str]] = {}
     for check in found:
         outputs.setdefault(check.name, set()).add(check.output)

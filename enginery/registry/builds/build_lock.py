@@ -32,8 +32,8 @@ MAX_BYTES = 1 << 16
 @dataclass(frozen=True)
 class LockHolder:
     """The holder of a build lock. what: the work, for messages.  host, namespace, pid, began: as in `Presence`.
-    thread: two threads of a process are two holders.  beat: counter of renewals.  touched: time of the last renewal
-    (ISO 8601).  since: when it got the lock (ISO 8601).
+    thread: two threads of a process are two holders.  beat: counter of renewals.  since: when it got the lock (ISO
+    8601).
     """
 
     what: str
@@ -43,7 +43,6 @@ class LockHolder:
     thread: int
     began: str
     beat: int
-    touched: str
     since: str
 
     @property
@@ -65,16 +64,12 @@ def hold_build_lock(
     what: the work, for the messages of waiting runs.  say: called with the holder in words, whenever it changes.
     """
     me, now = this_process(), leases.stamp(leases.now())
-    mine = LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, now, now)
+    mine = LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, now)
     mine = _take(store, name, mine, say)
-    stop = threading.Event()
-    beating = threading.Thread(target=_beat, args=(store, name, mine, stop), daemon=True)
-    beating.start()
     try:
-        yield
+        with leases.keep_renewing(_Beat(store, name, mine), BEAT_S):
+            yield
     finally:
-        stop.set()
-        beating.join()
         with suppress(EngineryError):  # a waiting run notices that the lock is not renewed
             held = _read(store.read(build_lock_key(name)))
             if held is not None and _same(held, mine):
@@ -88,10 +83,12 @@ def is_held(store: Store, name: str) -> bool:
 
 
 def remove_stale_locks(store: Store) -> None:
-    """Delete build locks that were not renewed for a day, or cannot be read; garbage collection calls this."""
-    for key in store.list(BUILD_LOCKS):
-        holder = _read(store.read(key))
-        if holder is None or leases.read_stamp(holder.touched, "touched") < leases.now() - STALE_AFTER:
+    """Delete build locks that were not renewed for a day by the store's clock, or cannot be read; garbage collection
+    calls this."""
+    renewed = dict(store.stamps(BUILD_LOCKS))
+    stale = store.now() - STALE_AFTER if renewed else None
+    for key, at in renewed.items():
+        if _read(store.read(key)) is None or (stale and at < stale):
             store.remove(key)
 
 
@@ -115,21 +112,27 @@ def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object
         time.sleep(random.uniform(_POLL_S / 2, _POLL_S))  # noqa: S311 - no secret
 
 
-def _beat(store: Store, name: str, mine: LockHolder, stop: threading.Event) -> None:
-    """Renew the lock every `BEAT_S` seconds, until `stop` is set or another holder has taken it."""
-    while not stop.wait(BEAT_S):
-        after = replace(mine, beat=mine.beat + 1, touched=leases.stamp(leases.now()))
-        with suppress(EngineryError):  # another beat follows
-            data = store.read(build_lock_key(name))
-            held = _read(data)
-            if held is None or not _same(held, mine):
-                return
-            if store.replace(build_lock_key(name), canonical_json(asdict(after)), data):
-                mine = after
+@dataclass
+class _Beat:
+    """Renews a lock. mine: as it was written last."""
+
+    store: Store
+    name: str
+    mine: LockHolder
+
+    def __call__(self) -> None:
+        """Write the lock with its next beat, unless another holder has taken it."""
+        after = replace(self.mine, beat=self.mine.beat + 1)
+        key = build_lock_key(self.name)
+        data = self.store.read(key)
+        held = _read(data)
+        is_mine = held is not None and _same(held, self.mine)
+        if is_mine and self.store.replace(key, canonical_json(asdict(after)), data):
+            self.mine = after
 
 
 def _same(one: LockHolder, other: LockHolder) -> bool:
-    return replace(one, beat=0, touched="") == replace(other, beat=0, touched="")
+    return replace(one, beat=0) == replace(other, beat=0)
 
 
 def _read(data: bytes | None) -> LockHolder | None:
@@ -138,8 +141,7 @@ def _read(data: bytes | None) -> LockHolder | None:
         document = parsing.parse_json(data or b"{}", MAX_BYTES)
         words = ("what", "host", "namespace", "began", "since")
         texts = {name: parsing.field(document, name, parsing.text) for name in words}
-        leases.read_stamp(document.get("touched"), "touched")
         counts = {name: parsing.field(document, name, parsing.count) for name in ("pid", "thread", "beat")}
-        return LockHolder(**texts, **counts, touched=document["touched"])  # type: ignore[arg-type]
+        return LockHolder(**texts, **counts)  # type: ignore[arg-type]
     except IntegrityError:
         return None

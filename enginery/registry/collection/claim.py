@@ -1,20 +1,25 @@
-"""The claim of a collection: one works on a registry at a time, and marks under a generation of its own."""
+"""The claim of a collection: one works on a registry at a time, and marks under a generation of its own.
+
+A thread renews it while the collection works, so that one that was killed holds up the next for minutes.
+"""
 
 import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from threading import Lock
 
 from enginery.core.errors import ConflictError, EngineryError
 from enginery.registry import leases
 from enginery.registry.marks import SKEW, MarkState, Sweeper, update_state
 from enginery.registry.store.base import Store
 
-# A collection that did not renew its claim for so long counts as dead.
-SWEEPING = timedelta(hours=1)
+# A collection that did not renew its claim for so long, and for SKEW more, counts as dead; itself for SKEW less.
+SWEEPING = timedelta(minutes=8)
+RENEW_S = 60.0
 
 
 @dataclass
@@ -24,11 +29,11 @@ class Claim:
     store: Store
     sweeper: Sweeper
     state: MarkState
+    _lock: Lock = field(default_factory=Lock)
 
     def renew(self) -> None:
-        """Renew the claim when half of its time is over. Raises ConflictError when another collection took it."""
-        if leases.now() > self.sweeper.expires - SWEEPING / 2:
-            self._write(lambda known: known)
+        """Renew the claim. Raises ConflictError when another collection took it."""
+        self._write(lambda known: known)
 
     def check(self) -> None:
         """Raise ConflictError if another collection may count this one as dead; asked before each deletion."""
@@ -69,8 +74,9 @@ class Claim:
                 after, sweeper=replace(known.sweeper, expires=leases.now() + SWEEPING, generation=generation)
             )
 
-        self.state = update_state(self.store, make)
-        self.sweeper = self.state.sweeper or self.sweeper
+        with self._lock:
+            self.state = update_state(self.store, make)
+            self.sweeper = self.state.sweeper or self.sweeper
 
 
 def without_sweeper(state: MarkState) -> MarkState:
@@ -96,7 +102,8 @@ def hold_claim(store: Store) -> Iterator[Claim]:
 
     claim = Claim(store, me, update_state(store, change))
     try:
-        yield claim
+        with leases.keep_renewing(claim.renew, RENEW_S):
+            yield claim
     except BaseException:
         with suppress(EngineryError):  # the claim ends by itself
             claim.release(())

@@ -1,6 +1,6 @@
 """What a registry can delete: versions and blobs that nothing needs, found by one mark, and records without blobs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from enginery.core.digest import digests_in
@@ -48,26 +48,24 @@ class Garbage:
             yield "blob", digest, why, size
 
 
-def find_garbage(store: Store, rules: Rules, tick: Callable[[], None] = lambda: None) -> Garbage:
-    """Find the garbage of a registry: every document is listed and read once, side by side. tick: called meanwhile.
+def find_garbage(store: Store, rules: Rules) -> Garbage:
+    """Find the garbage of a registry: every document is listed and read once, side by side.
 
     Raises IntegrityError for a channel or a kept manifest that cannot be read.
     """
     stored = stored_blobs(store)
     known = inventory(store)
-    tick()
-    found = find_references(store, known, stored, rules, tick)
+    found = find_references(store, known, stored, rules)
     there = set(known.versions)
     versions = tuple(version for version in known.folders if version in there and version not in found.kept)
     remains = tuple(version for version in known.folders if version not in there)
     orphans = found.orphans
-    why, records = _read_records(store, stored, orphans, tick)
+    why, records = _read_records(store, stored, orphans)
     named: dict[str, tuple[str, ...]] = {}
     only = {version: (f"{version[0]}@{version[1]}",) for version in versions}  # one tuple for all blobs of a version
     documents = ((key, only[version]) for version in versions for key in known.folders[version])
     folders = {key: name for key, name in documents if key.endswith(".json")}
     for key, data in side_by_side(store.read, list(folders)):
-        tick()
         for digest in orphans.intersection(digests_in(data or b"")):
             before = named.setdefault(digest, folders[key])
             if folders[key][0] not in before:
@@ -89,7 +87,7 @@ def _list_models(versions: list[Version], channels: dict[str, dict[str, str]]) -
 
 
 def _read_records(
-    store: Store, stored: dict[str, int], orphans: set[str], tick: Callable[[], None]
+    store: Store, stored: dict[str, int], orphans: set[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...] | None]]:
     """Orphan -> reason, of those that records name; and `Garbage.records`. Copies of records name no blobs."""
     why: dict[str, str] = {}
@@ -97,7 +95,6 @@ def _read_records(
     reasons: dict[str, str] = {}
     keys = [key for key in keys_below(store, RECORDS) if not key.startswith(f"{RECORDS}{COPIES}/")]
     for key, data in side_by_side(store.read, keys):
-        tick()
         record = read_record(data)
         if record is None:
             found[key] = None

@@ -44,16 +44,15 @@ def find_references(
     known: RegistryInventory,
     stored: Iterable[str],
     rules: Rules,
-    tick: Callable[[], None] = lambda: None,
 ) -> References:
     """Read what names blobs: the documents of the versions that are kept, channels (canary reports), policies, pins,
-    runs (logs), timing documents and feeds (shards). stored: digests of the blobs.  tick: called after each document.
+    runs (logs), timing documents and feeds (shards). stored: digests of the blobs.
 
     Raises IntegrityError for a channel, or a manifest of a kept version, that cannot be read, as it may have named
     anything, and InputError for a channel of a newer format.
     """
     orphans = set(stored)
-    marking = _Marking(store, known, orphans.difference_update, tick)
+    marking = _Marking(store, known, orphans.difference_update)
     marking.keep_newest(rules.versions)
     marking.read_others(rules.moves)
     marking.read_kept()
@@ -67,7 +66,7 @@ def find_references(
 def find_named_digests(store: Store, known: RegistryInventory) -> set[str]:
     """The digests in all documents that may name blobs, and in their keys; of a damaged one those that are left."""
     named: set[str] = set()
-    marking = _Marking(store, known, named.update, lambda: None)
+    marking = _Marking(store, known, named.update)
     keys = [key for version in known.versions for key in known.folders[version]]
     for _ in marking.read([*keys, *known.others, *known.outside]):
         pass
@@ -85,7 +84,6 @@ class _Marking:
     store: Store
     known: RegistryInventory
     note: Callable[[Iterable[str]], None]  # is given the digests that documents name; a set of them would be large
-    tick: Callable[[], None]
     reasons: dict[Version, list[str]] = field(default_factory=dict)
     channels: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -108,7 +106,6 @@ class _Marking:
             if key.endswith(".json"):
                 documents.append(key)
         for key, data in side_by_side(self.store.read, documents):
-            self.tick()
             if data is not None:
                 self.note(digests_in(data))
                 yield key, data

@@ -62,7 +62,7 @@ class Sweep:
         }
         now = leases.now()
         oldest = min((lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None)
-        found = find_garbage(self.store, self.rules, self.claim.renew)
+        found = find_garbage(self.store, self.rules)
         self._mark(found)
         garbage, latest = set(found.names), leases.now() - self.grace
         due = {
@@ -100,7 +100,6 @@ class Sweep:
 
         for shard, marks in side_by_side(mark, sorted({*self.shards, *garbage})):
             self.shards[shard] = marks
-            self.claim.renew()
         if fresh:
             self.claim.publish_generation()
 
@@ -108,7 +107,6 @@ class Sweep:
         """Delete what is due, a batch of each of some shards at a time."""
         left = {shard: sorted(names) for shard, names in by_shard(due).items()}
         while left:
-            self.claim.renew()
             batch = {shard: names[:BATCH] for shard, names in islice(left.items(), _SHARDS_AT_ONCE)}
             self._delete_batch({shard: {name: due[name] for name in names} for shard, names in batch.items()})
             left = {shard: rest for shard, names in left.items() if (rest := names[len(batch.get(shard, ())) :])}
@@ -155,7 +153,6 @@ class Sweep:
             if blobs is None or any(digest in self.gone or digest not in found.blobs for digest in blobs)
         ]
         for key, dead in side_by_side(self._delete_if_dead, suspects):
-            self.claim.renew()
             if dead:
                 self.gone[key] = "record"
 

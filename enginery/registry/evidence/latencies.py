@@ -3,17 +3,15 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from enginery.core.hardware.gpu_generations import product_of
 from enginery.core.hardware.machine import Machine
-from enginery.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind
+from enginery.core.names import version_order
+from enginery.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind, Timed, timed_alike
+from enginery.core.reports.ranking import Interval
 from enginery.registry.evidence.engine_reports import EngineReports
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Documents
-
-# What was timed: the runtime's own call, or `Session.run` with its checks.
-Timed = Literal["runtime", "session"]
 
 _REPORTS = EngineReports("latency", "latency report", "time the engine again", LatencyReport, FORMAT, 16 << 20)
 
@@ -53,14 +51,15 @@ def _rank(report: LatencyReport) -> tuple[bool, str]:
 class MeasuredSpeed:
     """The median time of a run in seconds, summed over `buckets`, which are named as in the report.
 
-    busy: whether other work ran on the machine; such a speed ranks no engine.  timed: the runtime's call, or
-    `Session.run`.
+    busy: whether other work ran on the machine.  timed: the runtime's call, or `Session.run`.  interval: the 95 %
+    intervals of the medians, summed; None where one of them had too few runs.
     """
 
     seconds: float
     buckets: tuple[str, ...]
     busy: bool = False
     timed: Timed = "session"
+    interval: Interval | None = None
 
 
 def measured_speeds(
@@ -78,8 +77,7 @@ def measured_speeds(
 
 def speeds_of(newest: Mapping[str, LatencyReport]) -> dict[str, MeasuredSpeed]:
     """Engine's digest -> its speed by its report, all of machines of one kind; unmeasured engines are left out."""
-    buckets = [bucket for report in newest.values() for bucket in report.buckets]
-    timed: Timed = "runtime" if all(_median_s(bucket, "runtime") for bucket in buckets) else "session"
+    timed = timed_alike(newest.values())
     speeds = {digest: _speed(report, timed) for digest, report in newest.items()}
     return {digest: speed for digest, speed in speeds.items() if speed}
 
@@ -89,7 +87,11 @@ def measured_latencies(store: Documents, manifest: Manifest, machine: Machine) -
 
     Reads every latency report of the version. Raises IntegrityError for a damaged one.
     """
-    reports = latencies(store, manifest)
+    return newest_on(latencies(store, manifest), machine)
+
+
+def newest_on(reports: Mapping[str, list[LatencyReport]], machine: Machine) -> dict[str, LatencyReport]:
+    """Engine's digest -> its newest report on machines of this kind. reports: as `latencies` gives them."""
     alike = {digest: [item for item in each if _is_alike(item.machine, machine)] for digest, each in reports.items()}
     return {digest: found[0] for digest, found in alike.items() if found}
 
@@ -108,7 +110,10 @@ def _speed(report: LatencyReport, timed: Timed) -> MeasuredSpeed | None:
     known = [value for value in times.values() if value]
     if not known or len(known) != len(times):
         return None
-    return MeasuredSpeed(sum(known), tuple(sorted(times)), bool(report.busy), timed)
+    intervals = [bucket.interval(timed) for bucket in report.buckets]
+    ends = [item for item in intervals if item]
+    interval = (sum(low for low, _ in ends), sum(high for _, high in ends)) if len(ends) == len(intervals) else None
+    return MeasuredSpeed(sum(known), tuple(sorted(times, key=version_order)), bool(report.busy), timed, interval)
 
 
 def _median_s(bucket: BucketLatency, timed: Timed) -> float | None:

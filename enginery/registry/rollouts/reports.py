@@ -27,6 +27,9 @@ from enginery.registry.store.layout import serving_prefix
 FORMAT = 1
 MAX_BYTES = 4 << 10
 MOST_REPORTERS = 2_000
+MOST_DETAIL = 200
+# The variable with the token that nodes show to an endpoint, which asks for it beyond loopback.
+TOKEN = "ENGINERY_REPORT_TOKEN"  # noqa: S105 - the name of the variable
 # A node writes at most so often, and at least so often; the controller counts it as silent after so long.
 LEAST_S, HEARTBEAT_S, SILENT_S = 60.0, 120.0, 600.0
 _AT_ONCE = 16
@@ -66,12 +69,13 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class SentReport:
-    """A report on its way to an endpoint: of a node, about a rollout of a channel."""
+    """A report on its way to an endpoint: of a node, about a rollout of a channel. labels: of the node."""
 
     model: str
     channel: str
     rollout: str
     report: NodeReport
+    labels: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """What is posted."""

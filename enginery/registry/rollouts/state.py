@@ -88,6 +88,7 @@ class Rollout:
     waves that a person has approved; waived: of those whose gates without data a person lets pass.
     nodes: how many there are at least, by the plan or the reports of the rollout before; None: not known.  shares_ppm:
     of each wave the share of places that keeps it within its share of `nodes`; none: the plan's.
+    losses: what the channel serves and the version has not, as whoever started it accepted.
     reporters_ppm: parts per million of the nodes that report.
     """
 
@@ -113,6 +114,7 @@ class Rollout:
     paused: str | None = field(default=None, metadata=OMIT_NONE)
     nodes: int | None = field(default=None, metadata=OMIT_NONE)
     shares_ppm: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    losses: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def is_finished(self) -> bool:

@@ -19,9 +19,19 @@ from enginery.registry.store.buckets import BUCKETS, SCHEMES, bucket_at, place_i
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.folder import FileStore, open_folder
-from enginery.registry.store.layout import MARKER, check_format
+from enginery.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_format
 
-__all__ = ["Documents", "Doubting", "FileStore", "Store", "absolute_uri", "check_marker", "open_store", "split_places"]
+__all__ = [
+    "Documents",
+    "Doubting",
+    "FileStore",
+    "Store",
+    "absolute_uri",
+    "check_marker",
+    "open_store",
+    "split_places",
+    "written_at",
+]
 
 # Enough for dozens of concurrent writers of one document.
 _ATTEMPTS = 200
@@ -44,7 +54,7 @@ class Documents(Protocol):
         """See `Store.locator`."""
         ...
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
         ...
 
@@ -117,8 +127,11 @@ class Store(Protocol):
         """Copy a blob to `dest`, verified and atomically. Raises IntegrityError for a missing or corrupt blob."""
         ...
 
-    def read_blob(self, digest: str) -> bytes:
-        """A blob's bytes, verified. Raises IntegrityError for a missing or corrupt blob."""
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """A blob's bytes, verified, `most` at most: no more are held in memory, whatever size the server states.
+
+        Raises IntegrityError for a missing, corrupt or larger blob.
+        """
         ...
 
     def open_range(self, digest: str, start: int, size: int) -> AbstractContextManager[Fill]:
@@ -213,6 +226,11 @@ class Doubting(Protocol):
     def doubt(self, digest: str) -> None:
         """Look at a blob's copy again, or read it elsewhere, because other bytes came from it. Raises nothing."""
         ...
+
+
+def written_at(store: Store, key: str) -> datetime | None:
+    """When a document was written last, by the store's clock; None if it is absent."""
+    return dict(store.stamps(f"{key.rpartition('/')[0]}/")).get(key)
 
 
 def place_of(store: Documents, key: str) -> str:

@@ -32,14 +32,13 @@ from enginery.registry.store.files import (
 from enginery.registry.store.layout import (
     MARKER,
     MARKER_CONTENT,
+    MAX_DOCUMENT_BYTES,
     blob_key,
     check_format,
     check_key,
     is_key,
     refuse_other,
 )
-
-MAX_DOCUMENT_BYTES = 64 << 20
 
 _TEMPORARY = "tmp"
 _LOCK = "lock"
@@ -131,11 +130,13 @@ class FileStore:
                 self._check(digest, copy_hashed(source, file.stream))
                 file.commit(dest)
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
         blob = self.path(digest)
-        with reachable(f"reading {blob}"):
-            data = blob.read_bytes()
+        with reachable(f"reading {blob}"), blob.open("rb") as stream:
+            data = stream.read(min(os.fstat(stream.fileno()).st_size, most) + 1)
+        if len(data) > most:
+            raise IntegrityError(f"{blob} is over {most} bytes, which no blob of its kind is")
         self._check(digest, digest_of_bytes(data))
         return data
 

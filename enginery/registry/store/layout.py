@@ -14,14 +14,14 @@ A key is a relative path with '/' between its parts::
     models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json
     models/<model>/versions/<version>/report.html         a copy of the report for people
     models/<model>/versions/<version>/report.json         the data of that page
-    models/<model>/channels/<channel>.json                the state of a channel and its rollout (`registry.versions.state`)
+    models/<model>/channels/<channel>.json                a channel and its rollout (`registry.versions.state`)
     models/<model>/histories/<channel>.json               the moves and rollouts before that
     failed/<model>/report.html, report.json               page of the model's last run that published nothing
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     feeds/<feed>.json                                     where the channels of a group lead (`registry.versions.feeds`)
-    rollouts/<model>/<channel>/<rollout>.json             marks a rollout that may be unfinished (`registry.versions.rolling`)
+    rollouts/<model>/<channel>/<rollout>.json             marks one that may run (`registry.versions.rolling`)
     serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
     turns/<digest>.json                                   a build lock (`enginery.registry.builds.build_lock`)
     leases/<id>.json                                      a running writer (`enginery.registry.leases`)
@@ -45,6 +45,12 @@ from enginery.core.names import check_channel, check_model, check_version
 
 # The registry of commands and flows that name none.
 DEFAULT_REGISTRY = "./registry"
+
+# No document of a registry is larger, and no blob: uploads have at most 10,000 parts.
+MAX_DOCUMENT_BYTES = 64 << 20
+MAX_BLOB_BYTES = 1 << 40
+# Keys of one listing: a registry of a million documents is large.
+MAX_KEYS = 1 << 24
 
 MARKER = "enginery-registry.json"
 MARKER_MAX_BYTES = 64 << 10
@@ -84,6 +90,13 @@ def check_key(key: str) -> str:
 def is_key(text: str) -> bool:
     """Whether `text` can be a key: a relative path that climbs nowhere."""
     return all(_PART.fullmatch(part) for part in text.split("/"))
+
+
+def check_size(size: int, where: str) -> int:
+    """Return the size in bytes that a server states of an object if an object can have it. Raises IntegrityError."""
+    if 0 <= size <= MAX_BLOB_BYTES:
+        return size
+    raise IntegrityError(f"{where} has {str(size)[:40]} bytes by what the server says, which nothing in a registry has")
 
 
 def blob_key(digest: str) -> str:

@@ -15,7 +15,6 @@ The registry's own answer is taken as it is.
 last place.
 """
 
-import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,11 +22,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+from enginery.core import parsing
 from enginery.core.errors import EngineryError, IntegrityError, RelayError, UnavailableError
 from enginery.registry.store.base import Doubting, Store, absolute_uri, open_store, split_places
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import BlobDigest
-from enginery.registry.store.layout import MODELS
+from enginery.registry.store.layout import MAX_DOCUMENT_BYTES, MODELS
 from enginery.registry.store.near_place import NearPlace
 
 Value = TypeVar("Value")
@@ -157,9 +157,9 @@ class NearestStore:
         """See `Store.fetch`."""
         self._any(lambda store: store.fetch(digest, dest), self._order(digest))
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
-        return self._any(lambda store: store.read_blob(digest), self._order(digest))
+        return self._any(lambda store: store.read_blob(digest, most), self._order(digest))
 
     @contextmanager
     def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
@@ -244,7 +244,8 @@ class NearestStore:
         return sorted(places, key=lambda place: place.away)
 
     def _order_of(self, key: str) -> Places:
-        return self._places[-1:] if key in self._written else self._order()
+        """The registry alone for what was written, and for histories: that of a mirror is of its own moves."""
+        return self._places[-1:] if key in self._written or "/histories/" in key else self._order()
 
     def _any(self, ask: Callable[[Store], Value], places: Places) -> Value:
         """What the first place answers that does not fail. Raises what the last one raised."""
@@ -306,7 +307,7 @@ def _read_order(data: bytes) -> tuple[str, int, int]:
     """When a channel moved last (ISO 8601, UTC), how often it did, and the number of its state, which a rollout
     raises; ('', 0, 0) where that cannot be read, of which `lookup` gives the reason."""
     try:
-        document = json.loads(data)
+        document = parsing.load_json(data)
         return str(document["move"]["at"]), int(document["moves"]), int(document["revision"])
     except (ValueError, RecursionError, LookupError, TypeError):
         return "", 0, 0

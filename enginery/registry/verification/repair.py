@@ -7,7 +7,7 @@ from enginery.core.errors import IntegrityError
 from enginery.registry.leases import hold_lease
 from enginery.registry.store.base import Store
 from enginery.registry.verification.findings import FEED, SNAPSHOT, Verification
-from enginery.registry.versions import feeds, refresh
+from enginery.registry.versions import feeds, refresh, rolling
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Repairs:
 
 
 def repair(store: Store, verification: Verification) -> Repairs:
-    """Move corrupt blobs away, so that the next build makes them again, and write snapshots and feeds anew.
+    """Move corrupt blobs away, so that the next build makes them again, and write snapshots and feeds anew;
+    what a killed writer has not written of a rollout is written.
 
     Raises InputError for a channel of a newer format.
     """
@@ -37,6 +38,9 @@ def repair(store: Store, verification: Verification) -> Repairs:
         model, _, channel = where.partition(":")
         with hold_lease(store, f"refreshing {where}") as guard:
             refresh.refresh_channel(guard, model, channel)
+    for model, channel in rolling.running_rollouts(store):
+        with suppress(IntegrityError):  # a damaged channel is told above
+            rolling.settle_rollout(store, model, channel)
     return Repairs(corrupt, tuple(sorted(channels)), _repair_feeds(store, verification))
 
 

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from enginery.registry.trust.signing import Keyless, Signed, SigningKey
 
 
-def add_attestation(store: Store, manifest: Manifest, report: "Report") -> str:
-    """`attest`, and refresh the channels that serve the version. Raises as `attest` and the store."""
+def add_attestation(store: Store, manifest: Manifest, report: "Report") -> str | None:
+    """`attest`, and refresh the channels that serve the version; None, and nothing, for a report without a decision,
+    of which a part was not measured. Raises as `attest` and the store."""
+    if report.verdict == "unproven":
+        return None
     digest = attest(store, manifest, report)
     refresh_version(store, manifest)
     return digest

@@ -3,13 +3,14 @@
 
 Channels other than `candidate` accept only versions whose engines are all proven, unless they are set to serve the
 proven ones only; that is recorded with the move, and pulls through the channel then never yield an unproven engine.
+A move forward by which nodes lose targets or precisions is refused unless the loss is accepted, and is recorded
+(`losses`). Rolling back is exempt: it goes back to what was served.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from enginery.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
-from enginery.core.text import now
 from enginery.registry.evidence.attestations import Attestation, judge_entries
 from enginery.registry.leases import Guard, secure_version
 from enginery.registry.manifest import Manifest, parse
@@ -19,6 +20,7 @@ from enginery.registry.store.layout import manifest_key
 from enginery.registry.versions import policies
 from enginery.registry.versions.index import hold_change
 from enginery.registry.versions.lookup import find_lost_of
+from enginery.registry.versions.losses import AcceptedLosses, list_losses, loss_refusal
 from enginery.registry.versions.policies import CanaryPass
 from enginery.registry.versions.refresh import with_snapshots, write_feeds
 from enginery.registry.versions.state import Channel, Move, change_channel, count_moves, read_channel, read_history
@@ -36,17 +38,26 @@ def promote(
     from_other_registry: bool = False,
     counts: Callable[[Attestation], bool] | None = None,
     ending: tuple[Rollout, Rollout] | None = None,
+    accepted_losses: AcceptedLosses = (),
 ) -> Channel:
     """Point a channel at a version; nothing changes if it points there already.
 
     canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: their baseline was served in
     another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
     ending: the rollout whose end this move is, as it must be, and as it is then.
-    Raises InputError when the channel's policy does not allow it, ConflictError if the channel keeps changing or serves
-    another version than a canary's baseline by now, IntegrityError if the version was deleted or has lost a blob.
+    Raises InputError when the channel's policy does not allow it or nodes lose what is not accepted, ConflictError if
+    the channel keeps changing or serves another version than a canary's baseline by now, IntegrityError if the version
+    was deleted or has lost a blob.
     """
     refusal = policy_refusal(
-        store, manifest, name, proven_only=proven_only, canaries=canaries, counts=counts, in_waves=ending is not None
+        store,
+        manifest,
+        name,
+        proven_only=proven_only,
+        canaries=canaries,
+        counts=counts,
+        in_waves=ending is not None,
+        accepted_losses=accepted_losses,
     )
     if refusal:
         raise InputError(refusal)
@@ -68,6 +79,8 @@ def promote(
             canaries=canaries,
             from_other_registry=from_other_registry,
             ending=ending,
+            counts=counts,
+            accepted_losses=accepted_losses,
         )
 
 
@@ -82,21 +95,29 @@ def point(
     canaries: Sequence[CanaryPass] = (),
     from_other_registry: bool = False,
     ending: tuple[Rollout, Rollout] | None = None,
+    counts: Callable[[Attestation], bool] | None = None,
+    accepted_losses: AcceptedLosses = (),
 ) -> Channel:
-    """Point a channel at a version as `promote` does, without its checks: the caller did them and holds the lease.
+    """Point a channel at a version as `promote` does, without those of its checks that hold whatever the channel
+    serves: the caller did them and holds the lease.
 
-    Raises ConflictError and IntegrityError as `promote` does.
+    Raises as `promote` does.
     """
     store = guard.store
     if lost := [item.report for item in canaries if not store.has(item.report)]:
         raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
     reports = tuple(item.report for item in canaries)
-    move = Move(manifest.version, manifest.digest, now(), by, why, proven_only, canary=reports)
+    move = Move(manifest.version, manifest.digest, _now(store), by, why, proven_only, canary=reports)
 
     def next_move(channel: Channel | None) -> Move | None:
         if ending and (channel is None or channel.rollout != ending[0]):
             raise ConflictError(f"the rollout of {manifest.model}:{name} was changed by somebody else meanwhile")
-        if not ending and channel is not None and channel.manifest == move.manifest and channel.proven_only == proven_only:
+        if (
+            not ending
+            and channel is not None
+            and channel.manifest == move.manifest
+            and channel.proven_only == proven_only
+        ):
             return None
         if (
             channel
@@ -106,7 +127,10 @@ def point(
             raise ConflictError(
                 f"channel {channel.model}:{name} serves {channel.version} by now, not what the canary saw"
             )
-        return move
+        losses = list_losses(store, channel, manifest, proven_only, counts)
+        if refusal := loss_refusal(losses, accepted_losses, manifest, channel):
+            raise InputError(refusal)
+        return replace(move, losses=losses)
 
     return _move(guard, manifest.model, name, next_move, ending[1] if ending else None)
 
@@ -135,7 +159,7 @@ def rollback(
                 f"promote another one: `enginery list {model}` shows them"
             )
         secure_version(guard, manifest)
-        return Move(previous.version, previous.manifest, now(), by, why, previous.proven_only, "rollback")
+        return Move(previous.version, previous.manifest, _now(store), by, why, previous.proven_only, "rollback")
 
     with hold_change(store, [model], f"rolling back {model}:{name}") as guard:
         return _move(guard, model, name, next_move)
@@ -150,6 +174,7 @@ def policy_refusal(
     canaries: Sequence[CanaryPass] = (),
     counts: Callable[[Attestation], bool] | None = None,
     in_waves: bool = False,
+    accepted_losses: AcceptedLosses = (),
 ) -> str | None:
     """The reason why a channel does not accept a version, with the rule and the remedy; None if it does.
 
@@ -163,7 +188,23 @@ def policy_refusal(
         or policies.common_refusal(manifest, entries, name, proven_only=proven_only)
         or policies.refusal(policy, manifest, name, entries, canaries, proven_only=proven_only)
         or policies.signature_refusal(store, policy, manifest, name)
+        or _loss(store, manifest, name, proven_only, counts, accepted_losses)
     )
+
+
+def _loss(
+    store: Store,
+    manifest: Manifest,
+    name: str,
+    proven_only: bool,
+    counts: Callable[[Attestation], bool] | None,
+    accepted: AcceptedLosses,
+) -> str | None:
+    """`loss_refusal` of what the channel serves at this moment."""
+    if accepted is None:
+        return None
+    channel = read_channel(store, manifest.model, name)
+    return loss_refusal(list_losses(store, channel, manifest, proven_only, counts), accepted, manifest, channel)
 
 
 def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
@@ -207,6 +248,11 @@ def _move(
         raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
     write_feeds(guard, found)
     return found
+
+
+def _now(store: Store) -> str:
+    """The time of a move: by the store's clock, as that of evidence that comes later."""
+    return store.now().isoformat(timespec="seconds")
 
 
 def _end_rollout(rollout: Rollout, move: Move) -> Rollout:

@@ -4,15 +4,15 @@ A feed is a small root, which names the channels by patterns and the shards by d
 states. A channel that moves changes its shard and the root; who follows it reads the root and that shard. Channels
 are spread over the shards by a hash of their names; shards are split when they grow.
 
-A feed repeats the states of its channels, and is written after them by whoever changed one. Where a writer is killed in
-between, it is late: the controller of rollouts and `verify --repair` write it, and nodes read each channel beside it now
-and then. Of two states the newer one stays.
+A feed repeats the states of its channels, and is written after them by whoever changed one. Where a writer is killed
+in between, it is late: the controller of rollouts and `verify --repair` write it, and nodes read each channel beside it
+now and then. Of two states the newer one stays.
 """
 
 import fnmatch
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -164,14 +164,17 @@ def update_feeds(guard: Guard, channel: Channel) -> None:
 
 
 def are_feeds_current(store: Store, channel: Channel) -> bool:
-    """Whether the feeds that cover a channel have its state, or a newer one; one that is damaged counts as it is."""
+    """Whether the feeds that cover a channel have its state, or a newer one; one that is damaged counts as it is.
+
+    An older state that says the same is none: a writer that is late might replace it by one that is older than this.
+    """
     for name in feed_names(store):
         with suppress(IntegrityError):
             data = store.read(feed_key(name))
             feed = parse_feed(data, name) if data is not None else None
             if feed and feed.covers(_named(channel)):
                 known = read_shard(store, feed.shards[feed.shard_of(_named(channel))]).get(_named(channel))
-                if known is None or (known.order < channel.order and not _says_the_same(known, channel)):
+                if known is None or known.order < channel.order:
                     return False
     return True
 
@@ -199,7 +202,7 @@ def _with_channel(guard: Guard, feed: Feed, channel: Channel) -> bytes | None:
 
 def read_shard(store: Store, digest: str) -> dict[str, Channel]:
     """The channels of a shard by its digest; none for ''. Raises IntegrityError for a lost or damaged one."""
-    return parse_shard(store.read_blob(digest)) if digest else {}
+    return parse_shard(store.read_blob(digest, MAX_SHARD_BYTES)) if digest else {}
 
 
 def _sharded(guard: Guard, feed: Feed, channels: Mapping[str, Channel], least: int = 1) -> Feed:
@@ -256,17 +259,14 @@ def find_feed_faults(store: Store, name: str) -> list[str]:
     return [
         f"{key}: has {_describe(entries.get(key))}, and the channel {_describe(channel)}"
         for key, channel in _read_channels(store, feed).items()
-        if not ((entry := entries.get(key)) and _says_the_same(entry, channel))
+        if not ((entry := entries.get(key)) and entry == replace(channel, revision=entry.revision))
     ]
-
-
-def _says_the_same(entry: Channel, channel: Channel) -> bool:
-    """Whether an entry says of a channel what its state does; writes that changed nothing for nodes do not count."""
-    return entry == replace(channel.shorten(), revision=entry.revision)
 
 
 def _describe(channel: Channel | None) -> str:
     if channel is None:
         return "nothing"
-    rollout = f", {channel.rollout.version} comes to {', '.join(map(str, channel.rollout.reach))}" if channel.rollout else ""
+    rollout = (
+        f", {channel.rollout.version} comes to {', '.join(map(str, channel.rollout.reach))}" if channel.rollout else ""
+    )
     return f"version {channel.version}{rollout}"

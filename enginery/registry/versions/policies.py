@@ -23,6 +23,7 @@ from enginery.registry.rollouts.state import RolloutPlan
 from enginery.registry.rollouts.waves import check_waves
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import policy_key
+from enginery.registry.versions.losses import AcceptedLosses
 
 if TYPE_CHECKING:
     from enginery.registry.trust.signatures import KeySigner
@@ -77,7 +78,7 @@ def canary_pass(store: Store, report: str) -> CanaryPass:
     report was stored.
     """
     try:
-        document = parsing.parse_json(store.read_blob(report), REPORT_BYTES)
+        document = parsing.parse_json(store.read_blob(report, REPORT_BYTES), REPORT_BYTES)
         parsing.field(document, "verdict", parsing.one_of("PASS"))
         candidate = parsing.field(document, "candidate", parsing.mapping)
         baseline = parsing.field(document, "baseline", parsing.mapping)
@@ -137,6 +138,22 @@ def write(
             f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
         )
     return after
+
+
+def describe_built_in(channel: str) -> str:
+    """What a channel requires of a version whatever its policy, in words."""
+    if channel in OPEN_CHANNELS:
+        return "any version with a usable engine; a promotion may lose nothing that is served (--accept-loss)"
+    return (
+        "every engine proven, or --proven-only, which serves the proven ones alone; and a move may lose nothing that "
+        "is served (--accept-loss)"
+    )
+
+
+def losses_of_build(channel: str) -> AcceptedLosses:
+    """Losses that a build may bring a channel: any to one that takes every version, and shows what the spec gives now;
+    none to others."""
+    return None if channel in OPEN_CHANNELS else ()
 
 
 def rollout_refusal(policy: ChannelPolicy, manifest: Manifest, channel: str) -> str | None:

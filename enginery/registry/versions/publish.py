@@ -33,6 +33,7 @@ from enginery.registry.store.layout import manifest_key, page_data_key, page_key
 from enginery.registry.versions import channels
 from enginery.registry.versions.index import hold_change
 from enginery.registry.versions.lookup import find_lost_of, load_if_there, versions
+from enginery.registry.versions.policies import losses_of_build
 
 if TYPE_CHECKING:
     from enginery.core.reports.proof import Approved, Report
@@ -105,10 +106,20 @@ def publish(
                 remember(store, _RECORD, _memo_key(published.manifest), {"version": published.version})
             if channel is None:
                 return published
-            refusal = channels.policy_refusal(store, published.manifest, channel)
-            if refusal is None:
-                channels.point(guard, published.manifest, channel, by=by, why=why)
+            refusal = _move(guard, published.manifest, channel, by, why)
         return replace(published, channel_refusal=refusal)
+
+
+def _move(guard: Guard, manifest: Manifest, channel: str, by: str, why: str) -> str | None:
+    """Point a channel at a version that was built; the reason why it does not accept it, None where it does."""
+    accepted = losses_of_build(channel)
+    refusal = channels.policy_refusal(guard.store, manifest, channel, accepted_losses=accepted)
+    if refusal is None:
+        try:
+            channels.point(guard, manifest, channel, by=by, why=why, accepted_losses=accepted)
+        except InputError as error:  # the channel was moved since it was asked
+            return str(error)
+    return refusal
 
 
 @contextmanager

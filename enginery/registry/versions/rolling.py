@@ -83,24 +83,27 @@ def settle_rollout(store: Store, model: str, name: str) -> None:
     if channel is not None and not are_feeds_current(store, channel):
         with hold_lease(store, f"writing the feeds of {model}:{name}") as guard:
             update_feeds(guard, channel)
-    if channel is None or channel.active_rollout is None:
-        clear_marks(store, model, name)
+    running = channel.active_rollout if channel else None
+    clear_marks(store, model, name, running.id if running else "")
 
 
-def clear_marks(store: Store, model: str, name: str) -> None:
-    """Remove the marks of a channel's rollouts that are not the one that runs.
+def clear_marks(store: Store, model: str, name: str, running: str = "") -> None:
+    """Remove the marks of a channel's rollouts that do not run. running: the id of the one that is known to.
 
     A mark may be of a rollout that is about to begin. So the state is written anew first: who read it before begins
     nothing with that id any more.
     """
     for _, _, rollout in list(_marks(store, f"{ROLLOUTS}{model}/{name}/")):
+        if rollout == running:
+            continue
         runs = False
 
         def fence(state: Channel | None, rollout: str = rollout) -> Channel | None:
             nonlocal runs
-            runs = state is not None and state.active_rollout is not None and state.active_rollout.id == rollout
-            known = state is None or (state.rollout is not None and state.rollout.id == rollout)
-            return None if state is None or known else replace(state, revision=state.revision + 1)
+            last = state.rollout if state else None
+            runs = last is not None and last.id == rollout and not last.is_finished
+            begun = state is None or (last is not None and last.id == rollout)
+            return None if state is None or begun else replace(state, revision=state.revision + 1)
 
         change_channel(store, model, name, fence)
         if not runs:

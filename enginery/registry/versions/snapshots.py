@@ -21,7 +21,14 @@ from enginery.registry.evidence.attestations import attestations
 from enginery.registry.evidence.latencies import latency_reports, newest_of_each
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.store.base import Documents, Store
-from enginery.registry.store.layout import MANIFEST, evidence_prefix, is_key, manifest_key, version_prefix
+from enginery.registry.store.layout import (
+    MANIFEST,
+    MAX_DOCUMENT_BYTES,
+    evidence_prefix,
+    is_key,
+    manifest_key,
+    version_prefix,
+)
 
 FORMAT = 1
 # Of the blob, and of the documents in it. A version with more evidence has no snapshot; its documents are read singly.
@@ -110,7 +117,7 @@ def is_snapshot(store: Store, digest: str) -> bool:
     if not 0 < (store.stored_size(digest) or 0) <= MAX_BYTES:
         return False
     try:
-        parse_snapshot(store.read_blob(digest))
+        parse_snapshot(store.read_blob(digest, MAX_BYTES))
     except (IntegrityError, InputError):
         return False
     return True
@@ -155,9 +162,9 @@ class SnapshotDocuments:
         """See `Store.locator`."""
         return self.store.locator(key) if self.store else key
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
-        return self._beyond.read_blob(digest)
+        return self._beyond.read_blob(digest, most)
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""

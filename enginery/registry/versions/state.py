@@ -24,7 +24,7 @@ from enginery.registry.rollouts.state import EarlierRollout, Rollout, check_roll
 from enginery.registry.rollouts.waves import ServingNode
 from enginery.registry.store.base import Documents, Store, change, place_of
 from enginery.registry.store.layout import FORMAT as REGISTRY_FORMAT
-from enginery.registry.store.layout import channel_key, channel_history_key
+from enginery.registry.store.layout import channel_history_key, channel_key
 
 FORMAT = 1
 # Of the state, which all nodes read; and of the history.
@@ -39,7 +39,7 @@ class Move:
     """One entry of a channel's history: the version, when (ISO 8601, UTC), by whom and why.
 
     manifest: digest of the version's manifest.  canary: digests of the canary reports that it was promoted with, which
-    are blobs of the registry.
+    are blobs of the registry.  losses: what was served before and not after it, as was accepted (`losses.list_losses`).
     """
 
     version: str
@@ -50,6 +50,7 @@ class Move:
     proven_only: bool = False
     action: Action = "promote"
     canary: tuple[str, ...] = ()
+    losses: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True)
@@ -312,5 +313,3 @@ def _loses(before: Channel, after: Channel) -> bool:
     """Whether a state has another move or another rollout than the one before it."""
     last = before.rollout
     return after.moves != before.moves or (last is not None and (after.rollout is None or after.rollout.id != last.id))
-
-

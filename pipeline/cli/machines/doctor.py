@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION, CpuKind, this_kind
+from enginery.core.hardware.cpu_kinds import CpuKind, this_kind
 from enginery.core.text import format_bytes, pluralize
 from enginery.core.types import Scalar
 from pipeline.cli.options import emit_json, json_option, registry_option
@@ -80,10 +80,8 @@ def _kind_words(kind: CpuKind) -> str:
     if not kind.saturates:
         return f"{kind.name}; the target `cpu` means this kind, and a proof made here holds for it"
     return (
-        f"{kind.name}, without VNNI: int8 engines are opened with {' = '.join(EXACT_SESSION)}, or onnxruntime's sums "
-        "saturate, and run slower for it; those of a reduced range (backends.onnxruntime.reduced_range) need no such "
-        "thing, and are built here where they are measured to be faster. "
-        "A proof made here holds for this kind"
+        f"{kind.name}, without VNNI: onnxruntime's int8 weights are kept within -64..64 for it, or its sums would "
+        "saturate (backends.onnxruntime.reduced_range). A proof made here holds for this kind"
     )
 
 

@@ -85,7 +85,8 @@ def build(
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
-    With --target, --precision or --backend, the version holds only those engines. Exit code 1 if a unit failed.
+    With --target, --precision or --backend, the version holds only those engines, and no channel is moved to it. Exit
+    code 1 if a unit failed.
     """
     from pipeline.orchestration.run import registry_of
 
@@ -111,12 +112,15 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     from enginery.registry.store.base import open_store
     from enginery.registry.versions import channels
     from enginery.registry.versions.lookup import locate
+    from enginery.registry.versions.policies import losses_of_build
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(f"{outcome.model}@{outcome.version}")).manifest
-    refusal = channels.policy_refusal(store, manifest, outcome.channel)
+    accepted = losses_of_build(outcome.channel)
+    refusal = channels.policy_refusal(store, manifest, outcome.channel, accepted_losses=accepted)
     if refusal is None:
-        channels.promote(store, manifest, outcome.channel, by=user(), why="built and signed")
+        why = "built and signed"
+        channels.promote(store, manifest, outcome.channel, by=user(), why=why, accepted_losses=accepted)
     return replace(outcome, channel_refusal=refusal)
 
 
@@ -213,7 +217,8 @@ def _show_place(outcome: "Outcome") -> None:
             say(f"report: {outcome.page}")
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
-    channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
+    moved = outcome.channel and not (outcome.channel_refusal or outcome.narrowed)
+    channel = f"; channel {outcome.channel}" if moved else ""
     # On the same line where nothing is new.
     report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
     if outcome.same_as:
@@ -223,6 +228,12 @@ def _show_place(outcome: "Outcome") -> None:
         echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
+    if outcome.channel and outcome.narrowed:
+        say(
+            f"channel {outcome.channel} did not move: this run built {outcome.narrowed} alone, not all of the spec; "
+            f"`enginery promote {outcome.model}@{outcome.version} {outcome.model}:{outcome.channel}` moves it, with "
+            "--accept-loss where nodes lose something by that"
+        )
 
 
 def _print_engines(outcome: "Outcome") -> None:

@@ -88,7 +88,7 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     from pipeline.drafts.text import write_spec
 
     is_file = ":" not in model or Path(model).exists()
-    found, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out)
+    found, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
     if found.unknown and requests:
         raise InputError(f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests")
     states = [state.input for state in found.states] if requests else []
@@ -122,6 +122,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     from pipeline.drafts.ensemble import (
         FoundGraph,
         check_unknown,
+        connect_states,
         find_connections,
         find_unconnected,
         graph_key,
@@ -145,7 +146,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
         graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), found, gives))
     check_unknown(graphs)
     whole = model_name(path.stem)
-    graphs = name_graphs(whole, graphs)
+    graphs = connect_states(name_graphs(whole, graphs))
     files = {graph.key: f"{graph.key}.yaml" for graph in graphs}
     if path.name in files.values():
         raise InputError(f"{path} would be the spec of a graph too; name the whole's otherwise with --out")
@@ -208,7 +209,7 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     return found, out or folder / f"{found.name}.yaml"
 
 
-def _look_at_entry_point(text: str, out: Path | None) -> tuple["FoundModel", Path]:
+def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> tuple["FoundModel", Path]:
     """What an entry point's module says, and where its spec goes: beside the file, or the folder of the package."""
     from pipeline.drafts.torch_model import look_at_module
 
@@ -218,7 +219,7 @@ def _look_at_entry_point(text: str, out: Path | None) -> tuple["FoundModel", Pat
         if not Path(name).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{name} is outside {folder}, where the spec goes; a spec names files of its own folder")
         name = str(Path(name).resolve().relative_to(folder.resolve()))
-    found = look_at_module(folder, f"{name}:{function}")
+    found = look_at_module(folder, f"{name}:{function}", requests)
     return found, out or folder / f"{found.name}.yaml"
 
 

@@ -1,5 +1,6 @@
 """`enginery plan`."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 @click.command()
 @spec_options
 @click.option("--no-export", is_flag=True, help="Answer from what is on record; run nothing and write nothing.")
+@click.pass_context
 @collect_run_options
-def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, options: "RunOptions") -> None:
+def plan(ctx: click.Context, /, spec: str, as_json: bool, quiet: bool, no_export: bool, options: "RunOptions") -> None:
     """Show for every unit of SPEC whether it would be built, and why.
 
     What is not on record yet is exported, calibrated and quantized first, so that every build key is complete. With
-    --no-export a unit whose graph is not on record is 'unknown'.
+    --no-export a unit whose graph is not on record is 'unknown'. Exit code 1 if a unit has failed, or all are refused.
     """
     from pipeline.orchestration.forecasts import foresee_spec
 
@@ -35,6 +37,13 @@ def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, options: "RunOp
     if unknown := found.count("unknown"):
         verb = "is" if unknown == 1 else "are"
         say(f"{unknown} of {_count_units(found)} units {verb} unknown; without --no-export all are known")
+    counts = {action: found.count(action) for action in ("failed", "refused")}
+    ctx.exit(int(is_stuck(counts, _count_units(found))))
+
+
+def is_stuck(counts: Mapping[str, int], units: int) -> bool:
+    """Whether a plan has units that have failed, or nothing but refusals. counts: of units by action."""
+    return counts.get("failed", 0) > 0 or counts.get("refused", 0) == units > 0
 
 
 def _count_units(found: "Forecast | EnsembleForecast") -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from enginery.core.codec import decode, encode
+from enginery.core.text import format_plain
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -67,7 +68,7 @@ def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple
 
     It is for the kind of int8 that the spec's backends write with these activations; else for one with int8 weights.
     """
-    from pipeline.compile.composition import InProcess, calibrate
+    from pipeline.compile.composition import InProcess, observe_all
     from pipeline.compile.plan import Selection, candidates
     from pipeline.compile.steps.exports import export
     from pipeline.compile.steps.search import choose
@@ -78,7 +79,7 @@ def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple
     whole = Searched("int8" if activation == "int8" else "uint8")
     kind = next((kind for kind in found if kind and kind.activation == activation), whole)
     exported = export(spec, context)
-    chosen = choose([kind], spec, exported, calibrate(spec, exported, context, InProcess()), context)[kind]
+    chosen = choose([kind], spec, exported, observe_all(spec, exported, context, InProcess()), context)[kind]
     return decode(json.loads(context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
 
 
@@ -92,7 +93,8 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
         strength = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
         facts = [", ".join(group.nodes), f"{group.share:.1%}", decibels_text(group.sqnr_db), strength]
         # The whole model's milliseconds without and with this group in int8.
-        times = "" if group.int8_ms is None else f"{group.float_ms:.3g} -> {group.int8_ms:.3g} ms"
+        ms = [format_plain(value) for value in (group.float_ms, group.int8_ms) if value is not None]
+        times = f"{' -> '.join(ms)} ms" if len(ms) == 2 else ""
         kept = "yes" if group.kept else "left in float"
         rows.append([*facts, f"{group.clip:.2f}", *([times] if measured else []), kept])
     title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"

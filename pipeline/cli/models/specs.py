@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from enginery.core.text import pluralize
+from pipeline.cli.models.plan import is_stuck
 from pipeline.cli.options import (
     collect_run_options,
     emit_json,
@@ -124,7 +125,7 @@ def catalog(
     A spec that fails does not stop the others. Exit code 1 if a spec or one of its engines failed.
 
     With --plan, say for each spec how many units would be built and how many engines are there, as far as that is on
-    record; exit code 1 if a spec cannot be planned.
+    record; exit code 1 if a spec cannot be planned, or a unit of it has failed, or all of them are refused.
     """
     if only_plan:
         ctx.exit(_plan_catalog(specs, options, as_json))
@@ -175,4 +176,4 @@ def _plan_catalog(specs: str, options: "RunOptions", as_json: bool) -> int:
         if cells:
             print_table(("spec", "model", "units", "not on record, or why not"), cells)
         say(summarize(rows))
-    return int(any(row.reason for row in rows))
+    return int(any(row.reason or is_stuck(row.units, sum(row.units.values())) for row in rows))

@@ -17,7 +17,7 @@ from pipeline.cli.options import (
     say,
     targets_option,
 )
-from pipeline.cli.published import local_context, trusted_manifest
+from pipeline.cli.published import local_context, target_names, trusted_manifest
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
@@ -48,13 +48,12 @@ def attribute(
     For a quantized or cast graph that fails, also says which nodes to leave in float. Exit code 1 if anything failed,
     and for an attribution that could not be made.
     """
-    from enginery.core.hardware.targets import parse_targets
     from enginery.registry.store.base import open_store
     from pipeline.operations.attribution import attribute_version
 
     store = open_store(registry)
     manifest = trusted_manifest(store, reference)
-    wanted = {item.name for name in targets.split(",") for item in parse_targets(name)}
+    wanted = target_names(manifest, targets)
     with local_context(store, quiet) as context:
         answers = list(attribute_version(manifest, wanted, precision, context))
     found = [answer.to_json() for answer in answers]

@@ -1,11 +1,11 @@
 """Commands on one engine of a published version, on this machine: `enginery profile`, `fuzz`, `check-reproducible`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from enginery.core import parsing
 from enginery.core.codec import encode, encode_document
 from enginery.core.types import PRECISIONS
 from pipeline.cli.options import (
@@ -177,7 +177,7 @@ def _read_histogram(path: Path) -> dict[str, dict[int, float]]:
     from validation.fuzz.cases import parse_histogram
 
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parsing.load_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"histogram {path}: {error}; give JSON {{dim: {{size: count}}}}") from error
     return parse_histogram(data)

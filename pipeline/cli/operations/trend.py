@@ -40,7 +40,7 @@ def trend(model: str, bucket: str | None, out: Path | None, registry: str, as_js
     wanted = bucket and " ".join(bucket.replace(",", " ").split())
     chosen = [item for item in found if wanted in (None, item.series.bucket)]
     if not chosen:
-        known = ", ".join(sorted({item.series.bucket for item in found})) or ", ".join(models_with_series(store))
+        known = ", ".join(dict.fromkeys(item.series.bucket for item in found)) or ", ".join(models_with_series(store))
         what = f"{model} has no series" + (f" at {bucket}" if found else "")
         raise UnknownNameError(f"{what}; known: {known or 'none'}; `enginery profile {model} --record` adds a point")
     if as_json:
@@ -70,8 +70,10 @@ def _print_trends(found: "list[Trend]") -> None:
         place = ", ".join([place, *series.machine.gpus])
         newest = f"{seconds_text(last.median_s)} (@{last.version})"
         row = [series.unit, series.bucket, place, points, series.points[0].at[:10], newest, relative]
-        rows.append([*row, str(len(item.changes))])
+        rows.append([*row, "" if item.changes is None else str(len(item.changes))])
     print_table(COLUMNS, rows, note="relative: to the engine of the first version, timed in turns with it")
+    if any(item.changes is None for item in found):
+        say("where their level changed was not looked for: pip install 'enginery[trend]'")
     for item in found:
-        for change in item.changes:
+        for change in item.changes or ():
             echo(f"{item.series.unit} at {item.series.bucket}: {describe_change(change)}")

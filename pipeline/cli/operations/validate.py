@@ -16,7 +16,7 @@ from pipeline.cli.options import (
     targets_option,
     trust_option,
 )
-from pipeline.cli.published import local_context, vouched_manifest
+from pipeline.cli.published import local_context, target_names, vouched_manifest
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def validate(
     the warm start of compile caches again, whose code needs a signature that --trust asks for, or --allow-unsigned
     (docs/guides/compile-caches.md). Exit code 1 if a check failed, or a cache or a result was refused.
     """
-    from enginery.core.hardware.targets import parse_targets
     from enginery.registry.store.base import open_store
 
     if imported and (reference or carry or targets):
@@ -84,11 +83,11 @@ def validate(
     if allow_unsigned and not cache:
         raise click.UsageError("--allow-unsigned is for --cache: engines are no code")
     store = open_store(registry)
-    wanted = {item.name for name in targets.split(",") for item in parse_targets(name)} if targets else None
     if imported:
         verdicts = _import(store, imported, as_json)
         ctx.exit(_exit_code(verdicts))
     manifest, signed = vouched_manifest(store, str(reference), trust)
+    wanted = target_names(manifest, targets) if targets else None
     if carry:
         verdicts = _carry(store, manifest, carry, wanted, as_json)
     elif cache:

@@ -5,29 +5,15 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import Duration, Size, log_format_option, registry_option, say
+from enginery.core.address import HttpAddress
+from pipeline.cli.options import Duration, ListenAddress, Size, log_format_option, registry_option, say
 from pipeline.cli.tables import echo
-
-
-class Listen(click.ParamType[tuple[str, int]]):
-    """'127.0.0.1:8080', '[::]:8080'."""
-
-    name = "address"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Host and port. Raises click's usage error for another text."""
-        if isinstance(value, tuple):
-            return value
-        host, _, port = str(value).rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            self.fail(f"{value!r} is no address; give HOST:PORT, as in 127.0.0.1:8080", param, ctx)
-        return host.strip("[]"), int(port)
 
 
 @click.command()
 @click.option(
     "--listen",
-    type=Listen(),
+    type=ListenAddress(),
     metavar="HOST:PORT",
     default="127.0.0.1:8080",
     show_default=True,
@@ -74,7 +60,7 @@ class Listen(click.ParamType[tuple[str, int]]):
 @log_format_option
 @registry_option
 def cache(
-    listen: tuple[str, int],
+    listen: HttpAddress,
     folder: Path,
     limit_bytes: int,
     fresh: timedelta,
@@ -94,8 +80,8 @@ def cache(
     settings = CacheSettings(
         registry=registry,
         folder=folder.absolute(),
-        host=listen[0],
-        port=listen[1],
+        host=listen.host,
+        port=listen.port,
         limit_bytes=limit_bytes,
         fresh_s=fresh.total_seconds(),
         offline_s=offline.total_seconds(),

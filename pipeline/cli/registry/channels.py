@@ -35,9 +35,9 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
     cells = []
     for row in rows:
         move, canaries = row.move, ", ".join(digest[:12] for digest in row.move.canary)
-        report = (row.report or "")[:12]
-        cells.append([move.at, row.channel, move.action, move.version, move.by, move.why, report, canaries])
-    print_table(("at", "channel", "action", "version", "by", "why", "report", "canary"), cells)
+        report, losses = (row.report or "")[:12], ", ".join(move.losses)
+        cells.append([move.at, row.channel, move.action, move.version, move.by, move.why, losses, report, canaries])
+    print_table(("at", "channel", "action", "version", "by", "why", "losses", "report", "canary"), cells)
 
 
 @click.group()
@@ -60,9 +60,12 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     found = own or policies.read(store, None, channel)
     origin = None if found is None else f"{model}:{channel}" if own else f"*:{channel}"
     if as_json:
-        emit_json({"policy": found.to_json() if found else None, "of": origin})
+        built_in = policies.describe_built_in(channel)
+        emit_json({"policy": found.to_json() if found else None, "of": origin, "built_in": built_in})
         return
-    echo(f"{where}: " + (_words(found) + f" (set for {origin} by {found.by}, {found.at})" if found else "no policy"))
+    own_rule = _words(found) + f" (set for {origin} by {found.by}, {found.at})" if found else "no policy of its own"
+    echo(f"{where}: {own_rule}")
+    echo(f"every channel of this name: {policies.describe_built_in(channel)}")
 
 
 @policy.command("set")

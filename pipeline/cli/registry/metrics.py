@@ -1,6 +1,5 @@
 """`enginery metrics`: a registry's numbers for Prometheus."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,8 +44,8 @@ def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | No
     from pipeline.orchestration.metrics.live import LiveMetrics, serve_metrics
 
     live = LiveMetrics()
-    with serve_metrics(live.registry, port, address) as taken:
-        say(f"metrics: http://{address}:{taken}/metrics")
+    with serve_metrics(live.registry, port, address) as server:
+        say(f"metrics: {server.url}/metrics")
         yield live
 
 
@@ -90,9 +89,10 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
             write_whole(textfile, text)
         raise SystemExit(0 if whole else 3)
     exporter.refresh()
-    with serve_metrics(exporter.registry(), port, address) as taken:
-        say(f"metrics of {registry}: http://{address}:{taken}/metrics; Ctrl-C ends it")
-        try:
-            exporter.run(every, threading.Event())
-        except KeyboardInterrupt:
-            say("stopped")
+    try:
+        with serve_metrics(exporter.registry(), port, address) as server:
+            say(f"metrics of {registry}: {server.url}/metrics; Ctrl-C ends it")
+            exporter.run(every, server.ended)
+            server.wait()
+    except KeyboardInterrupt:
+        say("stopped")

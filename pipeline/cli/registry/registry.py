@@ -27,6 +27,7 @@ from enginery.registry.versions.policies import CanaryPass
 from enginery.registry.versions.state import Channel, read_channel, read_history
 from enginery.registry.versions.views import VersionStatus, show_version
 from pipeline.cli.options import (
+    accept_loss_option,
     emit_json,
     json_option,
     optional_reference_argument,
@@ -139,6 +140,7 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     type=click.Path(path_type=Path),
     help="A canary's report.json: refuse unless it is a PASS of exactly this version; repeat it.",
 )
+@accept_loss_option
 @registry_option
 @json_option
 def promote(
@@ -147,10 +149,13 @@ def promote(
     why: str,
     proven_only: bool,
     reports: tuple[Path, ...],
+    accept_loss: bool,
     registry: str,
     as_json: bool,
 ) -> None:
     """Point a channel to the version REF.
+
+    Refused where nodes would lose a target or a precision that the channel serves now, unless --accept-loss.
 
     NAME:CHANNEL: a channel of the same model (default: its channel stable).
     """
@@ -167,7 +172,15 @@ def promote(
         words, passes = canary_passes(store, manifest, channel, reports, say)
         why = " ".join(part for part in (why, words) if part)
     after = channels.promote(
-        store, manifest, channel, by=user(), why=why, proven_only=proven_only, canaries=passes, counts=vouched.counts
+        store,
+        manifest,
+        channel,
+        by=user(),
+        why=why,
+        proven_only=proven_only,
+        canaries=passes,
+        counts=vouched.counts,
+        accepted_losses=None if accept_loss else (),
     )
     _print_channel(store, after, as_json)
 

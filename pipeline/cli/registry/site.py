@@ -6,12 +6,18 @@ from typing import Any
 
 import click
 
-from pipeline.cli.options import combine, emit_json, json_option, number_option, path_option, registry_option, say
+from enginery.core.address import HttpAddress
+from pipeline.cli.options import (
+    ListenAddress,
+    combine,
+    emit_json,
+    json_option,
+    number_option,
+    path_option,
+    registry_option,
+    say,
+)
 from pipeline.cli.tables import echo
-
-# How long the end waits for a page that is being written; the first site of many models takes minutes, and each file
-# is whole at any time.
-_LAST_WRITES_S = 2.0
 
 site_options = combine(
     path_option("--inventory", "Groups of nodes, as of `enginery fleet`.", shown="every GPU product known"),
@@ -56,23 +62,10 @@ def site(dest: Path, registry: str, as_json: bool, **sources: Any) -> None:
         echo(str(dest / "index.html"))
 
 
-class Address(click.ParamType[tuple[str, int]]):
-    """'127.0.0.1:8080', ':0'."""
-
-    name = "address"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Host and port. Raises click's usage error for another text."""
-        host, _, port = str(value).rpartition(":")
-        if not (port.isascii() and port.isdecimal() and int(port) < 65536):
-            self.fail(f"{value!r} is no address; give HOST:PORT, as in 127.0.0.1:8080", param, ctx)
-        return host or "127.0.0.1", int(port)
-
-
 @click.command()
 @click.option(
     "--listen",
-    type=Address(),
+    type=ListenAddress("127.0.0.1"),
     metavar="HOST:PORT",
     default="127.0.0.1:8080",
     show_default=True,
@@ -82,35 +75,30 @@ class Address(click.ParamType[tuple[str, int]]):
 @click.option("--prefix", default="", metavar="/PATH", help="Path of an ingress that the site lies below.")
 @path_option("--dest", "Folder for the site's files.", shown="a temporary one")
 @site_options
-def serve(listen: tuple[str, int], every: float, prefix: str, dest: Path | None, registry: str, **sources: Any) -> None:
+def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, registry: str, **sources: Any) -> None:
     """Show the registry as a website: the files of `enginery site`, brought up to date as the registry changes.
 
     Read-only: GET and HEAD are answered, and nothing else. There is no login: listen on loopback, or behind an ingress.
     """
-    import threading
     from tempfile import TemporaryDirectory
 
+    from enginery.listening import HttpServer
     from enginery.registry.store.base import open_store
     from pipeline.site.folder import SiteFolder
     from pipeline.site.generate import SiteSources, write_site
-    from pipeline.site.server import Refresher, SiteServer
+    from pipeline.site.server import Refresher, SiteFiles
 
     if prefix and not re.fullmatch(r"(/[A-Za-z0-9_-]+)+/?", prefix):
         raise click.UsageError(f"--prefix {prefix!r} is no path; give one such as /registry")
     store = open_store(registry)
     with TemporaryDirectory(prefix="enginery-site-", ignore_cleanup_errors=True) as temporary:
-        folder, stop = SiteFolder(dest or Path(temporary)), threading.Event()
-        chosen = SiteSources(**sources)
+        folder, chosen = SiteFolder(dest or Path(temporary)), SiteSources(**sources)
         refresher = Refresher(lambda: write_site(store, folder, chosen, say), say)
-        with SiteServer(*listen, folder.root, prefix) as server:
-            host, port = listen[0], server.server_address[1]
-            say(f"{registry}: http://{host}:{port}{prefix.rstrip('/')}/; Ctrl-C ends it")
-            thread = threading.Thread(target=refresher.run, args=(every, stop), daemon=True)
-            thread.start()
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                say("stopped")
-            finally:
-                stop.set()
-                thread.join(_LAST_WRITES_S)
+        files = SiteFiles(folder.root, prefix, only_loopback=listen.is_loopback)
+        try:
+            with HttpServer(files, listen) as server:
+                say(f"{registry}: {server.url}{prefix.rstrip('/')}/; Ctrl-C ends it")
+                refresher.run(every, server.ended)
+                server.wait()
+        except KeyboardInterrupt:
+            say("stopped")

@@ -14,6 +14,7 @@ from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.rolling import read_rollout, running_rollouts, settle_rollout
 from enginery.registry.versions.state import Channel, read_channel
 from pipeline.cli.options import (
+    accept_loss_option,
     channel_argument,
     emit_json,
     json_option,
@@ -41,11 +42,19 @@ def rollout() -> None:
 @click.argument("where", metavar="[NAME:CHANNEL]", required=False)
 @waves_options("--wave")
 @click.option("--proven-only", is_flag=True, help="Serve only its proven engines.")
+@accept_loss_option
 @why_option
 @registry_option
 @json_option
 def start_rollout(
-    reference: str, where: str | None, proven_only: bool, why: str, registry: str, as_json: bool, **given: Any
+    reference: str,
+    where: str | None,
+    proven_only: bool,
+    accept_loss: bool,
+    why: str,
+    registry: str,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Start a rollout of the version REF to a channel; its first wave is open then.
 
@@ -64,7 +73,9 @@ def start_rollout(
     manifest = locate(store, named).manifest
     require(store, manifest)
     plan = operations.plan_of(store, named.model, channel, GivenPlan(**given).read())
-    found = operations.start(store, manifest, channel, plan, _operator(store, why), proven_only=proven_only)
+    found = operations.start(
+        store, manifest, channel, plan, _operator(store, why), proven_only=proven_only, accept_losses=accept_loss
+    )
     _print(found, as_json)
     if not as_json:
         echo(describe_plan(plan))
@@ -173,10 +184,17 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 @click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="Port; 0 is any free one.")
 @registry_option
 def receive_reports(host: str, port: int, registry: str) -> None:
-    """Take reports of nodes that may not write the registry (`pull --watch --report-url`), and store them."""
+    """Take reports of nodes that may not write the registry (`pull --watch --report-url`), and store them.
+
+    Beyond loopback the nodes must show a token: set ENGINERY_REPORT_TOKEN here and there.
+    """
+    from enginery.core.address import HttpAddress
     from pipeline.rollout.receiving import serve_reports
 
-    serve_reports(open_store(registry), host, port, say)
+    try:
+        serve_reports(open_store(registry), HttpAddress(host, port), say)
+    except KeyboardInterrupt:
+        say("stopped")
 
 
 def _named(store: Store, where: str | None) -> list[Channel]:
@@ -222,6 +240,8 @@ def _describe_limits(found: Rollout) -> str:
 def _print_status(status: "RolloutStatus") -> None:
     found, heard = status.rollout, status.heard
     echo(f"{found.where}: rollout {found.id} of {found.version}, in place of {found.base}: {found.state}")
+    if found.losses:
+        echo(f"accepted losses: {', '.join(found.losses)}")
     print_table(("wave", "who", "least_time", "state"), status.list_waves())
     if not found.is_finished:
         failing = sum(bool(report.failure) for report in heard.reports)

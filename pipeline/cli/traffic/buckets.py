@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from enginery.core.codec import encode
+from enginery.core.text import format_plain
 from pipeline.cli.options import (
     combine,
     emit_json,
@@ -174,6 +175,6 @@ def _print_advice(advice: "BucketAdvice", split: "SplitTrace") -> None:
         echo(line)
     print_table(PLAN_COLUMNS, plan_rows(advice.choice.plans))
     echo(f"times of {advice.engine} at {advice.choice.timed} sizes; intervals are of 95 %")
-    echo(f"price of a profile: {advice.price.seconds_a_day:.3g} engine seconds a day ({advice.price.words})")
+    echo(f"price of a profile: {format_plain(advice.price.seconds_a_day)} engine seconds a day ({advice.price.words})")
     for remark in advice.remarks:
         echo(remark)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from enginery.core.codec import encode
+from enginery.core.text import format_plain
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -155,7 +156,7 @@ def _row(row: "EngineCapacity", currency: str) -> Sequence[str]:
         row.machine,
         f"{rate.value:.4g} ({rate.low:.4g} to {rate.high:.4g})",
         f"{found.batch:.1f} of {policy.most}",
-        f"{1e3 * policy.wait_s:.3g} ms",
+        f"{format_plain(1e3 * policy.wait_s)} ms",
         f"{100 * found.utilization:.0f} %",
         f"{machines.value} ({machines.low} to {high})",
         _cost(cost.value, cost.low, cost.high, currency) if cost else "no price",
@@ -163,4 +164,5 @@ def _row(row: "EngineCapacity", currency: str) -> Sequence[str]:
 
 
 def _cost(value: float, low: float, high: float | None, currency: str) -> str:
-    return f"{value:.3g} ({low:.3g} to {'?' if high is None else f'{high:.3g}'}) {currency}".rstrip()
+    most = "?" if high is None else format_plain(high)
+    return f"{format_plain(value)} ({format_plain(low)} to {most}) {currency}".rstrip()

@@ -9,7 +9,7 @@ from enginery.compile_caches.recipe import BACKEND, PRECISION
 from enginery.core.codec import encode_fields
 from enginery.core.digest import digest_of
 from enginery.core.errors import EngineryError, InputError
-from enginery.core.reports.proof import Report, approve, judge
+from enginery.core.reports.proof import Report, approve, find_unmeasured, judge
 from enginery.core.text import now
 from enginery.registry.manifest import EngineEntry, Status
 from enginery.user_code.compiling import CompileModel
@@ -115,13 +115,11 @@ def _draft_entry(
 
 def _judge(unit: CacheUnit, made: MadeCache, spec: "ModelSpec", exported: Exported) -> JudgedCache:
     """The cache with its verdict, which is that of the machine that made it."""
-    verdict, reason = judge(made.checks)
+    checks = (*find_unmeasured(exported.proof.checks), *made.checks)
+    verdict, reason = judge(checks)
     entry = _draft_entry(unit, spec, exported, "failed", "", made.maker)
     if verdict == "proven" and entry.cpu:
         reason = f"{reason}, on {entry.cpu}"
-    passed = [check.passed for check in made.checks]
-    counts = {"passed": sum(passed), "failed": passed.count(False)}
-    entry = replace(entry, reason=reason, notes=made.notes, checks=counts)
     report = Report(
         entry.unit,
         entry.target,
@@ -129,15 +127,16 @@ def _judge(unit: CacheUnit, made: MadeCache, spec: "ModelSpec", exported: Export
         entry.backend,
         made.digest,
         exported.golden,
-        made.checks,
+        checks,
         verdict,
         reason,
         now(),
         made.maker.host,
         dict(entry.toolchain),
     )
+    entry = replace(entry, reason=reason, notes=made.notes, checks=report.counts)
     proof = approve(report)
     if proof is None:
         return JudgedCache(entry)
-    found = replace(entry, status="proven", digest=made.digest, size_bytes=made.size_bytes, suffix=SUFFIX)
+    found = replace(entry, status=verdict, digest=made.digest, size_bytes=made.size_bytes, suffix=SUFFIX)
     return JudgedCache(replace(found, report=proof.report.digest), proof)

@@ -144,5 +144,6 @@ class Assembly:
         built = BuiltEnsemble(self.loaded, versions, tuple(self.chain), golden, self._outputs())
         wanted = {name: item.wanted for name, item in done.items()}
         units = list(list_units(self.loaded.graphs, current_engines(versions, self.context), wanted))
-        found = publish_ensemble(built, units, draw_page, self.context)
+        narrowed = next(filter(None, (item.outcome.narrowed for item in done.values())), None)
+        found = publish_ensemble(built, units, draw_page, self.context, narrowed)
         return found.with_graphs({name: item.outcome for name, item in done.items()})

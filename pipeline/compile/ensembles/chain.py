@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from enginery.core.codec import OMIT_DEFAULT
 from enginery.core.ensemble import EnsembleFunction
-from enginery.core.names import inside
 from enginery.core.types import Session, TensorSpec
 from enginery.registry.store.base import Store
 from pipeline.compile.steps.blobs import fetch_graph
@@ -87,7 +86,7 @@ def _open_function(place: Store, function: EnsembleFunction, folder: Path) -> "I
     from pipeline.sources.user_process import start_user_process
 
     for name, digest in function.files.items():
-        path = folder / inside(name)
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         place.fetch(digest, path)
     task = Task(CallFunction(folder, function.file, function.function, function.name))

@@ -28,6 +28,7 @@ from pipeline.values import EngineBlob, Proof
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
+    from builders.onnx_graphs.dependence import Dependence
     from enginery.ensembles import Ensemble
     from pipeline.spec.ensembles.model import EnsembleSpec
     from validation.golden.golden_set import GoldenSet
@@ -73,6 +74,7 @@ class ProveEnsemble:
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
         """The checks of sessions in the engines' place. alone: whether each is run among graphs in fp32 too."""
         from enginery.ensembles import call_rows
+        from validation.comparison.coverage import unmeasured_checks
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
 
@@ -94,7 +96,11 @@ class ProveEnsemble:
             return replace(proof, checks=checks)
         place, answers = open_store(context.store), golden if self.whole.states else self._answer(context)
         with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, opened) as chain:
-            return proof_of(checks, chain, answers, self.metrics, "engine", proof.spreads, proof.free_running)
+            whole = proof_of(checks, chain, answers, self.metrics, "engine", proof.spreads, proof.free_running)
+        given = {spec.name for spec in self._given}
+        # Outputs of graphs are measured by the golden sets of these.
+        graphs: dict[str, Dependence] = {spec.name: "handed on" for spec in self.outputs if spec.name not in given}
+        return replace(whole, checks=(*whole.checks, *unmeasured_checks(answers, graphs, self.metrics)))
 
     def _stages(self, context: WorkerContext, opened: Parts) -> Stages:
         place, exported = open_store(context.store), {graph.name: graph.model for graph in self.graphs}

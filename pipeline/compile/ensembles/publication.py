@@ -75,9 +75,7 @@ def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: R
     proof = Proof() if cannot_run else prove(request_proof(unit, built), unit.name, context)
     report = report_on(entry, golden, proof, cannot_run)
     context.progress.emit(VerdictReached(unit.name, report.verdict, report.reason))
-    passed = [check.passed for check in proof.checks]
-    counts = {"passed": passed.count(True), "failed": passed.count(False)}
-    judged = replace(entry, status=report.verdict, reason=report.reason, checks=counts, report=report.digest)
+    judged = replace(entry, status=report.verdict, reason=report.reason, checks=report.counts, report=report.digest)
     if report.verdict == "failed":
         judged = replace(judged, digest=None, size_bytes=None, suffix=None, report=None)
     size = sum(built.versions[name].size_of(engine) or 0 for name, engine in unit.engines.items())
@@ -88,7 +86,7 @@ def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | N
     """The report on an ensemble's engine. cannot_run: as of `make_report`.  cpu: the kind of CPU that it ran on;
     default: this machine's."""
     verdict, reason = judge(proof.checks, cannot_run)
-    if entry.hardware.is_cpu and cannot_run is None:
+    if entry.hardware.is_cpu and cannot_run is None and verdict != "unproven":
         reason = f"{reason}, on {cpu or this_kind().name}"
     return Report(
         unit=entry.unit,
@@ -124,10 +122,12 @@ def publish_ensemble(
     units: Sequence[EnsembleUnit],
     draw: Callable[[VersionDocument], str],
     context: RunContext,
+    narrowed: str | None = None,
 ) -> Outcome:
     """Judge the units and publish those that may be pulled; the version that says the same where there is one.
 
-    draw: makes the HTML page of a version's document.  Raises as `enginery.registry.versions.publish.publish`.
+    narrowed: as of `VersionDraft`.  draw: makes the HTML page of a version's document.
+    Raises as `enginery.registry.versions.publish.publish`.
     """
     store, spec = context.store, built.loaded.spec
     golden = store.put_file(spec.file(spec.golden.data))
@@ -144,7 +144,14 @@ def publish_ensemble(
         manifest = with_provenance(store, manifest, whole.engines, context.started_at)
     channel = spec.publication.channel
     published = publish(
-        store, manifest, approved, others, channel=channel, wanted_version=spec.version, by=user(), why="built"
+        store,
+        manifest,
+        approved,
+        others,
+        channel=None if narrowed else channel,
+        wanted_version=spec.version,
+        by=user(),
+        why="built",
     )
     with published_without(published.manifest, "its page"):
         measured = Measured(tuple(item.report for item in judged if item.report))
@@ -161,6 +168,7 @@ def publish_ensemble(
         channel_refusal=published.channel_refusal,
         page=page,
         manifest=published.digest,
+        narrowed=narrowed,
     )
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from enginery.client.resolve import compare_with_fp16
+from enginery.client.resolve import PORTABLE
 from enginery.core.digest import digest_of, digest_of_path
 from enginery.core.hardware.machine import describe_host
 from enginery.core.reports.proof import Approved, approve
 from enginery.core.requirements import Requirement, for_target
-from enginery.core.text import now
+from enginery.core.text import format_bytes, now
 from enginery.registry.evidence.build_details import LAYERS, RECIPE, RECORD
 from enginery.registry.manifest import EngineEntry, Manifest
 from pipeline.compile.caches.judged import JudgedCache
@@ -39,6 +39,7 @@ SELECTING = (
 )
 # What a version is made with, whichever compilers its engines come from.
 TOOLS = ("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
+_NARROWER = ("int8", "fp8", "int4")
 HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 
 
@@ -49,6 +50,7 @@ class VersionDraft:
     approved: each usable engine with its proof.  others: the units that were refused or failed.
     units: names of all, in the plan's order.  judged: the units that were not refused, with what was measured.
     blake3: of blobs that are pulled, by digest, where known.  channel, wanted_version: as the spec says.
+    narrowed: the part of the spec that the run asked for, in words; None where that is all of it.
     reads: see `Exported`.  read_sources: reads what the engines were built from, for the next plan.
     caches: compile caches, those that failed or were refused among them.
     """
@@ -64,6 +66,7 @@ class VersionDraft:
     reads: str
     read_sources: Callable[[], BuildSources]
     caches: tuple[JudgedCache, ...] = ()
+    narrowed: str | None = None
 
 
 def draft_version(
@@ -73,8 +76,12 @@ def draft_version(
     judged: Sequence[JudgedUnit],
     context: RunContext,
     caches: Sequence[JudgedCache] = (),
+    narrowed: str | None = None,
 ) -> VersionDraft:
-    """What a run of this spec publishes. Raises OSError for a file of the spec that is gone."""
+    """What a run of this spec publishes. narrowed: see `VersionDraft`.
+
+    Raises OSError for a file of the spec that is gone.
+    """
     approved: list[tuple[EngineEntry, Approved]] = []
     others = [EngineEntry(**_unit_fields(unit), status="refused", reason=unit.reason) for unit in plan.refused]
     for item in judged:
@@ -105,6 +112,7 @@ def draft_version(
         reads=exported.reads,
         read_sources=read_sources,
         caches=tuple(caches),
+        narrowed=narrowed,
     )
 
 
@@ -129,11 +137,26 @@ def say_which_are_large(
     manifest: says which shards they have.
     """
     entries = [replace(entry, size_bytes=manifest.size_of(entry)) for entry, _ in approved]
-    notes = [compare_with_fp16(entry, entries) for entry in entries]
+    notes = [_compare_with_fp16(entry, entries) for entry in entries]
     return [
         (replace(entry, notes=(*entry.notes, note)) if note else entry, proof)
         for (entry, proof), note in zip(approved, notes, strict=True)
     ]
+
+
+def _compare_with_fp16(entry: EngineEntry, entries: Sequence[EngineEntry]) -> str | None:
+    """That a GPU engine narrower than fp16 is larger than the fp16 engine of its target and backend; else None.
+
+    What makes a compiler's int8 engine larger, such as weights kept in two forms, does not make it faster.
+    """
+    for_cpu = entry.compute_capability is None and entry.target != PORTABLE
+    if entry.precision not in _NARROWER or for_cpu or not entry.size_bytes:
+        return None
+    same = (entry.target, entry.backend, "fp16")
+    half = next((item for item in entries if (item.target, item.backend, item.precision) == same), None)
+    if half is None or not half.size_bytes or entry.size_bytes <= half.size_bytes:
+        return None
+    return f"larger than the fp16 engine ({format_bytes(entry.size_bytes)} against {format_bytes(half.size_bytes)})"
 
 
 def _draft_manifest(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit]) -> Manifest:
@@ -257,6 +280,5 @@ def _unit_fields(unit: Unit, requires: tuple[Requirement, ...] = ()) -> Json:
 
 
 def _checks_and_notes(item: JudgedUnit) -> Json:
-    passed = [check.passed for check in item.report.checks] if item.report else []
-    checks = {"passed": passed.count(True), "failed": passed.count(False)}
-    return {"checks": checks, "notes": (*item.built.unit.graph.notes, *item.built.notes)}
+    counts = {"checks": item.report.counts} if item.report else {}
+    return {**counts, "notes": (*item.built.unit.graph.notes, *item.built.notes)}

@@ -52,6 +52,7 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
         page=page,
         manifest=published.digest,
         same_as=same,
+        narrowed=draft.narrowed,
     )
 
 
@@ -77,7 +78,7 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
         draft.others,
         caches=caches,
         unmade=unmade,
-        channel=draft.channel,
+        channel=None if draft.narrowed else draft.channel,
         wanted_version=draft.wanted_version,
         by=user(),
         why="built",

@@ -20,7 +20,7 @@ from enginery.core.types import Precision, Session
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch_graph, golden_set, proof_of, runnable, text_of
+from pipeline.compile.steps.blobs import MEASURED_BYTES, fetch_graph, golden_set, proof_of, runnable, text_of
 from pipeline.compile.steps.drift_limits import engine_drift_limits, graph_drift_limits
 from pipeline.compile.steps.graphs import GraphRecipe
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
@@ -240,7 +240,7 @@ def _list_failed(checks: Sequence[Check]) -> list[str]:
 
 def _read_recipe(place: Store, digest: str) -> GraphRecipe:
     try:
-        return decode(json.loads(place.read_blob(digest)), GraphRecipe)
+        return decode(json.loads(place.read_blob(digest, MEASURED_BYTES)), GraphRecipe)
     except (ValueError, IntegrityError) as error:
         raise IntegrityError(f"recipe {digest} cannot be read ({error}); build again, which writes it anew") from error
 

@@ -23,6 +23,9 @@ from enginery.registry.store.files import BlobDigest
 from pipeline.values import EngineBlob, Exported, Json, Proof, Shards
 from validation.metrics.tasks.terms import TaskMetric
 
+# Of what was measured of a graph: statistics of its tensors, digests of samples, ranges.
+MEASURED_BYTES = 16 << 30
+
 if TYPE_CHECKING:
     from validation.golden.answers import RecordedSession
     from validation.golden.golden_set import GoldenSet

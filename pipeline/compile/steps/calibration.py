@@ -15,7 +15,7 @@ from enginery.core.state import State, step_inputs
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import source_files
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch_graph
+from pipeline.compile.steps.blobs import MEASURED_BYTES, fetch_graph
 from pipeline.compile.steps.engines import USUAL_MEMORY_MIB
 from pipeline.compile.steps.keys import code_key, model_shapes, step_limits
 from pipeline.values import Exported, GraphVariant, Json, ModelShapes, Observed
@@ -116,8 +116,8 @@ class MergeParts:
 
         place = open_store(context.store)
         blobs = [part.observations for part in self.parts]
-        found = [Observations.from_bytes(place.read_blob(digest), digest) for digest in blobs]
-        inputs = merge_digests(place.read_blob(part.inputs) for part in self.parts)
+        found = [Observations.from_bytes(place.read_blob(digest, MEASURED_BYTES), digest) for digest in blobs]
+        inputs = merge_digests(place.read_blob(part.inputs, MEASURED_BYTES) for part in self.parts)
         return _store(place, reduce(Observations.merge, found), inputs)
 
 
@@ -165,7 +165,7 @@ def chosen_ranges(
 
     if observations is None or calibration is None:
         return None
-    seen = Observations.from_bytes(place.read_blob(observations))
+    seen = Observations.from_bytes(place.read_blob(observations, MEASURED_BYTES))
     if variant.precision != "int8" or variant.scheme is None:
         return ranges(seen, MinMax(), "int8")
     chosen = method(calibration.method, calibration.percentile)

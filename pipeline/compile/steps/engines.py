@@ -170,7 +170,7 @@ class TimingCache:
         """Both caches as one; `data` alone where the other is damaged or of another kind."""
         try:
             assert self._backend is not None  # noqa: S101 - there is no key without one
-            return self._backend.merge_timing(self._store.read_blob(there), data)
+            return self._backend.merge_timing(self._store.read_blob(there, MAX_BYTES), data)
         except EngineryError as error:
             self.notes.append(f"the timing cache of others was replaced: {error}")
             return data
@@ -191,6 +191,8 @@ def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
 
     Raises UnavailableError and IntegrityError, which say nothing about the unit, and StepError when cancelled.
     """
+    if failed := unit.graph.failure:
+        return Built(unit, failure=_failure(unit, spec, context, StepError(failed.reason, failed.kind, failed.log)))
     if unit.action == "failed":
         context.progress.emit(Finished(unit.name, "failed", unit.reason))
         return Built(unit, notes=(NOT_BUILT,))

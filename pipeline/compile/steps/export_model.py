@@ -1,7 +1,7 @@
 """What the process of an export does: canonical ONNX, the golden set, and the comparison of the two, as blobs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from enginery.core.state import step_inputs
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph, this_machine
 from pipeline.sources.request import ExportRequest
-from pipeline.values import KeptAnswers, OnnxModel, Proof
+from pipeline.values import KeptAnswers, ModelShapes, OnnxModel, Proof
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
@@ -67,8 +67,11 @@ class ExportModel:
 
     def run(self, context: WorkerContext) -> ExportOutcome:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
+        from builders.onnx_graphs.dependence import find_dependences
+        from builders.onnx_graphs.outline import load_outline
         from builders.reference import ReferenceSession, threads_for
         from pipeline.sources.export import export as export_source
+        from validation.comparison.coverage import unmeasured_checks
         from validation.data.joined import read_steps
         from validation.data.overlap import golden_digests, window_digests
         from validation.data.sequences import read_order, split
@@ -89,6 +92,8 @@ class ExportModel:
             threads = threads_for(exported.onnx, bool(self.source.states))
             with ReferenceSession(exported.onnx, threads=threads, name="the exported model") as session:
                 proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", *drifts)
+        named = find_dependences(load_outline(exported.onnx).graph)
+        proof = replace(proof, checks=(*proof.checks, *unmeasured_checks(frozen, named, self.metrics)))
         inputs = None
         if samples and self.source.states:
             sequences = (map(itemgetter(1), steps) for steps in split(samples, order))
@@ -96,7 +101,9 @@ class ExportModel:
         elif samples:
             groups = (case.inputs for case in frozen.of_kind("golden"))
             inputs = place.put_bytes(golden_digests(groups, samples.complete))
-        model = None if self.known else store_model(place, exported.onnx)
+        model = (
+            None if self.known else store_model(place, exported.onnx, ModelShapes(self.source.inputs, self.source.dims))
+        )
         answers = KeptAnswers(place.put_file(exported.answers), this_machine()) if exported.answers else None
         golden = FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof, answers)
         return ExportOutcome(model, golden)
@@ -119,16 +126,20 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]
         raise
 
 
-def store_model(place: Store, path: Path) -> OnnxModel:
+def store_model(place: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
     """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
     from builders.onnx_graphs.outline import load_outline
+    from pipeline.quantization.graph import tidy
     from pipeline.quantization.own_integers import count_integer_nodes
     from pipeline.quantization.schemes.qdq import carries_qdq
+    from pipeline.quantization.shares import narrow_share, sizes_at
     from pipeline.sources.onnx_model import specs_of
 
     model = load_outline(path)
     inputs, outputs = specs_of(model)
     stored = put_graph(place, path)
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    own = carries_qdq(model), stored.blob.blake3, count_integer_nodes(model), stored.shards
+    quantized = carries_qdq(model)
+    share = narrow_share(tidy(model), (), sizes_at(shapes)) if quantized else None
+    own = quantized, stored.blob.blake3, count_integer_nodes(model), stored.shards, share
     return OnnxModel(stored.blob.digest, tuple(inputs), tuple(outputs), opset, *own)

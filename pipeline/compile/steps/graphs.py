@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import OMIT_DEFAULT, decode, encode
-from enginery.core.errors import DataError, InputError
+from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.state import State
 from enginery.core.types import CALIBRATED, QUANTIZED, Precision, QuantizedState, TensorSpec
 from enginery.registry.store.base import Store, open_store
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, fail_step
 from pipeline.compile.steps.blobs import (
+    MEASURED_BYTES,
     answers_here,
     fetch_graph,
     golden_set,
@@ -25,17 +26,30 @@ from pipeline.compile.steps.blobs import (
 )
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
 from pipeline.compile.steps.drift_limits import as_written, graph_drift_limits
-from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
+from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, model_shapes, step_limits
 from pipeline.compile.steps.search import node_overrides, not_searched
+from pipeline.quantization.notes import QuantizationNotes, refuse_share
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.values import Exported, Graph, GraphVariant, Json, Observed, Proof, Recipe, Searched, SearchResult, Shards
+from pipeline.values import (
+    Exported,
+    Graph,
+    GraphVariant,
+    Json,
+    ModelShapes,
+    Observed,
+    Proof,
+    Recipe,
+    Searched,
+    SearchResult,
+    Shards,
+    StepFailure,
+)
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from enginery.core.reports.quantization import QuantizationRecord
-    from pipeline.quantization.notes import CastNotes, QuantizationNotes
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.statistics.observations import Observations
     from pipeline.spec.model import ModelSpec
@@ -63,7 +77,7 @@ class GraphRecipe:
 class WrittenGraph:
     """The model in one graph variant. Fields as in `values.Graph`; ranges: the calibrated ranges, as a blob.
 
-    written_from: digest of the float model behind it.  idle, shards, quantized_states: as in `values.Graph`.
+    written_from: digest of the float model behind it.  idle, shards, quantized_states, share: as in `values.Graph`.
     """
 
     model: str
@@ -78,6 +92,7 @@ class WrittenGraph:
     idle: str | None = None
     shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
     quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    share: float | None = None
 
     @property
     def blobs(self) -> list[str]:
@@ -91,7 +106,7 @@ class WriteGraph:
     """Write the model in one graph variant. model, observations: digests.
 
     choice: what a search gave; then its model, in float, and its ranges are written instead.
-    states: those that engines of the graph take and give as int8.
+    shapes: of the model.  states: those that engines of the graph take and give as int8.
     """
 
     model: str
@@ -100,14 +115,17 @@ class WriteGraph:
     calibration: CalibrationMethod | None
     overrides: tuple[Override, ...]
     choice: SearchResult | None
+    shapes: ModelShapes
     states: tuple[State, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> WrittenGraph:
         """The graph, its scales, the record of what quantizing did, and its recipe. Raises InputError for a rule that
         matches no node."""
         from builders.onnx_graphs.weights import load_graph
+        from pipeline.quantization.insertion_points import prepare_model
         from pipeline.quantization.ranges import Ranges
         from pipeline.quantization.schemes.write import write as write_variant
+        from pipeline.quantization.shares import narrow_share, sizes_at
         from pipeline.quantization.states import scale_states
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx, specs_of
@@ -117,7 +135,7 @@ class WriteGraph:
         model = load_graph(fetch_graph(place, source, workdir / "model.onnx"))
         measured = chosen_ranges(place, variant, self.observations, self.calibration)
         if choice:
-            measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges)))
+            measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges, MEASURED_BYTES)))
         left = choice.left if choice else {}
         states = scale_states(self.states, measured)
         how, keep_io = (variant.scheme, measured, self.overrides), not variant.native_io
@@ -127,11 +145,16 @@ class WriteGraph:
         stored = put_graph(place, workdir / "graph.onnx")
         ranges = measured.to_json() if measured else None
         recipe = GraphRecipe(source, variant, ranges, self.overrides, left, choice is not None, states)
-        calibrated = variant.precision in CALIBRATED
-        record = None
-        if measured and self.observations and calibrated:
-            seen = Observations.from_bytes(place.read_blob(self.observations))
-            record = _record(place, (model, written), variant, notes, measured, seen, choice)
+        calibrated, share, record = variant.precision in CALIBRATED, None, None
+        idle, seen = notes.idle, Observations("", "", (), {})
+        if variant.precision in QUANTIZED and self.observations:
+            seen = Observations.from_bytes(place.read_blob(self.observations, MEASURED_BYTES))
+        if isinstance(notes, QuantizationNotes):
+            counted = {name: float(item.elements) for name, item in seen.tensors.items()}
+            share = narrow_share(prepare_model(model), notes.quantized, sizes_at(self.shapes), counted)
+            idle = idle or refuse_share(share, variant.precision, notes.explain())
+        if measured and calibrated and isinstance(notes, QuantizationNotes):
+            record = _record(place, (model, written), variant, notes, measured, seen, choice, share)
         return WrittenGraph(
             model=stored.blob.digest,
             inputs=tuple(inputs),
@@ -142,9 +165,10 @@ class WriteGraph:
             record=place.put_bytes(text_of(encode(record))) if record else None,
             recipe=place.put_bytes(text_of(encode(recipe))),
             written_from=source,
-            idle=notes.idle,
+            idle=idle,
             shards=stored.shards,
             quantized_states=states,
+            share=share,
         )
 
 
@@ -152,25 +176,23 @@ def _record(
     place: Store,
     models: "tuple[ModelProto, ModelProto]",
     variant: GraphVariant,
-    notes: "QuantizationNotes | CastNotes",
+    notes: QuantizationNotes,
     ranges: "Ranges",
     seen: "Observations",
     choice: SearchResult | None,
-) -> "QuantizationRecord | None":
-    """What quantizing did, tensor by tensor; None for a cast. models: the float model and the written one."""
-    from pipeline.quantization.notes import QuantizationNotes
+    share: float | None,
+) -> "QuantizationRecord":
+    """What quantizing did, tensor by tensor. models: the float model and the written one."""
     from pipeline.quantization.record import Evidence, record
     from pipeline.quantization.search.choice import SearchDocument
     from pipeline.quantization.statistics.observations import Observations
 
-    if not isinstance(notes, QuantizationNotes):
-        return None
     model, written = models
     levels = variant.scheme.weight_levels if variant.scheme else 127
-    evidence = Evidence(model, ranges, seen, weight_levels=levels)
+    evidence = Evidence(model, ranges, seen, weight_levels=levels, share=share)
     if choice:
-        found = decode(json.loads(place.read_blob(choice.choice)), SearchDocument)
-        smoothed = Observations.from_bytes(place.read_blob(choice.smoothed)).tensors
+        found = decode(json.loads(place.read_blob(choice.choice, MEASURED_BYTES)), SearchDocument)
+        smoothed = Observations.from_bytes(place.read_blob(choice.smoothed, MEASURED_BYTES)).tensors
         evidence = replace(evidence, smoothed=smoothed, choice=found.recorded, weight_db=found.weight_db)
     return record(written, notes, evidence)
 
@@ -231,7 +253,10 @@ class CheckGraph:
             )
             decided = decision_checks(checks, frozen, self.metrics, self.limits) if self.precision in QUANTIZED else []
             if self.samples:
-                golden, calibration = place.read_blob(self.samples.golden), place.read_blob(self.samples.calibration)
+                golden, calibration = (
+                    place.read_blob(digest, MEASURED_BYTES)
+                    for digest in (self.samples.golden, self.samples.calibration)
+                )
                 checks = (overlap_check(golden, calibration), *checks)
             drifts = spreads.at("quantization"), along.at("quantization")
             return proof_of([*checks, *decided], actual, frozen, self.metrics, "graph", *drifts)
@@ -241,15 +266,45 @@ def quantize(
     variant: GraphVariant,
     spec: "ModelSpec",
     exported: Exported,
-    ranges: Observed | None,
-    choices: Mapping[Searched, SearchResult],
+    ranges: Observed | StepFailure | None,
+    choices: Mapping[Searched, SearchResult | StepFailure],
     context: RunContext,
 ) -> Graph:
-    """`write_graph`, with the checks of the graph against the exported model (the quantization stage)."""
-    graph = write_graph(variant, spec, exported, ranges, choices, context)
-    if graph.recipe is None or graph.idle:  # an idle one is refused
-        return graph
-    return replace(graph, proof=_check_graph(spec, exported, graph, ranges, context))
+    """`write_graph`, with the checks of the graph against the exported model (the quantization stage).
+
+    A graph that cannot be written or compared says why (`Graph.failure`), and the others are built. Raises what says
+    nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
+    """
+    check_own_qdq(variant, spec, exported)
+    try:
+        graph = write_graph(variant, spec, exported, ranges, choices, context)
+        if graph.recipe is None or graph.idle:  # an idle one is refused
+            return graph
+        observed = None if isinstance(ranges, StepFailure) else ranges
+        return replace(graph, proof=_check_graph(spec, exported, graph, observed, context))
+    except EngineryError as error:
+        return _unwritten(variant, exported, fail_step(f"graph {variant.name}", error, context))
+
+
+def _unwritten(variant: GraphVariant, exported: Exported, failure: StepFailure) -> Graph:
+    model = exported.model
+    return Graph(variant, model.digest, model.inputs, model.outputs, shards=model.shards, failure=failure)
+
+
+def check_own_qdq(variant: GraphVariant, spec: "ModelSpec", exported: Exported) -> None:
+    """Raise InputError for what a spec asks of the quantization of a model that carries Q/DQ of its own."""
+    if not exported.model.carries_qdq or variant.precision == "fp32":
+        return
+    if spec.quantization.overrides:
+        raise InputError(
+            f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
+            "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
+        )
+    if (named := spec.int8_states()) and variant.precision in QUANTIZED:
+        raise InputError(
+            f"state.{named[0].input}.dtype changes nothing: the model carries Q/DQ of its own, which stays as it is; "
+            "remove it, or give the float model"
+        )
 
 
 def is_exported(variant: GraphVariant, exported: Exported) -> bool:
@@ -261,29 +316,31 @@ def write_graph(
     variant: GraphVariant,
     spec: "ModelSpec",
     exported: Exported,
-    ranges: Observed | None,
-    choices: Mapping[Searched, SearchResult],
+    ranges: Observed | StepFailure | None,
+    choices: Mapping[Searched, SearchResult | StepFailure],
     context: RunContext,
 ) -> Graph:
     """Write the model in one graph variant; for fp32, and of a model that carries Q/DQ, the exported model as it is.
 
-    ranges: what calibration observed.  choices: what `choose` gave, by kind of int8.
-    Raises DataError where real samples are needed, InputError for overrides of a model that carries Q/DQ of its own.
+    ranges: what calibration observed; where it failed, a graph that needs it has failed too, and a note of any other
+    says so.  choices: what `choose` gave, by kind of int8.  Raises DataError where real samples are needed.
     """
     model = exported.model
-    if model.carries_qdq and spec.quantization.overrides and variant.precision != "fp32":
-        raise InputError(
-            f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
-            "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
-        )
-    if model.carries_qdq and (named := spec.int8_states()) and variant.precision in QUANTIZED:
-        raise InputError(
-            f"state.{named[0].input}.dtype changes nothing: the model carries Q/DQ of its own, which stays as it is; "
-            "remove it, or give the float model"
-        )
     if is_exported(variant, exported):
         proof, own = Proof(metrics=exported.proof.metrics), model.own_int8
-        return Graph(variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own, shards=model.shards)
+        graph = Graph(
+            variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own, shards=model.shards
+        )
+        share = model.narrow_share if variant.precision in QUANTIZED else None
+        return replace(graph, share=share, idle=refuse_share(share, variant.precision))
+    if isinstance(ranges, StepFailure):
+        if variant.precision in CALIBRATED:
+            return _unwritten(variant, exported, ranges)
+        graph = write_graph(variant, spec, exported, None, choices, context)
+        return replace(graph, notes=(f"written without measured ranges: {ranges.reason}", *graph.notes))
+    choice = choices.get(variant.searched) if variant.searched else None
+    if isinstance(choice, StepFailure):
+        return _unwritten(variant, exported, choice)
     if variant.precision in CALIBRATED and ranges is None:
         raise DataError(
             f"{variant.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
@@ -294,7 +351,8 @@ def write_graph(
         ranges.observations if ranges else None,
         calibration_method(spec),
         node_overrides(spec),
-        choices.get(variant.searched) if variant.searched else None,
+        choice,
+        model_shapes(spec),
         spec.int8_states() if variant.precision in QUANTIZED else (),
     )
     key = {**encode(request), "observations": ranges.seen if ranges else None, **code_key(WriteGraph)}
@@ -305,7 +363,9 @@ def write_graph(
     shown = found.inputs, found.outputs, found.scales, notes
     graph = Graph(variant, found.model, *shown, record=found.record, recipe=recipe)
     own, states = model.own_int8, found.quantized_states
-    return replace(graph, idle=found.idle, own_int8=own, shards=found.shards, quantized_states=states)
+    return replace(
+        graph, idle=found.idle, own_int8=own, shards=found.shards, quantized_states=states, share=found.share
+    )
 
 
 def _check_graph(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
-from builders.backends.optional_methods import get_other_scheme
+from builders.backends.optional_methods import get_scheme
 from builders.backends.shape_profiles import profiles
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginery.core.codec import encode, encode_fields
@@ -190,8 +190,8 @@ def find_latency_probe(kind: Searched, spec: "ModelSpec", exported: Exported) ->
     tools = [discovery.configure(name, options) for name, options in spec.backends.items()]
     pairs = [(tool, target) for tool in tools for target in spec.target_list() if tool.serves(target)]
     for tool, target in pairs:
-        schemes = [scheme for scheme in (tool.scheme(), get_other_scheme(tool, target)) if scheme]
-        if kind not in [Searched(scheme.activation, scheme.weight_levels) for scheme in schemes]:
+        scheme = get_scheme(tool, target)
+        if kind != Searched(scheme.activation, scheme.weight_levels):
             continue
         shapes = tuple(profiles(model.inputs, spec.named_dims())) if not target.is_cpu else ()
         options, toolchain = discovery.options_of(tool), discovery.toolchain_of(tool, target)

@@ -10,7 +10,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from enginery.core.text import format_bytes, format_metrics
+from enginery.core.text import format_bytes, format_metrics, format_plain
 from pipeline.operations.compare.report import (
     SHAPES,
     EngineFacts,
@@ -100,7 +100,7 @@ def _reason(
     if not ties:
         if noisy := ", ".join(pair.second for pair in shown.values() if _too_noisy(pair)):
             return f"the least median, {speed}; the runs were too noisy to tell whether {noisy} may be as fast"
-        beaten = [pair for pair in shown.values() if pair.verdict in ("faster", "far faster")]
+        beaten = [pair for pair in shown.values() if pair.verdict == "faster"]
         return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"
     least = f"{speed}; no difference in speed shown to {', '.join(ties)}"
     if axis is None:
@@ -121,8 +121,8 @@ def _lead(beaten: Sequence[PairedComparison]) -> str:
         return ""
     sure = "by the times that each had alone"
     if nearest.low and nearest.high:
-        sure = f"95 %: {1 / nearest.high:.3g} to {1 / nearest.low:.3g}"
-    return f"; the next, {nearest.second}, takes {1 / nearest.ratio:.3g} times as long ({sure})"
+        sure = f"95 %: {format_plain(1 / nearest.high)} to {format_plain(1 / nearest.low)}"
+    return f"; the next, {nearest.second}, takes {format_plain(1 / nearest.ratio)} times as long ({sure})"
 
 
 def _flips(
@@ -141,7 +141,7 @@ def _flips(
     for pair in filter(_too_noisy, shown.values()):
         condition = (
             "if longer runs (--seconds) or a quieter machine show it to be no slower: "
-            f"by these it may take {1 / (pair.low or 1):.3g} times as long, or less time"
+            f"by these it may take {format_plain(1 / (pair.low or 1))} times as long, or less time"
         )
         yield Flip("throughput", pair.second, condition)
     for axis, score, step in AXES:

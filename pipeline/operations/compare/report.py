@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-from enginery.core.reports.latency import MachineKind, Quantile
-from enginery.core.text import format_bytes, format_metric
-from enginery.registry.evidence.latencies import Timed
+from enginery.core.reports.latency import MachineKind, Quantile, Timed
+from enginery.core.text import format_bytes, format_metric, format_plain
 from validation.latency.formatting import format_count, join_reasons
 from validation.plots.texts import seconds_text
 
@@ -108,9 +107,9 @@ def rank_alike(facts: Sequence[EngineFacts]) -> list[EngineFacts]:
 class PairedComparison:
     """Two engines timed in turns. ratio: of their medians, the first's over the second's, with its 95 % interval.
 
-    verdict: on the first: 'faster', 'slower', 'no difference shown'; or 'far faster' where the times that each had
-    alone left no doubt, so that they were not timed in turns.  detectable: the difference, as a share, that would have
-    been shown.  busy: as in `EngineFacts`.
+    verdict: on the first: 'faster', 'slower', 'no difference shown'. Where they could not be timed in turns often
+    enough it is by the times that each had alone, and the ratio has no interval.  detectable: the difference, as a
+    share, that would have been shown.  busy: as in `EngineFacts`.
     """
 
     first: str
@@ -222,7 +221,7 @@ def describe_comparison(found: BackendComparison) -> Iterator[str]:
     if busy:
         yield (
             f"the machine was busy while these times were taken: {join_reasons(busy)}; compare again when it is quiet, "
-            "with a larger --seconds: engines that were timed for as long before are not timed again"
+            "or with a larger --seconds"
         )
     for pair in found.duels:
         yield describe_pair(pair)
@@ -235,10 +234,10 @@ def describe_comparison(found: BackendComparison) -> Iterator[str]:
 def describe_pair(pair: PairedComparison) -> str:
     """A pair in one line, the verdict first."""
     names = f"{pair.first} against {pair.second}"
-    if pair.verdict == "far faster" and pair.ratio:
-        return f"far faster: {names}, by the times that each had alone ({1 / pair.ratio:.3g} times)"
-    if pair.ratio is None or pair.low is None or pair.high is None or pair.detectable is None:
+    if pair.ratio is None:
         return f"{pair.verdict}: {names}; too few runs, or they could not be run side by side"
+    if pair.low is None or pair.high is None or pair.detectable is None:
+        return f"{pair.verdict}: {names}, by the times that each had alone ({format_plain(1 / pair.ratio)} times)"
     digits = 0 if pair.detectable >= 0.1 else 1
     verdict = "too noisy to tell" if is_too_noisy(pair.verdict, pair.low) else pair.verdict
     interval = f"{pair.ratio:.3f} times the time (95 %: {pair.low:.3f} to {pair.high:.3f})"

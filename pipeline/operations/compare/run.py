@@ -1,7 +1,7 @@
 """Builds a model with every backend that can, proves and times what runs here, and compares the engines.
 
-The steps are those of a build, with its records: what was built, proven or timed before is not done again. Nothing is
-published and no channel moves. Pairs of engines are always timed anew, since the recommendation rests on them.
+The steps are those of a build, with its records: what was built or proven before is not done again. Nothing is
+published and no channel moves. Engines are always timed anew, alone and in pairs: the recommendation rests on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +43,6 @@ from validation.latency.machine import machine
 
 # An SQNR above so many dB is beyond what float32 tells apart, so it is counted as this.
 MOST_DB = 200.0
-# An engine whose times, measured alone, were all more than so many times the fastest one's is not timed against it.
-FAR = 2.0
 # The engine that is fastest alone may be slower in a pair; then the winner is timed against the others, so many rounds.
 ROUNDS = 2
 
@@ -148,7 +146,7 @@ class _Measuring:
     def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
         """The facts with the times and shapes of an engine that runs here."""
         latency = Latency(seconds=self.options.seconds, buckets="few")
-        digest = time_engine(item.built, self.spec, latency, self.exported.golden, self.context)
+        digest = time_engine(item.built, self.spec, latency, self.exported.golden, self.context, afresh=True)
         if digest is None:
             return replace(known, reason="it could not be timed")
         report = read_latency_report(self.context.store, digest)
@@ -224,9 +222,6 @@ class _Measuring:
     def _compare_pair(
         self, lead: EngineFacts, other: EngineFacts, first: EngineBlob, second: EngineBlob
     ) -> PairedComparison:
-        if lead.high_s is not None and other.low_s is not None and other.low_s > FAR * lead.high_s:
-            ratio = (lead.median_s or 0.0) / (other.median_s or 1.0)
-            return PairedComparison(lead.unit, other.unit, "far faster", ratio)
         sizes = {dim.name: dim.opt for dim in self.spec.named_dims()}
         shapes, seconds = model_shapes(self.spec), 10 * self.options.seconds
         pair = BenchmarkPair(first, second, self.exported.golden, shapes, sizes, seconds, self.options.seed)
@@ -237,11 +232,18 @@ class _Measuring:
         except StepError as error:
             if error.kind == "cancelled":
                 raise
-            # Two runtimes that cannot live in one process: what is left are the times that each had alone.
             context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
-            apart = lead.high_s is not None and other.low_s is not None and lead.high_s < other.low_s
-            return PairedComparison(lead.unit, other.unit, "faster" if apart else "no difference shown")
+            return _compare_alone(lead, other)  # two runtimes that cannot live in one process
         context.progress.emit(Finished(name, words=found.verdict))
         middle = next(item for item in found.ratios if item.p == 0.5)
+        if middle.ratio is None:
+            return _compare_alone(lead, other)
         interval = (middle.ratio, middle.low, middle.high, middle.detectable)
         return PairedComparison(lead.unit, other.unit, found.verdict, *interval, found.surroundings.busy)
+
+
+def _compare_alone(lead: EngineFacts, other: EngineFacts) -> PairedComparison:
+    """Two engines by the times that each had alone: what is left where a pair could not be run, or too few times."""
+    apart = lead.high_s is not None and other.low_s is not None and lead.high_s < other.low_s
+    ratio = (lead.median_s or 0.0) / (other.median_s or 1.0)
+    return PairedComparison(lead.unit, other.unit, "faster" if apart else "no difference shown", ratio or None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Literal
 
 from prefect import flow, get_run_logger, runtime
@@ -99,11 +99,10 @@ def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: R
     """Run the canaries that were lost, one after the other: what is timed must not be two at once."""
     logger, target = get_run_logger(), target_named(like.target)
     grace = timedelta(seconds=GRACE_S + 2 * (like.duration or 0.0))
-    before = (datetime.now(UTC) - grace).isoformat(timespec="seconds")
     told, failed = [], 0
     for model in models:
         try:
-            if version := missed_version(store, model, like.channel, target, before):
+            if version := missed_version(store, model, like.channel, target, grace):
                 done = run(replace(like, model=model, version=version))
                 told.append(f"{model}@{version}: {done.report.verdict if done.report else done.reason}")
                 logger.info("%s", told[-1])

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from builders.execution.jobs import Usage
-from enginery.core.errors import UnavailableError
+from enginery.core.address import HttpAddress
 from enginery.registry.builds.build_history import BUCKETS_S
 from enginery.registry.store import files
 from pipeline.orchestration.metrics import definitions
@@ -16,6 +16,8 @@ from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Pro
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as MetricFamily
+
+    from enginery.listening import HttpServer
 
 
 class LiveMetrics(Progress):
@@ -106,22 +108,19 @@ class Trouble:
 
 
 @contextmanager
-def serve_metrics(registry: "CollectorRegistry", port: int, address: str) -> Iterator[int]:
-    """Serve http://ADDRESS:PORT/metrics while inside; yields the port, which the system chooses for 0.
+def serve_metrics(registry: "CollectorRegistry", port: int, address: str) -> Iterator["HttpServer"]:
+    """Serve http://ADDRESS:PORT/metrics while inside; the system chooses the port for 0.
 
     Raises UnavailableError when the port is taken or the address is none of this machine's.
     """
-    from prometheus_client import start_http_server
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    try:
-        server, thread = start_http_server(port, address, registry)
-    except OSError as error:
-        raise UnavailableError(
-            f"cannot serve metrics at {address}:{port}: {error.strerror or error}; give another --metrics-port, or 0"
-        ) from error
-    try:
-        yield int(server.server_port)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    from enginery.listening import HttpAnswer, HttpRequest, HttpServer
+
+    def answer(request: HttpRequest) -> HttpAnswer:
+        if request.target.partition("?")[0] != "/metrics":
+            return HttpAnswer(404, b"metrics are at /metrics\n")
+        return HttpAnswer(200, generate_latest(registry), {"Content-Type": CONTENT_TYPE_LATEST})
+
+    with HttpServer(answer, HttpAddress(address, port), remedy="give another port, or 0") as server:
+        yield server

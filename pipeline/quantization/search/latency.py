@@ -26,6 +26,7 @@ from typing import Protocol, Self
 import onnx
 from onnx import ModelProto
 
+from enginery.core.text import format_plain
 from enginery.core.types import Backend, BuildRequest, Session, Tensors
 
 MARGIN = 0.002
@@ -82,7 +83,8 @@ class Timing:
     @property
     def reason(self) -> str:
         """Why the group is left in float."""
-        return f"int8 is not faster here: the model takes {self.int8_ms:.3g} ms with it, {self.float_ms:.3g} ms without"
+        without, with_it = format_plain(self.float_ms), format_plain(self.int8_ms)
+        return f"int8 is not faster here: the model takes {with_it} ms with it, {without} ms without"
 
 
 def benchmark_until_decided(rounds: Iterable[tuple[float, float]]) -> Timing:

@@ -13,6 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from enginery.arrays import Array
+from enginery.core import parsing
 from enginery.core.codec import decode, encode
 from enginery.core.digest import digest_of
 from enginery.core.errors import DataError, IntegrityError
@@ -129,8 +130,8 @@ class Observations:
 
         try:
             size = int.from_bytes(data[:8], "little")
-            header = decode(json.loads(data[8 : 8 + size]).get("__metadata__"), _ObservationsMetadata)
-            return _parse(decode(json.loads(header.observations), _ObservationsDocument), load(data))
+            header = decode(parsing.load_json(data[8 : 8 + size]).get("__metadata__"), _ObservationsMetadata)
+            return _parse(decode(parsing.load_json(header.observations), _ObservationsDocument), load(data))
         except (SafetensorError, IntegrityError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{where}: not an observations file ({error!r}); calibrate again") from error
 

@@ -57,7 +57,7 @@ _SAVING = {
 @dataclass(frozen=True)
 class Tapped:
     """An open session, None where the model's inputs alone are measured. places: tensor -> what is measured for it, a
-    tensor of the session or an input."""
+    tensor of the session or an input; several tensors may have one place, such as a result and its transpose."""
 
     session: Untyped
     places: Mapping[str, str]
@@ -67,7 +67,7 @@ class Tapped:
         these inputs."""
         found = self._run(inputs) if self.session else {}
         for name, place in self.places.items():
-            yield name, found.pop(place) if place in found else inputs[name]
+            yield name, found[place] if place in found else inputs[name]
 
     def _run(self, inputs: Tensors) -> dict[str, Array]:
         fed = {value.name: inputs[value.name] for value in self.session.get_inputs() if value.name in inputs}
@@ -189,8 +189,8 @@ def open_tapped(model: ModelProto, tensors: Sequence[str], workdir: Path, thread
     if not inner:
         return Tapped(None, places)
     _drop_unneeded(optimized, {*places.values()})
-    carried = (helper.make_tensor_value_info(places[name], TensorProto.FLOAT, None) for name in inner)
-    optimized.graph.output.extend(carried)
+    tapped = dict.fromkeys(places[name] for name in inner)
+    optimized.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in tapped)
     onnx.save(optimized, workdir / "tapped.onnx")
     return Tapped(_open(workdir / "tapped.onnx", threads, {}, optimized=False), places)
 

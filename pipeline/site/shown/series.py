@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from enginery.core.errors import IntegrityError
-from enginery.registry.latency_series import LatencySeries, SeriesPoint, parse_series
+from enginery.registry.latency_series import LatencySeries, SeriesPoint, order_of, parse_series
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import SERIES
-from pipeline.regressions.trend import Trend, Value, describe_change, find_trend
+from pipeline.regressions.trend import Value, describe_change, find_trend
 
 WIDTH, HEIGHT, _MARGIN = 600, 120, 6
 # Newest points of a series that its table lists; `enginery trend --json` has all.
@@ -50,9 +50,8 @@ def read_all_series(store: Store, model: str) -> tuple[ShownSeries, ...]:
     return tuple(sorted((item for item in found if item), key=_order))
 
 
-def _order(shown: ShownSeries) -> tuple[str, ...]:
-    known = shown.series
-    return (known.unit, known.bucket, str(known.machine)) if known else ("~", shown.id)
+def _order(shown: ShownSeries) -> tuple[object, ...]:
+    return (False, order_of(shown.series)) if shown.series else (True, shown.id)
 
 
 def _read(store: Store, key: str) -> ShownSeries | None:
@@ -72,13 +71,13 @@ def _show(name: str, series: LatencySeries) -> ShownSeries:
     known = [(index, point, _number(point, value)) for index, point in enumerate(series.points)]
     numbers = [number for *_, number in known if number is not None]
     low, high = min(numbers, default=0.0), max(numbers, default=0.0)
-    trend, last = _trend(series), max(len(series.points) - 1, 1)
+    trend, last = find_trend(series), max(len(series.points) - 1, 1)
     points = tuple(
         ShownPoint(_across(index, last), _down(number, low, high), bool(point.busy), _title(point, number, value))
         for index, point, number in known
         if number is not None
     )
-    changes = trend.changes if trend else ()
+    changes = trend.changes or ()
     return ShownSeries(
         name,
         series,
@@ -86,18 +85,10 @@ def _show(name: str, series: LatencySeries) -> ShownSeries:
         low=low,
         high=high,
         points=points,
-        changes=tuple(describe_change(change) for change in reversed(changes)) if trend else None,
+        changes=None if trend.changes is None else tuple(map(describe_change, reversed(changes))),
         marks=tuple(_across(change.index - 0.5, last) for change in changes if change.value == value),
         newest=series.points[: -MOST_POINTS - 1 : -1],
     )
-
-
-def _trend(series: LatencySeries) -> Trend | None:
-    """Its change points; None where the package that finds them is not installed (extra `trend`)."""
-    try:
-        return find_trend(series)
-    except ModuleNotFoundError:
-        return None
 
 
 def _number(point: SeriesPoint, value: Value) -> float | None:

@@ -41,8 +41,7 @@ class EnsembleFunction(SpecPart):
         file, _, name = text.partition(":")
         if not file.endswith(".py") or not name.isidentifier():
             raise ValueError("must look like 'ocr.py:crop', a file and a function in it")
-        inside(file)
-        return text
+        return f"{inside(file)}:{name}"
 
     def at(self, name: str, folder: Path, sources: Mapping[str, str]) -> core.EnsembleFunction:
         """It with digests of its files. name: in the spec.  folder: of that.  sources: what gives its inputs. Raises

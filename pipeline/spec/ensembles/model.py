@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import yaml
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from enginery.core import ensemble as core
 from enginery.core.ensemble import order_nodes, split_source
@@ -27,20 +27,10 @@ from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.sections import Publication, SpecFile
 from pipeline.spec.sequences import EnsembleArrays
 from pipeline.spec.validation import Canary, EnsembleLimits
-from pipeline.spec.value_types import File, Loc, Mistakes, ModelName, VersionName
+from pipeline.spec.value_types import File, GraphKey, Loc, Mistakes, ModelName, VersionName
 
-_GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 HELP = "docs/guides/ensembles.md has an example"
-
-
-def _check_graph_name(text: str) -> str:
-    if not _GRAPH_NAME.fullmatch(text):
-        raise ValueError("must be 1 to 32 of a-z 0-9 _ -, starting with a letter or digit")
-    return text
-
-
-GraphKey = Annotated[str, AfterValidator(_check_graph_name)]
 
 
 class EnsembleData(EnsembleArrays):

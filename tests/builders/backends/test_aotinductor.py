@@ -242,6 +242,15 @@ def test_members_outside_the_code_are_refused(tmp_path, name):
         module.check_members(path)
 
 
+def test_a_name_that_is_no_text_is_a_damaged_package(tmp_path):
+    path = tmp_path / "engine.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("\u00fc" * 9, b"")
+    path.write_bytes(path.read_bytes().replace("\u00fc".encode(), b"\xc3\xff"))
+    with pytest.raises(EngineryError, match="no AOTInductor package"):
+        module.check_members(path)
+
+
 def test_a_compiler_that_fails_is_an_error_with_its_words(model, tmp_path):
     broken = tmp_path / "c++"
     broken.write_text(

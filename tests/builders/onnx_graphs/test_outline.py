@@ -5,10 +5,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.outline import load_outline
+from builders.onnx_graphs.outline import lacks_lists, load_outline, load_without_lists, save_with_lists
 from builders.onnx_graphs.weights import embed, is_external, to_array
 from builders.reference import ReferenceSession
 from enginery.core.errors import ModelError
+from pipeline.sources.canonical import canonical
+from pipeline.sources.onnx_model import load_onnx, save_onnx
+from validation.limits.noise_floor import DoubleSession
 
 WIDTH = 32
 
@@ -98,3 +101,74 @@ def test_a_graph_with_a_constant_part_runs_alike_from_its_outline(tmp_path, monk
     monkeypatch.setattr("builders.reference.load_outline", lambda path: load_outline(path, 0))
     with ReferenceSession(tmp_path / "graph.onnx") as session:
         assert np.array_equal(session.run(x)["y"], expected)
+
+
+def write_trees(path, trees=3000) -> onnx.ModelProto:
+    """Stumps, whose lists have three entries for each."""
+    node = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        n_targets=1,
+        nodes_treeids=np.repeat(np.arange(trees), 3),
+        nodes_nodeids=np.tile([0, 1, 2], trees),
+        nodes_featureids=np.tile([1, 0, 0], trees),
+        nodes_values=np.tile([0.5, 0, 0], trees),
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"] * trees,
+        nodes_truenodeids=np.tile([1, 0, 0], trees),
+        nodes_falsenodeids=np.tile([2, 0, 0], trees),
+        target_treeids=np.repeat(np.arange(trees), 2),
+        target_nodeids=np.tile([1, 2], trees),
+        target_ids=np.zeros(2 * trees, np.int64),
+        target_weights=np.arange(2 * trees, dtype=np.float32),
+    )
+    value = helper.make_tensor_value_info
+    ends = [value("x", TensorProto.FLOAT, ["n", 4])], [value("y", TensorProto.FLOAT, ["n", 1])]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(helper.make_graph([node], "trees", *ends), opset_imports=opsets, ir_version=9)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return model
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr("builders.onnx_graphs.outline._LONG_BYTES", 4 << 10)
+
+
+@pytest.mark.usefixtures("short")
+def test_long_lists_stay_in_the_file_and_are_written_again(tmp_path):
+    model = write_trees(tmp_path / "trees.onnx")
+    assert load_without_lists(tmp_path / "trees.onnx") == model, "a small file is parsed as a whole"
+    light = load_without_lists(tmp_path / "trees.onnx", 0)
+    assert lacks_lists(light) and not lacks_lists(model)
+    assert light.ByteSize() < model.ByteSize() / 20
+    assert load_outline(tmp_path / "trees.onnx", 0, lists=True) == light
+    assert not lacks_lists(load_outline(tmp_path / "trees.onnx", 0))
+    light.graph.node[0].input[0] = light.graph.input[0].name = "renamed"
+    save_with_lists(light, tmp_path / "written.onnx")
+    model.graph.node[0].input[0] = model.graph.input[0].name = "renamed"
+    assert (tmp_path / "written.onnx").read_bytes() == model.SerializeToString(deterministic=True)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_file_whose_lists_changed_meanwhile_is_refused(tmp_path):
+    write_trees(tmp_path / "trees.onnx")
+    light = load_without_lists(tmp_path / "trees.onnx", 0)
+    write_trees(tmp_path / "trees.onnx", 2000)
+    with pytest.raises(ModelError, match="was changed while it was read"):
+        save_with_lists(light, tmp_path / "written.onnx")
+
+
+@pytest.mark.usefixtures("short")
+def test_canonical_form_and_what_is_written_of_it_are_those_of_the_whole_model(tmp_path, monkeypatch):
+    whole = write_trees(tmp_path / "trees.onnx")
+    monkeypatch.setattr(load_without_lists, "__defaults__", (0,))
+    light = load_onnx(tmp_path / "trees.onnx", tmp_path)
+    assert lacks_lists(light)
+    save_onnx(canonical(light), tmp_path / "light.onnx")
+    save_onnx(canonical(whole), tmp_path / "whole.onnx")
+    assert (tmp_path / "light.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
+    with pytest.raises(ValueError, match="tree ensemble of this size"):
+        monkeypatch.setattr(load_outline, "__defaults__", (0, False))
+        DoubleSession(tmp_path / "light.onnx")

@@ -1,16 +1,19 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import IntegrityError, UnavailableError, UnknownNameError
+from enginery.client.client import Client
+from enginery.core.digest import canonical_json
+from enginery.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
 from enginery.core.hardware import machine
 from enginery.core.hardware.cpu_kinds import CPU
 from enginery.core.hardware.cuda import GpuDevice
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import Reference
 from enginery.core.types import Target
-from enginery.registry.store.base import Store
+from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions import channels
 from enginery.registry.versions.additions import add_attestation
 from tests.enginery.registries import engine, flip, names_in, on_each_store, publish_engines, pull, report
@@ -111,3 +114,25 @@ def test_a_target_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: two)
     with pytest.raises(UnknownNameError, match="sm_75, sm_89"):
         machine.target_named("auto")
+
+
+def test_an_engine_never_takes_the_place_of_another_versions(tmp_path: Path, dest: Path) -> None:
+    store = open_store(str(tmp_path / "registry"), create=True)
+    publish_engines(store, [engine(store)], wanted="1-2")
+    publish_engines(store, [engine(store, data=b"other")], model="digits-1", wanted="2")
+    first = pull(store, DIGITS, CPU, dest)
+    with pytest.raises(InputError, match=r"digits-1-2-cpu-fp32\.json is of digits@1-2; give another folder"):
+        pull(store, Reference("digits-1"), CPU, dest)
+    assert first.path.read_bytes() == b"engine cpu fp32"
+
+
+def test_engines_of_two_backends_have_files_of_their_own(tmp_path: Path, dest: Path) -> None:
+    store = open_store(str(tmp_path / "registry"), create=True)
+    second = replace(engine(store, data=b"of xla"), backend="xla", suffix=".xla")
+    second = replace(second, report=store.put_bytes(canonical_json(report(second).to_json())))
+    publish_engines(store, [engine(store), second])
+    found = Client(store.uri).pull_all("digits", dest, machine="cpu")
+    assert {each.engine.backend for each in found} == {"onnxruntime", "xla"}
+    for each in found:
+        told = json.loads(each.description.read_bytes())
+        assert (told["file"], told["digest"]) == (each.path.name, each.engine.digest)

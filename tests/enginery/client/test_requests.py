@@ -113,7 +113,7 @@ def test_a_move_costs_as_much_under_a_trust_policy(
         manifest = publish_engines(store, [engine(store, data=data)], data.decode(), channel=None).manifest
         add_attestation(store, manifest, report(manifest.engines[0]))
         sign(store, manifest, SigningKey(key))
-        channels.promote(store, manifest, "stable")
+        channels.promote(store, manifest, "stable", accepted_losses=None)
         if data == b"two":
             watch = watcher(client(trust=policy), tmp_path / "w")
             watch.once()
@@ -149,9 +149,7 @@ def test_the_number_does_not_grow_with_evidence(
     assert found.count == 3
 
 
-def test_a_bare_name_finds_candidate(
-    client: Callable[..., Client], store: CountingStore, tmp_path: Path
-) -> None:
+def test_a_bare_name_finds_candidate(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
     publish_engines(store, [engine(store, data=b"x")], "x", model="other")
     with store.counted() as found:
         client().pull("other", tmp_path / "engines", machine="cpu")
@@ -175,4 +173,3 @@ def test_a_lost_engine_is_noticed_by_its_download_and_the_next_one_comes(
     pulled = client().pull("digits:stable", tmp_path / "engines", machine="cpu")
     assert pulled.engine.digest != best.digest and pulled.resolution.lost[0][0] == best.unit
     assert client().resolve("digits:stable", "cpu").lost  # which looks for every blob
-

@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 
 from enginery.client.resolve import PORTABLE, Policy, Resolution, rank_engines
 from enginery.core.errors import UnknownNameError
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION
 from enginery.core.hardware.gpu_generations import GENERATIONS
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
-from enginery.core.requirements import Cpu, Gpu, SessionOption, for_target
+from enginery.core.requirements import Cpu, Gpu, WideSums, for_target
 from enginery.core.types import PRECISIONS, Target
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.latencies import MeasuredSpeed
@@ -61,17 +60,13 @@ def test_a_gpu_of_unknown_product_takes_the_general_engine_first() -> None:
     assert "another product" in resolve([entry("l4")], L40S).why
 
 
-@pytest.mark.parametrize(
-    ("target", "order"),
-    [
-        ("sm_89", ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")),
-        ("cpu", ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")),
-    ],
-)
-def test_precision_by_kind_of_hardware(target: str, order: tuple[str, ...]) -> None:
-    where = parse_targets(target)[0]
+@pytest.mark.parametrize("target", ["sm_89", "cpu"])
+def test_without_evidence_of_speed_the_more_accurate_comes_first(target: str) -> None:
+    where, order = parse_targets(target)[0], ("fp32", "fp16", "bf16", "int8-dynamic", "fp8", "int8", "int4")
     for index, best in enumerate(order):
-        assert chosen([entry(target, precision) for precision in reversed(order[index:])], where).precision == best
+        found = resolve([entry(target, precision) for precision in reversed(order[index:])], where)
+        assert found.chosen.precision == best
+        assert len(order) - index < 2 or f"more accurate than {target} {order[index + 1]} any" in found.why
 
 
 @pytest.mark.parametrize("backends", [("iree", "onnxruntime"), ("onnxruntime", "iree")])
@@ -81,8 +76,8 @@ def test_of_several_compilers_the_one_that_the_spec_names_first(backends: tuple[
     assert chosen(entries, CPU).backend == backends[0]
 
 
-def test_proven_before_narrow_but_not_before_fit() -> None:
-    assert chosen([entry("sm_89", "int8", "unproven"), entry("sm_89", "fp32")], SM89).precision == "fp32"
+def test_proven_before_accurate_but_not_before_fit() -> None:
+    assert chosen([entry("sm_89", "fp32", "unproven"), entry("sm_89", "int8")], SM89).precision == "int8"
     assert chosen([entry("l4", status="unproven"), entry(PORTABLE)], L4).target == "l4"
     assert chosen([entry("l4", status="unproven"), entry(PORTABLE)], L4, proven_only=True).target == PORTABLE
 
@@ -177,15 +172,14 @@ def on_cpus(precision: str, built_for: str = "x86-64-v4-vnni", **on: str) -> Jud
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-SATURATES = (Cpu("cpu"), SessionOption(*EXACT_SESSION))
-
-
-def test_a_server_is_told_how_to_open_an_engine_whose_weights_saturate_there() -> None:
-    engine = replace(on_cpus("int8", v4_vnni="proven"), requires=SATURATES)
-    said = "x86-64-v3 has no VNNI: open it with session.x64quantprecision = 1, or its sums saturate"
-    assert said in rank_engines([engine], V3, Policy()).candidates[0].remarks
-    assert said not in rank_engines([replace(engine, requires=(Cpu("cpu"),))], V3, Policy()).candidates[0].remarks
+def test_an_engine_whose_sums_saturate_there_is_given_out_to_no_such_cpu() -> None:
+    """Whatever proofs say of it: one that was made there is not to be trusted either."""
+    engine = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), requires=(Cpu("cpu"), WideSums()))
+    found = rank_engines([engine], V3, Policy())
+    assert not found.candidates and "its int8 sums saturate on x86-64-v3" in found.rejected[0][1]
+    assert rank_engines([replace(engine, requires=(Cpu("cpu"),))], V3, Policy()).candidates
     assert not rank_engines([engine], VNNI, Policy()).candidates[0].remarks
+    assert "the CPU is unknown" in rank_engines([engine], Machine(), Policy()).candidates[0].remarks[0]
 
 
 def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
@@ -204,64 +198,61 @@ def test_what_is_proven_on_this_kind_of_cpu_comes_first() -> None:
     own = on_cpus("fp16", "x86-64-v3", v3="proven")
     order = [item.entry.precision for item in rank_engines([foreign, attested, own], V3, Policy()).candidates]
     assert order == ["fp32", "fp16", "int8"]
+    accurate = on_cpus("fp32", v4_vnni="proven")
+    own_int8 = on_cpus("int8", "x86-64-v3", v3="proven")
+    assert rank_engines([accurate, own_int8], V3, Policy()).candidates[0].entry.precision == "int8"
 
 
-def test_among_equals_the_fastest_as_timed_on_this_kind_of_machine() -> None:
+def spread(
+    seconds: float, share: float = 0.05, *, busy: bool = False, buckets: tuple[str, ...] = ("batch=1",)
+) -> MeasuredSpeed:
+    """A measured time whose interval is this share to both sides."""
+    return MeasuredSpeed(seconds, buckets, busy, interval=(seconds * (1 - share), seconds * (1 + share)))
+
+
+def rank_timed(engines: list[JudgedEntry], *speeds: MeasuredSpeed | None) -> tuple[list[str], str]:
+    """The precisions of engines best first, and the reason; speeds: of each engine."""
+    by_digest = {str(item.digest): speed for item, speed in zip(engines, speeds, strict=True) if speed}
+    found = rank_engines(engines, VNNI, Policy(), timed=lambda _: by_digest)
+    return [item.entry.precision for item in found.candidates], found.resolution().why
+
+
+def test_an_engine_that_was_shown_to_be_faster_comes_first_and_the_answer_says_by_how_much() -> None:
     engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "fp16", "int8")]
-    times = dict(zip([item.digest for item in engines], (2.0, 1.0, 3.0), strict=True))
-
-    def timed(entries, *missing, odd=()):  # type: ignore[no-untyped-def]
-        sizes = {item.digest: ("batch=1",) if item.precision in odd else ("batch=1", "batch=8") for item in entries}
-        return {str(d): MeasuredSpeed(times[d], sizes[d]) for d in sizes if d not in missing}
-
-    found = rank_engines(engines, VNNI, Policy(), timed=timed)
-    assert [item.entry.precision for item in found.candidates] == ["fp16", "fp32", "int8"]
-    assert found.resolution().why.endswith(
+    order, why = rank_timed(engines, spread(2.0), spread(1.0), spread(3.0))
+    assert order == ["fp16", "fp32", "int8"]
+    assert why.endswith(
         "the fastest as timed on such a machine: cpu fp32 onnxruntime takes 2.00 times as long, "
         "cpu int8 onnxruntime takes 3.00 times as long"
     )
-    for incomparable in (lambda e: timed(e, engines[1].digest), lambda e: timed(e, odd=("fp32",)), lambda _: {}):
-        found = rank_engines(engines, VNNI, Policy(), timed=incomparable)
-        assert [item.entry.precision for item in found.candidates] == ["int8", "fp32", "fp16"]
-        assert "timed" not in found.resolution().why
+    order, why = rank_timed(engines, spread(2.0), spread(1.0), spread(1.05))
+    assert order == ["fp16", "int8", "fp32"]
+    assert "faster as timed on such a machine: cpu fp32 onnxruntime takes 2.00 times as long" in why
+    assert why.endswith("more accurate than cpu int8 onnxruntime, not shown to be faster on such a machine")
 
 
-def test_what_was_timed_on_a_busy_machine_is_not_ranked_by_speed_and_says_so() -> None:
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        (spread(1.0), spread(0.95), spread(0.93)),  # intervals that overlap
+        (None, spread(0.1), spread(0.05)),  # the accurate one was not timed
+        (spread(1.0), spread(0.1, buckets=("batch=8",)), spread(0.1, buckets=())),  # other sizes
+        (MeasuredSpeed(1.0, ("batch=1",)), MeasuredSpeed(0.1, ("batch=1",)), MeasuredSpeed(0.1, ("batch=1",))),
+        (None, None, None),
+    ],
+)
+def test_without_intervals_that_tell_two_apart_the_more_accurate_comes_first(speeds: tuple[MeasuredSpeed, ...]) -> None:
+    engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "fp16", "int8")]
+    order, why = rank_timed(engines, *speeds)
+    assert order[0] == "fp32"
+    assert "more accurate than cpu" in why and "times as long" not in why
+
+
+def test_what_a_busy_machine_shows_ranks_too_and_is_marked() -> None:
+    """fp32 1.54 times as fast as int8, on a machine that others used as well."""
     engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "int8")]
-    speeds = {
-        str(engines[0].digest): MeasuredSpeed(1.0, ("batch=1",)),
-        str(engines[1].digest): MeasuredSpeed(9.0, ("batch=1",), True),
-    }
+    assert rank_timed(engines, spread(1.0), spread(1.54, busy=True))[0] == ["fp32", "int8"]
+    assert rank_timed(engines, spread(1.54, busy=True), spread(1.0, busy=True))[0] == ["int8", "fp32"]
+    speeds = {str(item.digest): spread(1.0, busy=item.precision == "int8") for item in engines}
     found = rank_engines(engines, VNNI, Policy(), timed=lambda _: speeds)
-    assert [item.entry.precision for item in found.candidates] == ["int8", "fp32"]
-    assert [bool(item.remarks) for item in found.candidates] == [True, False]
-    assert found.candidates[0].remarks == ("timed on a busy machine, and so not ranked by speed",)
-    assert "times as long" not in found.resolution().why
-
-
-def test_int8_that_needs_the_exact_session_comes_behind_fp32_until_it_was_timed() -> None:
-    whole = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), requires=SATURATES)
-    reduced = on_cpus("int8", v4_vnni="proven", v3="proven")
-    fp32 = on_cpus("fp32", v4_vnni="proven", v3="proven")
-    assert rank_engines([whole, fp32], VNNI, Policy()).candidates[0].entry == whole
-    assert [item.entry.precision for item in rank_engines([whole, fp32], V3, Policy()).candidates] == ["fp32", "int8"]
-    assert [item.entry.precision for item in rank_engines([reduced, fp32], V3, Policy()).candidates] == ["int8", "fp32"]
-    speeds = {str(whole.digest): MeasuredSpeed(1.0, ("batch=1",)), str(fp32.digest): MeasuredSpeed(2.0, ("batch=1",))}
-    assert rank_engines([whole, fp32], V3, Policy(), timed=lambda _: speeds).candidates[0].entry.precision == "int8"
-
-
-def test_a_gpu_int8_engine_that_is_larger_than_fp16_comes_behind_it_until_asked_for_or_timed() -> None:
-    sizes = {"int8": 17_200_000, "fp16": 5_000_000, "fp32": 9_000_000}
-    engines = [replace(entry("sm_89", name), size_bytes=size, digest=name * 16) for name, size in sizes.items()]
-    ranked = rank_engines(engines, Machine.of(SM89), Policy()).candidates
-    assert [item.entry.precision for item in ranked] == ["fp16", "int8", "fp32"]
-    assert "larger than the fp16 engine (16.4 MiB against 4.8 MiB)" in ranked[1].remarks[-1]
-    assert ranked[0].remarks == ranked[2].remarks == ()
-    assert chosen(engines, SM89, "int8").precision == "int8"
-    speeds = {str(item.digest): MeasuredSpeed(1.0 + (item.precision != "int8"), ("batch=1",)) for item in engines}
-    timed = rank_engines(engines, Machine.of(SM89), Policy(), timed=lambda _: speeds).candidates
-    assert timed[0].entry.precision == "int8", "measured faster"
-    small = [replace(item, size_bytes=4_000_000) if item.precision == "int8" else item for item in engines]
-    assert chosen(small, SM89).precision == "int8"
-    other = [replace(item, backend="another") if item.precision == "fp16" else item for item in engines]
-    assert chosen(other, SM89).precision == "int8", "of another compiler"
+    assert [item.remarks for item in found.candidates] == [(), ("timed on a busy machine",)]

@@ -70,12 +70,13 @@ def test_a_file_without_a_recipe_or_with_one_twice_is_refused(cache: Path, tmp_p
         unpacked(cache.read_bytes(), tmp_path / "two")
 
 
-def test_a_member_whose_compressed_bytes_are_damaged_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_member_whose_compressed_bytes_are_damaged_is_refused(tmp_path: Path, method: int) -> None:
     file = tmp_path / "damaged.zip"
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(file, "w", method) as archive:
         archive.writestr("recipe.json", "{" + "0" * 1000)
     data = bytearray(file.read_bytes())
     start = 30 + len("recipe.json")
-    data[start : start + 4] = b"\xff" * 4
+    data[start : start + 8] = b"\xff" * 8
     with pytest.raises(IntegrityError, match="no compile cache"):
         unpack(bytes(data), tmp_path / "out")

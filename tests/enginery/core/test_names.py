@@ -8,7 +8,10 @@ from enginery.core.names import (
     Reference,
     channel_of,
     check_model,
+    inside,
+    is_graph_name,
     is_name,
+    is_path,
     parse_channel,
     parse_reference,
     version_order,
@@ -108,3 +111,28 @@ def test_a_channel_is_named_with_its_model() -> None:
         channel_of("digits", "canary")
     with pytest.raises(UnknownNameError, match="another model; give digits:canary"):
         channel_of("digits", "fraud:canary")
+
+
+@pytest.mark.parametrize(
+    "text", ["", ".", "./", "..", "a/..", "../a", "a/../b", "/a", "a\\b", "a\x00b", "a\nb", "\x1b[2J"]
+)
+def test_a_path_that_leads_nowhere_below_is_refused(text: str) -> None:
+    assert not is_path(text)
+    with pytest.raises(ValueError, match="must be a relative path"):
+        inside(text)
+
+
+@pytest.mark.parametrize(("text", "path"), [("a.py", "a.py"), ("./a//b.py", "a/b.py"), ("..a/b c", "..a/b c")])
+def test_a_path_has_one_spelling(text: str, path: str) -> None:
+    assert inside(text) == path and is_path(path)
+    assert is_path(text) == (text == path)
+
+
+@pytest.mark.parametrize("text", ["a", "0-a_b", "x" * 32])
+def test_names_of_graphs(text: str) -> None:
+    assert is_graph_name(text) and is_name(text)
+
+
+@pytest.mark.parametrize("text", ["", ".", "a.b", "a/b", "A", "-a", "x" * 33, "a\n"])
+def test_what_no_graph_is_called(text: str) -> None:
+    assert not is_graph_name(text)

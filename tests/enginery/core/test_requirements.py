@@ -23,9 +23,9 @@ from enginery.core.requirements import (
     Product,
     Requirement,
     Runtime,
-    SessionOption,
     Unknown,
     Weights,
+    WideSums,
     driver_for,
     for_target,
     numbers,
@@ -85,9 +85,10 @@ CPU = Machine(cpu="x86-64-v3")
         (Library("/a.so", "b" * 64), GPU, "unmet", "needs the library /a.so, which is another one here; put the file"),
         (Library("/b.so", "b" * 64), GPU, "unmet", "needs the library /b.so, which is not on this machine; put the"),
         (Library("/c.so", "b" * 64), GPU, "unknown", "needs the library /c.so; whether it is there is unknown"),
-        (SessionOption("o", "1"), Machine(cpu="x86-64-v4-vnni"), "met", ""),
-        (SessionOption("o", "1"), CPU, "unmet", "x86-64-v3 has no VNNI: open it with o = 1, or its sums saturate"),
-        (SessionOption("o", "1"), Machine(), "met", ""),
+        (WideSums(), Machine(cpu="x86-64-v4-vnni"), "met", ""),
+        (WideSums(), Machine(cpu="arm64"), "met", ""),
+        (WideSums(), CPU, "unmet", "its int8 sums saturate on x86-64-v3, which has no VNNI; build it for"),
+        (WideSums(), Machine(), "unknown", "its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown"),
         (Weights("d" * 64), Machine(), "met", ""),
         (Unknown("qubits", "{}"), GPU, "unmet", "needs 'qubits', which this enginery does not know; upgrade enginery"),
     ],
@@ -95,7 +96,7 @@ CPU = Machine(cpu="x86-64-v3")
 def test_each_requirement_is_met_unmet_or_unknown_and_says_why(requirement, machine, state, words) -> None:
     (found,) = evaluate((requirement,), machine)
     assert (found.state, found.words.startswith(words), bool(found.words)) == (state, True, bool(words))
-    assert found.rules_out is (state == "unmet" and not isinstance(requirement, Product | SessionOption))
+    assert found.rules_out is (state == "unmet" and not isinstance(requirement, Product))
 
 
 @pytest.mark.parametrize(("here", "state"), [("1.30", "unmet"), ("1.31.1", "met"), ("1.32", "met")])
@@ -182,7 +183,7 @@ def test_each_wider_match_takes_what_the_narrower_one_takes(built: tuple[int, in
 EVERY: tuple[Requirement, ...] = (
     Gpu("l4", (8, 9)), Cpu("cpu", "x86-64-v3"), Instructions("x86-64-v3", ("amx_int8",)),
     Runtime("x", "1", "X", (("1", "2"),), ("y",), strict=False, remark="saved by"), Driver("580", "13"), GpuMemory(5),
-    Product("l4", "warned"), Library("/a.so", "a" * 64), SessionOption("a", "1"), Weights("d" * 64),
+    Product("l4", "warned"), Library("/a.so", "a" * 64), WideSums(), Weights("d" * 64),
     Installation((("Python", "3.11.7"),)),
 )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enginery.core.text import find_nearest, format_bytes, format_metrics, join_first, suggest
+from enginery.core.text import find_nearest, format_bytes, format_metrics, format_plain, join_first, suggest
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,12 @@ def test_bytes_in_powers_of_1024():
 def test_task_metrics_are_one_line_with_their_units():
     assert format_metrics({"accuracy": 0.98333, "si_sdr_db": 41.25}) == "accuracy 0.9833, si_sdr_db 41.2 dB"
     assert format_metrics({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2334.0, "2,330"), (1.54, "1.54"), (999.9, "1,000"), (2e9, "2,000,000,000"), (0.000123, "0.000123"), (0, "0"),
+     (-4100.0, "-4,100"), (5.0, "5"), (float("inf"), "inf"), (float("nan"), "nan"), (100.0, "100")],
+)  # fmt: skip
+def test_a_plain_number_has_no_exponent(value, text) -> None:
+    assert format_plain(value) == text

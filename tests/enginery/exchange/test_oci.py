@@ -17,7 +17,7 @@ from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.names import parse_reference
 from enginery.exchange.oci import OciExport, export_oci
 from enginery.registry.evidence.attestations import attest
-from enginery.registry.store.base import Store
+from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.lookup import locate
 from tests.enginery.client.layouts.engines import cpu_engine, plan, publish_with_golden
 from tests.enginery.registries import engine, flip, on_each_store, publish_engines, refusal, report
@@ -128,6 +128,16 @@ def test_the_same_engines_give_the_same_bytes_and_layouts_grow(store: Store, tmp
     assert everything(tmp_path / "a") == first
     exported(store, tmp_path / "a", "other")
     assert len(check(tmp_path / "a")) == 4
+
+
+def test_a_tag_is_never_taken_from_another_version(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "registry"), create=True)
+    publish_engines(store, [engine(store)], wanted="1-2", channel=None)
+    publish_engines(store, [engine(store, "l4")], model="digits-1", wanted="2", channel=None)
+    exported(store, tmp_path / "oci", "digits@1-2")
+    exported(store, tmp_path / "oci", "digits@1-2")
+    with pytest.raises(InputError, match="the tag digits-1-2 is of digits@1-2; name another folder"):
+        exported(store, tmp_path / "oci", "digits-1@2")
 
 
 def test_what_may_not_be_exported(store: Store, tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class Stored:
     def resource(self, name: str) -> dict[str, object]:
         return {
             "kind": "storage#object", "name": name, "bucket": BUCKET, "size": str(len(self.data)),
-            "generation": str(self.generation), "metageneration": "1", "metadata": self.metadata, "updated": self.updated,
+            "generation": str(self.generation), "metageneration": "1", "metadata": self.metadata,
+            "updated": self.updated,
             "md5Hash": base64.b64encode(hashlib.md5(self.data).digest()).decode(),
         }  # fmt: skip
 
@@ -113,6 +114,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body would wait 40 ms for its head to be acknowledged
     store: Objects
 
     def log_message(self, *_: object) -> None:

@@ -29,9 +29,9 @@ class Servers:
         if kind == "gs":
             pytest.importorskip("google.cloud.storage", reason="pip install 'enginery[gcs]'")
         if kind == "az":
-            pytest.importorskip("azure.storage.blob", reason="pip install 'enginery[azure]'")
             if azure_server.program() is None:
                 pytest.skip("Azurite is not installed here: `make azurite` puts it into build/azurite (needs node)")
+            pytest.importorskip("azure.storage.blob", reason="pip install 'enginery[azure]'")
         if kind not in self._urls:
             self._urls[kind] = self._stack.enter_context(KINDS[kind].serving())
         return self._urls[kind]

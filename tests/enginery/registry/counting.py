@@ -19,7 +19,7 @@ from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import BlobDigest
-from enginery.registry.store.layout import MARKER, MARKER_CONTENT, blob_key, check_key
+from enginery.registry.store.layout import MARKER, MARKER_CONTENT, MAX_DOCUMENT_BYTES, blob_key, check_key
 
 PAGE = 1000
 
@@ -102,7 +102,7 @@ class CountingStore:
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
         data = self.read(blob_key(digest))
         if data is None:
             raise self._lost(digest)

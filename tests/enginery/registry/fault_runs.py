@@ -224,7 +224,10 @@ def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     assert (published.version, published.existed) == (str(work.number), there), name
     assert store.read_blob(str(published.manifest.engines[0].digest)) == work.data(), name
     after = lookup.read_channel(store, "digits", "candidate")
-    assert after is not None and [move.version for move in read_history(store, after).moves] == [*before, str(work.number)], name
+    assert after is not None and [move.version for move in read_history(store, after).moves] == [
+        *before,
+        str(work.number),
+    ], name
     tally.add(name, end, there)
 
 

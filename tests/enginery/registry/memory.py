@@ -11,7 +11,7 @@ from typing import Any
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
 from enginery.registry.store.files import BlobDigest
-from enginery.registry.store.layout import blob_key, check_key
+from enginery.registry.store.layout import MAX_DOCUMENT_BYTES, blob_key, check_key
 
 
 class Killed(BaseException):
@@ -92,7 +92,7 @@ class MemoryStore:
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
         found = self._do("read blob", lambda: self.objects.get(blob_key(digest)))
         if found is None:
             raise IntegrityError(f"lost blob {digest}")

@@ -119,9 +119,35 @@ def entry_without(name: str) -> list[Any]:
     return [{key: value for key, value in entry.items() if key != name}]
 
 
+NO_NAMES, NO_PATHS = (".", "./", "a/b", "..", "/a", "A", "a.b", ""), ("../a.py", "/a.py", "./a.py", "a//b.py")
+TENSORS = {"x": {"dtype": "float32", "shape": ["rows"]}}
+FUNCTION = {"function": "a.py:f", "inputs": TENSORS, "outputs": TENSORS}
+
+
+def with_function(name: str, file: str = "a.py", named: str | None = None) -> dict[str, Any]:
+    """An ensemble with a graph 'first' and a function. named: the file that is among its sources."""
+    function = {**FUNCTION, "function": f"{file}:f"}
+    graph = {"name": "first", "model": "digits", "version": "1", "manifest": D, "sources": {}}
+    sources = {f"function {name} {file if named is None else named}": D}
+    return {"spec": {"functions": {name: function}}, "sources": sources, "graphs": [graph]}
+
+
+def test_a_function_is_read() -> None:
+    assert parse(resealed(**with_function("second", "inner/a.py"))).sources == {"function second inner/a.py": D}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        *((with_function(name), "a name in spec.functions is") for name in NO_NAMES),
+        *((with_function("f", name), "sources of spec.functions.f") for name in NO_PATHS),
+        (with_function("f", "a.py", "b.py"), "no source is function f a.py"),
+        (with_function("first"), "two of its graphs and functions are called 'first'"),
+        ({"graphs": with_function("f")["graphs"] * 2}, "two of its graphs and functions are called 'first'"),
+        ({"graphs": [{**with_function("f")["graphs"][0], "name": "a.b"}]}, r"graphs\[0\].name"),
+        ({"spec": {"functions": [1]}}, "spec.functions"),
+        ({"shards": {D: {D: 1 << 41}}}, "a blob has at most"),
+        ({"engines": entry_with(size_bytes=1 << 41)}, "size_bytes is .*a blob has at most"),
         ({"shards": {D: {"../e": 1}}}, "shards.*which is no digest"),
         ({"shards": {"/etc": {D: 1}}}, "shards.*which is no digest"),
         ({"shards": {D: {D: -1}}}, "shards"),

@@ -1,5 +1,6 @@
 """Batches before a router and before a session: answers are those of each request alone."""
 
+import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -164,3 +165,44 @@ def test_an_output_without_a_row_for_each_sample_is_an_error_of_the_batch():
         futures = [batcher.submit(request(1, 3)) for _ in range(2)]
         with pytest.raises(EngineryError, match="'y' of 2 samples"):
             futures[0].result(10)
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException."""
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", [Panic, SystemExit, KeyboardInterrupt])
+def test_what_is_no_exception_ends_the_batcher_and_nobody_waits(kind):
+    entered, go = Event(), Event()
+
+    def run(_):
+        entered.set()
+        go.wait(10)
+        raise kind("at the third layer")
+
+    batcher = Batcher(PlainSession(run), most=1, wait_s=0.0)
+    first = batcher.submit(request(1, 3))
+    assert entered.wait(10)
+    waiting = [batcher.submit(request(1, size)) for size in (3, 4)]
+    waiting[0].add_done_callback(lambda _: sys.exit("a callback that ends its thread"))
+    go.set()
+    for future in (first, *waiting):
+        with pytest.raises(EngineryError, match=f"the batcher ended: {kind.__name__}: at the third layer"):
+            future.result(10)
+    with pytest.raises(EngineryError, match="third layer; make another one"):
+        batcher.submit(request(1, 3))
+    batcher.close()
+
+
+@pytest.mark.timeout(20)
+def test_a_callback_or_a_listener_that_ends_the_thread_ends_the_batcher():
+    def leave(*_):
+        raise SystemExit("enough")
+
+    with Batcher(PlainSession(Calls()), most=1, wait_s=0.0, record=leave) as batcher:
+        inputs = request(1, 3)
+        assert_same(batcher.submit(inputs).result(10), inputs)
+        batcher._worker.join(10)
+        with pytest.raises(EngineryError, match="the batcher ended: SystemExit: enough"):
+            batcher.submit(inputs)

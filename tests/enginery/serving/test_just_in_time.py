@@ -111,3 +111,18 @@ def test_closing_ends_the_thread_and_whoever_waits():
     closer.join(10)
     assert errors == ["the router is closed"] and not found._thread.is_alive()
     assert found.find({"n": 1}) is None
+
+
+@pytest.mark.timeout(20)
+def test_a_compiler_that_ends_its_thread_keeps_nobody_waiting():
+    def leave(sizes):
+        raise SystemExit(f"no licence for {sizes['n']}")
+
+    found = JustInTime(leave)
+    for size in (1, 1, 2):
+        with pytest.raises(EngineryError, match="the compiler ended: SystemExit: no licence for 1"):
+            found.wait({"n": size})
+    assert found.find({"n": 3}) is None
+    counts = found.counts()
+    assert (counts.failed, counts.reason) == (1, "SystemExit: no licence for 1")
+    found.close()

@@ -10,13 +10,14 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from enginery import opening
+from builders.onnx_graphs.shard_names import list_shards
+from builders.onnx_graphs.shards import save_graph
 from enginery.client.client import Client
 from enginery.client.resolve import Policy
 from enginery.core.codec import encode
-from enginery.core.digest import canonical_json
-from enginery.core.errors import DataError
-from enginery.core.hardware.cpu_kinds import CpuKind, this_kind
+from enginery.core.digest import canonical_json, digest_of_file
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.reports.latency import LatencyReport, MachineKind
 from enginery.core.types import ShapeProfile
 from enginery.opening import open_onnx
@@ -46,6 +47,7 @@ def described(net: Path, name: str, **more: object) -> Path:
     spec = [{"name": "x", "dtype": "float32", "shape": SHAPE}]
     found = {
         "file": net.name,
+        "digest": digest_of_file(net) if net.is_file() else "0" * 64,
         "target": name,
         "precision": "fp32",
         "backend": "onnxruntime",
@@ -121,18 +123,67 @@ def test_what_no_router_runs_is_told(net):
         open_described(bad, None, None)
 
 
-@pytest.mark.parametrize("saturates", [False, True])
-def test_an_engine_is_opened_with_the_options_that_this_kind_of_cpu_needs(net, monkeypatch, saturates):
-    monkeypatch.setattr(opening, "this_kind", lambda: CpuKind("any", "any", saturates=saturates))
+def test_an_engine_is_opened_as_anybody_would(net, monkeypatch):
+    """Without an option that changes numbers: what was proven is right in a plain session."""
     opened, plain = list[ort.SessionOptions](), ort.InferenceSession
     monkeypatch.setattr(
-        ort, "InferenceSession", lambda file, options, **more: opened.append(options) or plain(file, options, **more)
+        ort, "InferenceSession", lambda model, options, **more: opened.append(options) or plain(model, options, **more)
     )
-    description = described(net, "net", session_options_without_vnni={"session.x64quantprecision": "1"})
+    description = described(net, "net")
     for given in (At(description), description, str(description), net):
         np.testing.assert_array_equal(open_onnx(given)(x(2, 3))["y"], expected(x(2, 3)))
     Router.opened([At(description)]).run(x(2, 3))
-    assert [asks(options) for options in opened] == [saturates] * 5
+    assert [asks(options) for options in opened] == [False] * 5
+
+
+def test_an_engine_is_opened_only_with_the_bytes_that_were_published(net):
+    pulled = [At(described(net, "cpu", profiles=profiles(((1, 1), (4, 8)))))]
+    net.write_bytes(net.read_bytes() + b"\n")
+    opens = [lambda: open_onnx(pulled[0]), lambda: Router.opened(pulled)]
+    opens.append(lambda: Router.opened(pulled, opens=lambda _: expected))
+    for open_it in opens:
+        with pytest.raises(IntegrityError, match=r"net\.onnx has the digest .* was published; pull it again"):
+            open_it()
+
+
+@pytest.mark.parametrize("file", ["../net.onnx", "/tmp/net.onnx", ".", "sub/net.onnx"])
+def test_an_engine_elsewhere_is_not_opened(net, file):
+    for open_it in (open_onnx, lambda path: open_described(path, lambda _: dict, None)):
+        with pytest.raises(DataError, match=r"cpu\.json describes no engine: file is"):
+            open_it(described(net, "cpu", file=file))
+
+
+def test_a_graph_that_changed_is_not_compiled(net, tmp_path):
+    compiler = OrtCompiler(net, digest_of_file(net), tmp_path / "cache")
+    net.write_bytes(b"other")
+    with pytest.raises(IntegrityError, match=r"net\.onnx has the digest"):
+        compiler({"batch": 1, "n": 2})
+
+
+def test_sizes_that_an_engine_was_not_proven_for_are_refused(net):
+    run = open_onnx(described(net, "cpu", profiles=profiles(((1, 1), (32, 8)))))
+    np.testing.assert_array_equal(run(x(32, 8))["y"], expected(x(32, 8)))
+    for wrong in (x(64, 8), x(1, 9), {"x": np.zeros((1, 2), np.float64)}, {}):
+        with pytest.raises(DataError):
+            run(wrong)
+    with pytest.raises(DataError, match=r"no optimization profile holds x \(64, 8\); the engine was built for"):
+        run(x(64, 8))
+    anything = open_onnx(described(net, "onnx"))
+    assert anything(x(64, 9))["y"].shape == (64, 9)
+
+
+def test_weights_in_shards_are_found_and_checked(tmp_path):
+    weights = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    path = tmp_path / "net.onnx"
+    save_graph(build("float[n,64] x", "float[n,64] y", "y = MatMul(x, w)", {"w": weights}), path, 4096)
+    shards = list(list_shards(path))
+    assert shards
+    given = {"x": np.eye(64, dtype=np.float32)}
+    run = open_onnx(described(path, "cpu", shards=shards))
+    np.testing.assert_array_equal(run(given)["y"], weights)
+    (tmp_path / shards[0]).write_bytes(b"other")
+    with pytest.raises(IntegrityError, match="has the digest"):
+        open_onnx(described(path, "cpu", shards=shards))
 
 
 def test_what_is_no_engine_of_onnxruntime_is_told_before_it_is_opened(net):
@@ -140,20 +191,17 @@ def test_what_is_no_engine_of_onnxruntime_is_told_before_it_is_opened(net):
         open_onnx(described(net, "cpu", graphs=[]))
     with pytest.raises(DataError, match=r"gone\.json describes no engine"):
         open_onnx(net.with_name("gone.onnx"))
-    with pytest.raises(DataError, match=r"cpu\.json describes no engine: .*session_options_without_vnni"):
-        open_onnx(described(net, "cpu", session_options_without_vnni=["a"]))
 
 
 def test_a_size_is_compiled_once_for_all_routers_of_a_folder(net, tmp_path):
     cache = tmp_path / "cache"
-    one, other = OrtCompiler(net, cache), OrtCompiler(net, cache)
+    one, other = (OrtCompiler(net, digest_of_file(net), cache) for _ in range(2))
     inputs = x(3, 5)
     np.testing.assert_array_equal(one({"batch": 3, "n": 5})(inputs)["y"], expected(inputs))
     (file,) = cache.glob("*.compiled.onnx")
     before = file.read_bytes()
     assert [dim.dim_value for dim in onnx.load(file).graph.input[0].type.tensor_type.shape.dim] == [3, 5]
     net.write_bytes(b"gone")  # what is in the folder is opened, not made again
-    object.__setattr__(other, "_digest", one._digest)
     np.testing.assert_array_equal(other({"batch": 3, "n": 5})(inputs)["y"], expected(inputs))
     assert file.read_bytes() == before
 
@@ -165,7 +213,7 @@ def test_routers_that_compile_the_same_size_at_once_are_safe(net, tmp_path):
         try:
             for n in range(1, 6):
                 inputs = x(2, n)
-                found = OrtCompiler(net, cache, most=3)({"batch": 2, "n": n})(inputs)["y"]
+                found = OrtCompiler(net, digest_of_file(net), cache, most=3)({"batch": 2, "n": n})(inputs)["y"]
                 np.testing.assert_array_equal(found, expected(inputs))
         except Exception as error:
             errors.append(error)
@@ -188,7 +236,7 @@ def test_a_folder_that_cannot_be_used_is_told_and_requests_are_answered(net, tmp
 
 
 def test_a_damaged_file_of_the_folder_is_made_again(net, tmp_path):
-    compiler = OrtCompiler(net, tmp_path / "cache")
+    compiler = OrtCompiler(net, digest_of_file(net), tmp_path / "cache")
     compiler({"batch": 1, "n": 2})
     (file,) = (tmp_path / "cache").glob("*.compiled.onnx")
     file.write_bytes(b"half")
@@ -200,7 +248,9 @@ def test_a_size_that_the_graph_cannot_have_is_the_compilers_reason(tmp_path):
     path = tmp_path / "fixed.onnx"
     onnx.save(build("float[batch,n] x, float[3] k", "float[batch,n] y", "y = Add(x, k)", {}), path)
     with pytest.raises(Exception, match=r"(?i)shape|broadcast|dimension"):
-        OrtCompiler(path)({"batch": 1, "n": 4})({"x": np.ones((1, 4), np.float32), "k": np.ones(3, np.float32)})
+        OrtCompiler(path, digest_of_file(path))({"batch": 1, "n": 4})(
+            {"x": np.ones((1, 4), np.float32), "k": np.ones(3, np.float32)}
+        )
 
 
 def test_all_engines_of_a_version_are_pulled_best_first_with_their_rules_and_times(tmp_path):
@@ -210,15 +260,13 @@ def test_all_engines_of_a_version_are_pulled_best_first_with_their_rules_and_tim
     add_latencies(store, found.manifest, [store.put_bytes(canonical_json(encode(timed(engines[0]))))])
     client = Client(tmp_path / "registry", policy=Policy(fallback="onnx"))
     pulled = client.pull_all("digits", tmp_path / "dest")
-    assert [each.engine.precision for each in pulled] == ["int8", "fp32", "fp32"]
+    assert [each.engine.precision for each in pulled] == ["fp32", "int8", "fp32"]
     assert [each.engine.target for each in pulled] == ["cpu", "cpu", "onnx"]
-    assert [each.latency is not None for each in pulled] == [False, True, False]
+    assert [each.latency is not None for each in pulled] == [True, False, False]
     assert all(each.path.is_file() and each.description.is_file() for each in pulled)
-    opened = open_described(pulled[1].description, lambda _: dict, pulled[1].latency)
-    one, eight, most = (bucket.median_s for bucket in pulled[1].latency.buckets)
-    seconds = opened.engine.seconds
-    assert [seconds({"batch": size}) for size in (1, 8, 32)] == [one, eight, most]
-    assert one < seconds({"batch": 4}) < eight and seconds({"batch": 64}) == pytest.approx(2 * most)
+    opened = open_described(pulled[0].description, lambda _: dict, pulled[0].latency)
+    intervals = [bucket.interval("session") for bucket in pulled[0].latency.buckets]
+    assert [opened.engine.seconds({"batch": size}) for size in (1, 8, 32)] == intervals
 
 
 def timed(entry: EngineEntry) -> LatencyReport:

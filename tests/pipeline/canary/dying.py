@@ -15,6 +15,10 @@ from enginery.core.errors import DataError
 from enginery.core.types import TensorSpec
 
 
+class Panic(BaseException):
+    """As pyo3's PanicException."""
+
+
 class Dying:
     """Doubles x, and at its request `at` (-1: never) does what `how` says. Counts from 1."""
 
@@ -42,6 +46,8 @@ def end(how: str) -> None:
         sys.exit(4)
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "panic":
+        raise Panic("at the third layer")
     raise ValueError("a request that fails")
 
 

@@ -1,6 +1,7 @@
 """Canaries without a person: what is missing is a reason, and a verdict is kept beside the version it is about."""
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +100,20 @@ def test_the_sweep_finds_a_version_without_a_verdict_once_it_is_old_enough(
 ) -> None:
     cpu = target_named("cpu")
 
-    def due(before: str = "9999") -> str | None:
-        return missed_version(store, "digits", "stable", cpu, before)
+    old = timedelta(hours=-1)
 
-    assert due() == "2" and due(before=pair[1].created_at) is None, "its own canary may be running"
-    assert missed_version(store, "digits", "canary", cpu, "9999") is None, "nothing to compare with"
+    def due(grace: timedelta = old) -> str | None:
+        return missed_version(store, "digits", "stable", cpu, grace)
+
+    assert due() == "2" and due(timedelta(hours=1)) is None, "its own canary may be running"
+    assert missed_version(store, "digits", "canary", cpu, old) is None, "nothing to compare with"
     attach_canary(store, pair[1], verdict(store, pair[1], baseline=pair[0]))
     assert due() is None, "it has a verdict"
-    assert missed_version(store, "digits", "stable", target_named("sm_89"), "9999") == "2", "of another target"
+    assert missed_version(store, "digits", "stable", target_named("sm_89"), old) == "2", "of another target"
     channels.promote(store, pair[1], "stable")
     assert due() is None, "it is served"
     channels.rollback(store, "digits", "stable", by="me", why="")
-    assert missed_version(store, "digits", "stable", target_named("sm_89"), "9999") is None, "it was served before"
+    assert missed_version(store, "digits", "stable", target_named("sm_89"), old) is None, "it was served before"
 
 
 def verdict(store: Store, manifest: Manifest, baseline: Manifest) -> CanaryVerdict:

@@ -78,6 +78,7 @@ def test_a_flow_judges_a_published_whole_against_what_is_served(pairs: Path) -> 
     assert outcome.report is not None and outcome.report.verdict == "FAIL", outcome.reason
 
 
+@pytest.mark.slow
 def test_functions_between_graphs_are_run(tmp_path: Path) -> None:
     registry = tmp_path / "registry"
     # What is asked is whether both answer alike: how fast they are on a busy machine decides nothing.

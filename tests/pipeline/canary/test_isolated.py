@@ -19,6 +19,7 @@ from pipeline.canary.verdicts import JudgeOptions, WrittenReport, judge_files, p
 from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.canary.dying import opened
 from tests.validation.canary.simulated import traffic
+from validation.canary.concurrent import TrafficSegment
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import read_both
 from validation.canary.replay import ReplayClock, ReplayPace, serve
@@ -102,6 +103,14 @@ def test_an_engine_that_raises_lives_on_and_sys_exit_does_not():
         assert 1e-4 <= answered.service < 10 and [spec.name for spec in session.inputs] == ["x"]
     with isolate("candidate", partial(opened, "sys.exit", 1)) as session:
         assert "exit status 4, at request 1" in serve(session, X, ReplayClock()).error and session.died
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_of_it_that_panics_ends_its_process():
+    with isolate("candidate", partial(opened, "panic", 1)) as session:
+        session.prepare(2, ())
+        answers = list(session.serve_segment(TrafficSegment([0.0] * 4, [X] * 4)))
+        assert len(answers) == 4 and "exit status 1, among requests 1 to 4" in answers[0].served.error and session.died
 
 
 def test_an_engine_that_cannot_be_opened_says_so():

@@ -1,17 +1,20 @@
 """One verdict for each target, and what they do to a channel together: promote, roll back, or leave it with reasons."""
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from enginery.core.digest import canonical_json
 from enginery.core.errors import InputError, IntegrityError
 from enginery.registry.evidence.canaries import attach_canary, canaries, covers, targets_named, verdict_on
 from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import canary_key, manifest_key
+from enginery.registry.store.base import FileStore, Store, open_store
+from enginery.registry.store.layout import canary_key, evidence_prefix, manifest_key
 from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup, policies
 from enginery.registry.versions.policies import ChannelPolicy
@@ -182,8 +185,9 @@ def test_a_fail_that_a_person_knew_of_is_not_taken_back_by_the_hourly_run(
 ) -> None:
     one, two = pair
     kept("sm_89", two, one, slower=0.05)
-    monkeypatch.setattr(channels, "now", lambda: "2999-01-01T00:00:00+00:00")
-    channels.promote(store, two, "stable")
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "now", lambda _: datetime(2999, 1, 1, tzinfo=UTC))
+        channels.promote(store, two, "stable")
     assert hourly(store) == "digits:stable serves 2 already" and serving(store) == "2"
 
 
@@ -368,3 +372,14 @@ def test_nothing_served_and_nothing_published_are_told(store: Store, pair) -> No
     with pytest.raises(Exception, match="no model 'other'"):
         settle_newest(store, "other", "stable", lambda _: None)
     assert lookup.models(store) == ["digits"]
+
+
+def test_a_lost_fail_of_a_canary_whose_clock_is_behind_is_taken_back_too(store: Store, pair, kept: Settle) -> None:
+    one, two = pair
+    channels.promote(store, two, "stable")
+    kept("cpu", two, one, slower=0.05)
+    (key,) = store.list(evidence_prefix("canaries", "digits", two.version))
+    data = store.read(key) or b""
+    document = {**json.loads(data), "created_at": "2020-01-01T00:00:00+00:00"}
+    assert store.replace(key, canonical_json(document), data)
+    assert hourly(store) == "rolled back: digits:stable -> 1" and serving(store) == "1"

@@ -80,6 +80,7 @@ def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
         ("torch.nn", "needs torch, which is not installed: pip install 'enginery[export]'"),
         ("pydantic", "pip install 'enginery[build]'"),
         ("ray", "pip install 'enginery[ray]'"),
+        ("aiohttp.web", "needs aiohttp, which is not installed: pip install 'enginery[serve]'"),
     ],
 )
 def test_a_package_that_the_client_does_without_is_named_with_its_extra(

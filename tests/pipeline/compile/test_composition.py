@@ -5,9 +5,24 @@ from typing import Any
 
 import pytest
 
-from enginery.core.errors import DataError
+from builders.execution.local import LocalExecutor
+from enginery.core.errors import DataError, StepError, UnavailableError
+from enginery.core.types import QuantizationScheme
+from enginery.registry.store.base import open_store
 from pipeline.compile import composition
+from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps import graphs
+from pipeline.spec.model import load_spec
+from pipeline.values import Graph, GraphVariant, Observed, Recipe, StepFailure
+from tests.pipeline.compile.test_steps import EXPORTED
 from tests.pipeline.projects import Project
+
+INT8 = GraphVariant("int8", QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32"))
+
+
+def context_of(project: Project) -> RunContext:
+    executor = LocalExecutor(1)
+    return RunContext(open_store(project.registry, create=True), executor, executor)
 
 
 @pytest.fixture
@@ -44,19 +59,85 @@ def test_fp32_is_proven_before_calibration_ends(
     assert again.json["cached"] and again.json["version"] == done.json["version"]
 
 
-def test_what_is_under_way_when_calibration_fails_is_kept(
-    project: Project, proven: threading.Event, monkeypatch: pytest.MonkeyPatch
+def crash(*_: Any) -> Any:
+    raise StepError("KeyError: 't'", "crash", "the log")
+
+
+def test_calibration_that_fails_takes_no_other_precision_with_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The failure stands in the build, the version, the page, the JSON and the exit code; the next build mends it."""
+    monkeypatch.setattr(composition, "observe", crash)
+    project.change_spec(targets=["cpu"], precisions=["fp32", "fp16", "int8"])
+    done = project.build()
+    rows = {row["precision"]: row for row in done.json["engines"]}
+    assert done.code == 1 and done.json["version"] == "1"
+    assert [rows[name]["status"] for name in ("fp32", "fp16", "int8")] == ["proven", "proven", "failed"]
+    assert rows["int8"]["reason"] == "calibrate: KeyError: 't'"
+    failure = rows["int8"]["failure"]
+    assert (failure["kind"], failure["log"]) == ("crash", "the log") and "--precision int8" in failure["reproduce"]
+    assert rows["fp16"]["notes"][0] == "written without measured ranges: calibrate: KeyError: 't'"
+    shown = {row["precision"]: row for row in project.run("show", "tiny", "--json").json["engines"]}
+    assert shown["int8"]["status"] == "failed" and "KeyError" in shown["int8"]["reason"]
+    page = (project.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    assert "calibrate: KeyError" in page
+    monkeypatch.undo()
+    assert project.build().code == 0
+
+
+@pytest.mark.parametrize("where", ["write_graph", "_check_graph"])
+def test_a_graph_that_cannot_be_written_or_compared_says_why(
+    project: Project, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    made = Graph(INT8, "c" * 64, (), (), recipe=Recipe("d" * 64))
+    monkeypatch.setattr(graphs, "write_graph", lambda *_: made)
+    monkeypatch.setattr(graphs, where, crash)
+    found = graphs.quantize(INT8, load_spec(project.spec), EXPORTED, None, {}, context_of(project))
+    assert found.failure == StepFailure(f"graph {INT8.name}: KeyError: 't'", "crash", "the log")
+    assert (found.variant, found.model) == (INT8, EXPORTED.model.digest)
+
+
+def test_a_search_that_fails_is_that_of_the_kinds_that_wait_for_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, context, kind = load_spec(project.spec), context_of(project), INT8.searched
+    assert kind is not None
+    monkeypatch.setattr(composition, "choose", crash)
+    ranges = Observed("d" * 64, "f" * 64, "e" * 64, 3)
+    failed = composition.search_asked([kind], spec, EXPORTED, ranges, context, composition.InProcess())
+    assert failed == {kind: StepFailure("search int8: KeyError: 't'", "crash", "the log")}
+    graph = graphs.quantize(INT8, spec, EXPORTED, ranges, failed, context)
+    assert graph.failure == failed[kind]
+    observed = StepFailure("calibrate: no")  # without ranges nothing is searched
+    assert composition.search_asked([kind], spec, EXPORTED, observed, context, composition.InProcess()) == {
+        kind: observed
+    }
+
+
+def test_something_out_of_reach_ends_the_run(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing about a precision."""
+
     def fail(*_: Any) -> None:
-        raise DataError("calibration.data is gone")
+        raise UnavailableError("the registry does not answer")
 
     monkeypatch.setattr(composition, "observe", fail)
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"])
     done = project.build()
-    assert done.code == 2 and "calibration.data is gone" in done.err
-    assert proven.is_set()
-    monkeypatch.undo()
-    assert "cpu fp32 onnxruntime: cached" in project.build().err
+    assert done.code == 3 and not done.out
+
+
+@pytest.mark.parametrize("required", ["cpu int8", "cpu fp32"])
+def test_a_required_unit_without_a_graph_stops_the_run(
+    project: Project, monkeypatch: pytest.MonkeyPatch, required: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise DataError("sample 3 is NaN")
+
+    monkeypatch.setattr(composition, "observe", fail)
+    project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": [required]})
+    done = project.build()
+    assert (done.code, "nothing is published" in done.err) == (1, required == "cpu int8")
+    assert "calibrate: sample 3 is NaN" in done.err
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:

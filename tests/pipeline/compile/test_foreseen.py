@@ -43,7 +43,8 @@ def test_a_changed_model_is_the_cause_for_every_precision(built: Project) -> Non
     (follows,) = changes.values()
     assert "to another ONNX model, calibrated and quantized; 5 engines are built and proven" in follows
     table = built.run("plan", built.spec).out
-    assert f"{MODEL} changed: the model is exported again" in table and "scales" not in table
+    assert f"{MODEL} changed: its export is on record; 5 engines are built and proven" in table, "by the plan before"
+    assert "scales" not in table
 
 
 def test_a_changed_calibration_sample_is_named_and_builds_what_it_changes(built: Project) -> None:
@@ -105,10 +106,36 @@ def test_what_a_build_has_seen_is_no_change_any_more(built: Project) -> None:
     onnx.save(model, built.folder / "tiny.onnx")
     units, changes = planned(built)
     assert {unit["action"] for unit in units.values()} == {"cached", "refused"}
-    same = "the model is exported again, to the same ONNX model: no graph and no engine changes by it"
+    same = "the model is exported again, to the same ONNX model; no engine changes by it"
     assert changes == {f"{MODEL} changed": same}
     assert built.build().json["same_as"] == "tiny@1"
     assert planned(built)[1] == {}
+
+
+def test_what_went_back_to_what_is_on_record_is_made_again_by_nothing(built: Project) -> None:
+    """A, B and A again: of the model, its calibration and golden data, a limit; with a new precision beside it."""
+    files = {name: (built.folder / name).read_bytes() for name in ("tiny.onnx", "calibration.npz", "golden.npz")}
+    spec = built.spec.read_bytes()
+    write_model(built.folder / "tiny.onnx", {**weights(), "b1": weights()["b1"] + 1})
+    for name in ("calibration.npz", "golden.npz"):
+        change_data(built, name, 4.0)
+    built.change_spec(golden={**SPEC["golden"], "metric": {**SPEC["golden"]["metric"], "floor": 0.1}})
+    assert "5 engines are built and proven" in str(planned(built)[1])
+    assert built.build().code == 0
+    for name, data in files.items():
+        (built.folder / name).write_bytes(data)
+    built.spec.write_bytes(spec)
+    built.change_spec(precisions=["fp32", "int8", "fp16"])
+    for words in (("--no-export",), ()):
+        units, changes = planned(built, *words)
+        assert {name for name, unit in units.items() if unit["action"] != "cached"} >= {"cpu fp16", "sm_89 fp16"}
+        assert units["cpu fp32"]["action"] == units["cpu int8"]["action"] == "cached"
+        assert changes == {
+            f"{MODEL} changed": "its export is on record; no engine changes by it",
+            f"{CALIBRATION} changed": "what comes of it is on record; no engine changes by it",
+            f"{GOLDEN} changed": "its golden set is on record; no proof is made again here",
+            "golden.metric.floor: 0.1 -> 0.9": "no proof is made again here",
+        }
 
 
 def test_a_part_of_the_units_that_was_built_leaves_the_causes_of_the_others(built: Project) -> None:

@@ -29,6 +29,7 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps import calibration, exports, graphs, proofs
 from pipeline.compile.steps.blobs import this_machine
 from pipeline.compile.steps.engines import _failure, recall_engine, reproduce
+from pipeline.compile.steps.export_model import ExportOutcome, FrozenGolden
 from pipeline.compile.steps.exports import recorded_export, source_digests
 from pipeline.compile.steps.proofs import CRASHED
 from pipeline.spec.model import load_spec
@@ -143,14 +144,17 @@ def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch
 
 
 class Editing:
-    """An executor that changes a file before it runs a job, as a person in an editor might."""
+    """An executor that changes a file before it runs a job, as a person in an editor might.
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.local = path, LocalExecutor()
+    result: what comes of the job, where it is not what is looked at; None runs it.
+    """
+
+    def __init__(self, path: Path, result: object = None) -> None:
+        self.path, self.local, self.result = path, LocalExecutor(), result
 
     def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
         self.path.write_bytes(self.path.read_bytes() + b" ")
-        return self.local.run(job, watch)
+        return self.result or self.local.run(job, watch)  # type: ignore[return-value]
 
     def cancel(self) -> None: ...
 
@@ -159,7 +163,9 @@ def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project)
     write_entry_point(project)
     project.change_spec(precisions=["fp32"], calibration=None)  # whose input has another name
     store = open_store(project.registry, create=True)
-    executor = Editing(project.folder / "model.py")
+    model = OnnxModel(store.put_bytes(b"model"), TENSOR, TENSOR, 20, carries_qdq=False)
+    made = ExportOutcome(model, FrozenGolden(store.put_bytes(b"golden"), None, (), Proof()))
+    executor = Editing(project.folder / "model.py", made)
     with pytest.raises(InputError, match="changed while they were read"):
         exports.export(load_spec(project.spec), RunContext(store, executor, executor))
     assert not list(store.list("records/export/"))

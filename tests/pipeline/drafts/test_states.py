@@ -45,6 +45,15 @@ def test_types_and_shapes_must_allow_it():
     assert not find_states(given, [TensorSpec("hn", "float32", (2, "b", 1))])
 
 
+def test_a_mask_and_an_input_that_is_handed_on_are_no_states():
+    given, out = [*tensors("x"), TensorSpec("mask", "bool", (2,))], [TensorSpec("mask_out", "bool", (2,))]
+    assert not find_states(given, out)
+    assert find_states(tensors("x h"), tensors("y hn"))
+    assert not find_states(tensors("x h"), tensors("y hn"), {"hn": "h"})
+    # What came in is what the next call takes: a delay.
+    assert find_states(tensors("x h"), tensors("y hn"), {"hn": "x"})
+
+
 def test_a_cache_that_grows_begins_empty_and_a_batch_does_not():
     inputs = (TensorSpec("x", "float32", ("batch", 1)), TensorSpec("past", "float32", ("batch", "length", "width")))
     outputs = [TensorSpec("present", "float32", ("batch", "all", "width"))]

@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from enginery.core.errors import InputError
+from pipeline.drafts.found import FoundModel
+from pipeline.drafts.text import write_spec
 from pipeline.drafts.triton import ProtoMessage, look_at_triton, parse
 from tests.pipeline.drafts.graphs import halving
+from tests.pipeline.quantization.small_nets import build
 
 CONFIG = """
 name: "detector"   # as the server calls it
@@ -31,6 +36,64 @@ def test_name_and_batch_sizes_are_the_configurations(tmp_path: Path) -> None:
     assert (found.name, found.source) == ("detector", {"onnx": "2/model.onnx"})
     batch = found.dims["batch"]
     assert (batch.min, batch.opt, batch.max, batch.why) == (1, 8, 16, "max_batch_size is 16")
+
+
+def sized(folder: Path, config: str, shape: str = "n,3,h,w") -> FoundModel:
+    """A look at a configuration beside a model of which no axis but the channels is fixed."""
+    (folder / "1").mkdir(parents=True)
+    onnx.save(build(f"float[{shape}] x", f"float[{shape}] y", "y = Relu(x)", {}), folder / "1" / "model.onnx")
+    (folder / "config.pbtxt").write_text(config)
+    return look_at_triton(folder / "config.pbtxt", folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        (
+            "max_batch_size: 4 input [{name: 'x' dims: [3, 160, 192]}]",
+            {"batch": (1, 4), "height": (160, 160), "width": (192, 192)},
+        ),
+        ("max_batch_size: 0 input {name: 'x' dims: [2, 3, -1, 192]}", {"batch": (2, 2), "width": (192, 192)}),
+        (
+            "input {name: 'x' dims: [3, 192] reshape {shape: [1, 3, 192, 64]}}",
+            {"batch": (1, 1), "height": (192, 192), "width": (64, 64)},
+        ),
+        ("max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}", {"batch": (1, 4)}),
+        ("input {name: 'x' dims: [[3]", {}),
+    ],
+)  # fmt: skip
+def test_the_sizes_that_are_served_are_those_of_the_spec(
+    tmp_path: Path, config: str, sizes: dict[str, tuple[int, int]]
+) -> None:
+    if not sizes:
+        with pytest.raises(InputError, match="a list in a list"):
+            sized(tmp_path, config, "batch,3,height,width")
+        return
+    found = sized(tmp_path, config, "batch,3,height,width")
+    assert {name: (found.dims[name].min, found.dims[name].max) for name in sizes} == sizes
+    untouched = found.dims.keys() - sizes.keys()
+    assert all(found.dims[name].max >= 8 for name in untouched)
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ("instance_group [{kind: KIND_GPU count: 2 gpus: [0]}]", "targets: [gpu] "),
+        ("instance_group [{kind: KIND_GPU}, {kind: KIND_CPU}]", "targets: [cpu, gpu] "),
+        ("instance_group [{kind: KIND_CPU}]", "targets: [cpu] "),
+        ("instance_group [{count: 1}]", "targets: [cpu] "),
+        ("", "targets: [cpu] "),
+    ],
+)
+def test_what_serves_it_is_the_target_of_the_spec(tmp_path: Path, config: str, line: str) -> None:
+    text = write_spec(sized(tmp_path, config))
+    assert line in text and load_document_of(text)["targets"]
+
+
+def load_document_of(text: str) -> dict[str, object]:
+    found = yaml.safe_load(text)
+    assert isinstance(found, dict)
+    return found
 
 
 @pytest.mark.parametrize(

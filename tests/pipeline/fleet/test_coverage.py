@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from enginery.client.resolve import PORTABLE
+from enginery.core.codec import encode
+from enginery.core.digest import canonical_json
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
@@ -13,6 +15,7 @@ from enginery.core.requirements import Gpu
 from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.layout import channel_key, manifest_key
 from enginery.registry.versions import channels
+from enginery.registry.versions.additions import add_latencies
 from enginery.registry.versions.lookup import load
 from pipeline.fleet import coverage
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, Served, read_served, whole_registry
@@ -21,8 +24,10 @@ from pipeline.fleet.groups import Hardware, NodeGroup
 from pipeline.fleet.inventory import fleet_of_nodes
 from pipeline.orchestration.fleet import FleetSources, reconcile
 from tests.enginery.registries import overwrite
+from tests.enginery.serving.test_buckets import scale
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine
+from tests.validation.latency.reports import latency_report
 
 
 def group(
@@ -225,3 +230,18 @@ def test_the_same_machine_in_two_groups_is_judged_once_and_counted_twice(digits:
     assert [(item.group.name, item.group.nodes, item.state) for item in found] == [
         ("l4", 3, "covered"), ("l4 shared by 2", 2, "covered"),
     ]  # fmt: skip
+
+
+def test_the_engine_that_is_named_is_the_one_that_a_pull_gives_by_the_times_on_record(store: Store) -> None:
+    entries = [built(store, "l4", precision, "proven") for precision in ("fp32", "int8")]
+    published(store, "timed", entries)
+    wanted, here = demand("timed", "l4"), group("l4")
+    assert stand(store, wanted, here)[0].engine.precision == "fp32"  # type: ignore[union-attr]
+    manifest = load(store, "timed", "1")
+    for entry, factor in zip(entries, (1.0, 0.5), strict=True):
+        usual = latency_report()
+        machine = replace(usual.machine, gpus=("NVIDIA L4",))
+        buckets = tuple(scale(factor, bucket) for bucket in usual.buckets)
+        found = replace(usual, engine=str(entry.digest), machine=machine, buckets=buckets)
+        add_latencies(store, manifest, [store.put_bytes(canonical_json(encode(found)))])
+    assert stand(store, wanted, here)[0].engine.precision == "int8"  # type: ignore[union-attr]

@@ -96,6 +96,7 @@ def test_each_mistake_has_its_line(tmp_path: Path, text: str, wanted: str) -> No
         ('{"items": 3}', "no list of nodes"),
         ('{"items": [', "is not JSON"),
         ("{" * 100_000, "is not JSON"),
+        ('{"items": [], "items": [{"kind": "Node"}]}', "'items' is given twice"),
         ("apiVersion: v1\nkind: List\nitems: []", "use `kubectl get nodes -o json`"),
     ],
 )

@@ -3,17 +3,21 @@
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
+from enginery.core.digest import canonical_json
 from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.reports.proof import unmeasured
 from enginery.core.types import Target
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions.additions import add_attestation
 from enginery.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess
 from pipeline.compile.run_context import RunContext
@@ -42,6 +46,16 @@ def test_only_unproven_engines_that_run_here_wait(store: Store) -> None:
     ]
     publish_engines(store, entries)
     assert units(store) == {"digits@1": ["cpu fp32 onnxruntime"]}
+
+
+def test_an_engine_that_no_run_can_prove_waits_for_none(store: Store) -> None:
+    entry = engine(store, "cpu", status="unproven")
+    unknown = replace(report(entry), checks=(unmeasured("export", "y", "golden", "the same in all 8 golden samples"),))
+    entry = replace(entry, report=store.put_bytes(canonical_json(unknown.to_json())))
+    manifest = publish_engines(store, [entry]).manifest
+    assert units(store) == {}
+    assert "not measured: y" in why_nothing(store, pending_of(store, "digits", "1"))
+    assert add_attestation(store, manifest, unknown) is None
 
 
 def test_the_newest_and_what_channels_serve_are_looked_at(store: Store) -> None:

@@ -1,9 +1,15 @@
 """Proving published engines again: under the same limits, and with every trouble as data or as one message."""
 
 import json
+from dataclasses import replace
 
+from enginery.core.digest import canonical_json
+from enginery.core.reports.proof import Check
+from enginery.registry.store.base import Store
 from pipeline.compile.publication.draft import resolved_spec
+from pipeline.operations.revalidate import published_proof
 from pipeline.spec.model import ModelSpec, load_spec, overrides
+from tests.enginery.registries import engine, report
 from tests.pipeline.projects import Project
 
 
@@ -13,3 +19,14 @@ def test_a_limit_that_the_spec_left_alone_still_holds_when_the_manifest_is_read_
     again = ModelSpec.model_validate(json.loads(json.dumps(resolved_spec(spec))))
     assert overrides(again, "int8", "engine") == {"sqnr_db": 12.0, "cosine": None}
     assert overrides(again, "int8", "quantization") == {}
+
+
+def test_a_proof_that_is_made_again_has_as_many_checks_as_the_build_had(store: Store) -> None:
+    """All that is not the engine's own is taken from the published report: also what tasks say of model and graph."""
+    places = [("export", "golden"), ("quantization", "edge"), ("engine", "golden"), ("task", "golden, exported model"),
+              ("task", "edges, graph"), ("task", "golden, engine"), ("task", "edges, engine")]  # fmt: skip
+    checks = tuple(Check(joint, "accuracy", "logits", case, 1.0, None, True) for joint, case in places)
+    entry = engine(store)
+    stored = store.put_bytes(canonical_json(replace(report(entry), checks=checks).to_json()))
+    kept = published_proof(replace(entry, report=stored), store).checks
+    assert [(check.joint, check.case) for check in kept] == [places[0], places[1], places[3], places[4]]

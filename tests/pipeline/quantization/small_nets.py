@@ -8,7 +8,9 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 
+from builders.backends.onnxruntime.saturation import exact_source
 from builders.backends.onnxruntime.session import open_model, session_options
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Dim, QuantizationScheme, TensorSpec
 from pipeline.quantization.ranges import Ranges
 from validation.data.samples import Samples
@@ -131,17 +133,19 @@ def samples(folder: Path, arrays: dict[str, np.ndarray], specs: tuple[TensorSpec
 
 
 def run(model: ModelProto, inputs: dict[str, np.ndarray], optimized: bool = True) -> np.ndarray:
-    """First output of a model on onnxruntime's CPU."""
+    """First output of a model on onnxruntime's CPU; of one that is not optimized, as the reference gives it."""
     return session(model, optimized).run(None, inputs)[0]
 
 
 def session(model: ModelProto, optimized: bool = True, save: Path | None = None) -> ort.InferenceSession:
-    level, exact = "ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL", save is None
+    level = "ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL"
     options = session_options(level, 1)
     options.optimized_model_filepath = str(save) if save else ""
     with TemporaryDirectory() as folder:
         onnx.save(model, Path(folder) / "model.onnx")
-        return open_model(Path(folder) / "model.onnx", options, exact)
+        path = Path(folder) / "model.onnx"
+        as_written = this_kind().saturates and not optimized
+        return open_model(path, options, source=exact_source(path) if as_written else None)
 
 
 def sqnr_db(expected: np.ndarray, actual: np.ndarray) -> float:

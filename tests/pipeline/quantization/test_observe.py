@@ -1,3 +1,4 @@
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
@@ -119,6 +121,45 @@ def test_a_damaged_file_is_refused(tmp_path: Path, at: int) -> None:
     data[at] ^= 0xFF
     with pytest.raises(DataError, match="not an observations file"):
         Observations.from_bytes(bytes(data))
+
+
+CONV = "c = Conv<kernel_shape=[3,3]>(x, k)"
+NHWC = "t = Transpose<perm=[0,2,3,1]>"
+TWO = "float[batch,6,6,32] t, float[batch,32,6,6] d"
+ONE, ROWS = "float[batch,32,6,6] y", "float[batch,6,6,10] y"
+CASES = {
+    "a transpose behind a convolution": (f"{CONV} d = Relu(c) {NHWC}(d) y = MatMul(t, w)", ROWS),
+    "both are outputs": (f"{CONV} d = Relu(c) {NHWC}(d)", TWO),
+    "two transposes": (f"{CONV} {NHWC}(c) u = Transpose<perm=[0,2,3,1]>(c) s = Add(t, u) y = MatMul(s, w)", ROWS),
+    "a transpose there and back": (f"{CONV} {NHWC}(c) y = Transpose<perm=[0,3,1,2]>(t)", ONE),
+    "copies": ("i = Identity(x) c = Conv<kernel_shape=[3,3]>(i, k) d = Identity(c) y = Identity(d)", ONE),
+    "equal nodes": (f"{CONV} e = Conv<kernel_shape=[3,3]>(x, k) s = Add(c, e) y = Relu(s)", ONE),
+    "a constant part": (f"{CONV} e = Conv<kernel_shape=[3,3]>(still, k) f = Relu(e) y = Add(c, f)", ONE),
+    "what nothing reads": (f"{CONV} dead = Relu(c) y = Sigmoid(c)", ONE),
+    "a norm that is folded": (f"{CONV} n = BatchNormalization(c, g, g, g, g) y = Relu(n)", ONE),
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_every_tensor_is_measured_whatever_optimizing_makes_of_it(tmp_path: Path, text: str) -> None:
+    """Merged, moved, renamed, folded or removed: each has the values that the graph has as it is written."""
+    body, outputs = CASES[text]
+    rng = np.random.default_rng(0)
+    weights = {"k": rng.normal(size=(32, 3, 3, 3)), "w": rng.normal(size=(32, 10)), "g": np.ones(32)}
+    weights |= {"still": rng.normal(size=(1, 3, 8, 8))}
+    read = {name: values for name, values in weights.items() if re.search(rf"\b{name}\b", body)}
+    graph = prepare_model(build("float[batch,3,8,8] x", outputs, body, read))
+    names, inputs = activations(graph), {"x": rng.normal(size=(2, 3, 8, 8)).astype(np.float32)}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(graph)
+    del copy.graph.output[:]
+    copy.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in names if name != "x")
+    written = session(copy, optimized=False)
+    expected = dict(zip([value.name for value in written.get_outputs()], written.run(None, inputs), strict=True))
+    found = list(open_tapped(graph, names, tmp_path).run(inputs))
+    assert [name for name, _ in found] == list(names)
+    for name, values in found:
+        assert np.allclose(np.sort(values, None), np.sort((expected | inputs)[name], None), rtol=1e-4, atol=1e-4), name
 
 
 def test_slices_that_become_one_split_are_measured(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from builders.backends.onnxruntime import OnnxRuntime
-from builders.backends.onnxruntime.cpu import SATURATES
 from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.types import Engine, QuantizationScheme
+from enginery.core.requirements import WideSums
+from enginery.core.types import Engine, QuantizationScheme, Target
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
@@ -101,29 +101,43 @@ def test_names_tell_the_graphs_apart():
     assert GraphVariant("int4", REDUCED).name == GraphVariant("int4", CPU).name
 
 
-def compiled(reduced: bool, precision: str, folder: Path) -> tuple[ModelProto, Engine]:
+def compiled(how: str, precision: str, folder: Path, target: str = "cpu") -> tuple[ModelProto, Engine]:
     """The graph of `deep_net`, and its engine."""
-    backend, model = OnnxRuntime(reduced_range="always" if reduced else "never"), deep_net()
-    graph, _ = write(model, precision, backend.scheme(), measured(model, loud()))
+    backend, model = OnnxRuntime(reduced_range=how), deep_net()
+    graph, _ = write(model, precision, backend.scheme_for(Target(target)), measured(model, loud()))  # type: ignore[arg-type]
     onnx.save(graph, folder / "graph.onnx")
-    return graph, backend.build(graphs.request("cpu", backend="onnxruntime"), folder / "graph.onnx", folder)
+    return graph, backend.build(graphs.request(target, backend="onnxruntime"), folder / "graph.onnx", folder)
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-dynamic"])
-def test_a_reduced_int8_engine_is_exact_on_any_cpu_without_the_option(tmp_path: Path, precision: str):
-    """Opened as a server without this project does; `test_cpu_kinds` runs this with the kernels of other CPUs, too."""
-    graph, engine = compiled(True, precision, tmp_path)
+@pytest.mark.parametrize("how", ["where-needed", "always", "never"])
+def test_an_int8_engine_is_exact_here_opened_as_anybody_would(tmp_path: Path, how: str, precision: str):
+    """Without options; `test_cpu_kinds` runs this with the kernels of other CPUs, too."""
+    graph, engine = compiled(how, precision, tmp_path)
     session = ort.InferenceSession(str(engine.path), providers=["CPUExecutionProvider"])
-    assert SATURATES not in engine.notes
     assert sqnr_db(run(graph, loud(), optimized=False), session.run(None, loud())[0]) > 60
+    levels = [largest(graph), *(["uint8"] if any("as uint8" in note for note in engine.notes) else [])]
+    narrow = how == "always" or (how == "where-needed" and this_kind().saturates)
+    assert levels == ([64] if narrow else [127, "uint8"] if this_kind().saturates else [127])
 
 
-@pytest.mark.parametrize("precision", ["int8", "int8-dynamic"])
-def test_a_whole_int8_engine_is_exact_where_this_project_opens_it(tmp_path: Path, precision: str):
-    graph, engine = compiled(False, precision, tmp_path)
-    expected = run(graph, loud(), optimized=False)
-    with OnnxRuntime().open_part(engine.path) as session:
-        assert sqnr_db(expected, session.run(loud())["y"]) > 60
-    plain = ort.InferenceSession(str(engine.path), providers=["CPUExecutionProvider"])
-    saturated = sqnr_db(expected, plain.run(None, loud())[0]) < 40
-    assert SATURATES in engine.notes and saturated == this_kind().saturates
+@pytest.mark.parametrize(
+    ("how", "target", "stored", "needs"),
+    [
+        ("where-needed", "x86-64-v3", 64, False),
+        ("where-needed", "x86-64-v4-vnni", 127, True),
+        ("where-needed", "arm64", 127, True),
+        ("never", "x86-64-v3", 0, False),
+        ("never", "x86-64-v4-vnni", 127, True),
+        ("always", "x86-64-v4-vnni", 64, False),
+    ],
+)
+def test_an_engine_is_right_on_the_kind_of_cpu_that_it_is_for_or_says_what_it_needs(
+    tmp_path: Path, how: str, target: str, stored: int, needs: bool
+):
+    """Wherever it is built. stored: the largest int8 weight; 0: none, they are uint8."""
+    _, engine = compiled(how, "int8", tmp_path, target)
+    weights = [item for item in onnx.load(engine.path).graph.initializer if item.dims and "zero_point" not in item.name]
+    found = [numpy_helper.to_array(item) for item in weights if item.data_type == TensorProto.INT8]
+    assert max((int(np.abs(values.astype(int)).max()) for values in found), default=0) == stored
+    assert (WideSums() in engine.requires) is needs

@@ -1,16 +1,19 @@
 """A change point names the version, toolchain or driver that came with it; the picture has all of it."""
 
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from enginery.registry.evidence.latencies import latency_reports
-from enginery.registry.latency_series import LatencySeries, SeriesPoint, merged
+from enginery.registry.latency_series import LatencySeries, SeriesPoint, list_series, merged
 from enginery.registry.store.base import open_store
 from enginery.registry.store.files import write_whole
 from enginery.registry.versions.lookup import load
+from pipeline import cli
 from pipeline.regressions.pictures import draw_page, draw_trend
 from pipeline.regressions.trend import describe_change, find_trend, list_differences
 from tests.enginery.registry.test_latency_series import SERIES, point
@@ -39,6 +42,28 @@ def test_a_change_with_nothing_that_is_recorded_says_so() -> None:
     (change,) = find_trend(stepped(40)).changes
     assert describe_change(change).endswith("with nothing that is recorded")
     assert list_differences(point(1), replace(point(2), engine="f" * 64)) == ["engine rebuilt"]
+
+
+def test_without_the_package_that_finds_changes_the_series_is_shown_and_what_is_missing_said(
+    registry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ruptures", None)
+    store = open_store(registry, create=True)
+    for bucket in ("batch=32", "batch=8"):
+        series = replace(stepped(10, 20), bucket=bucket)
+        write_whole(Path(registry, series.key), merged(series, series.points))
+    assert find_trend(series).changes is None and "20 points" in draw_trend(find_trend(series))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["trend", "digits", "--registry", str(registry)])
+    said = capsys.readouterr()
+    assert ended.value.code == 0 and said.out.index("batch=8") < said.out.index("batch=32")
+    assert "pip install 'enginery[trend]'" in said.err
+    assert [item.bucket for item in list_series(store, "digits")] == ["batch=8", "batch=32"]
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Path:
+    return tmp_path / "registry"
 
 
 def test_medians_count_from_quiet_machines_alone() -> None:

@@ -80,8 +80,8 @@ def served(store: Any, node: ServingNode) -> str:
 
 @dataclass
 class Watcher:
-    """A node that looks every 30 s, a fifth more or less. It swaps and reports by the real code of channels and reports, and
-    parses a channel only when its bytes changed, as with a conditional request."""
+    """A node that looks every 30 s, a fifth more or less. It swaps and reports by the real code of channels and
+    reports, and parses a channel only when its bytes changed, as with a conditional request."""
 
     node: ServingNode
     version: str = "1"

@@ -160,7 +160,7 @@ def test_whoever_moves_the_channel_all_the_same_ends_the_rollout():
     with hold_lease(store, "a writer that knows no rollouts") as guard:
         channels.point(guard, two, "stable", "eve")
     assert served(store, NODES[0]) == "2" and read_channel(store, *WHERE).active_rollout is None
-    with pytest.raises(InputError, match="is aborted since .*: the channel was moved to 1 by eve"):
+    with pytest.raises(InputError, match=r"is aborted since .*: the channel was moved to 1 by eve"):
         operations.pause(store, *WHERE, Operator("ada", at(1)))
     found = look(store, 1)
     assert (found.action, found.why, found.made) == ("aborted", "the channel was moved to 1 by eve", False)

@@ -8,6 +8,7 @@ from enginery.core.errors import ConflictError, EngineryError
 from enginery.registry.leases import hold_lease
 from enginery.registry.verification import verify
 from enginery.registry.versions import channels
+from enginery.registry.versions.feeds import find_feed_faults, set_feed
 from enginery.registry.versions.rolling import read_rollout, running_rollouts
 from enginery.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations
@@ -144,3 +145,17 @@ def test_a_promotion_never_takes_back_a_move_of_somebody_else():
         versions = [item.version for item in read_history(store, read_channel(store, *WHERE)).moves]
         assert versions in (["1", "3"], ["1", "2", "3"]), (steps, versions, one.error, eve.error)
         assert served(store, NODES[0]) == "3"
+
+
+def test_a_start_that_is_late_with_a_feed_takes_no_abort_back():
+    for steps in range(20, 75):
+        store, _, two = registry()
+        set_feed(store, "all", ["*:*"])
+        ada, bob = Actor("ada"), Actor("bob")
+        starts, ends = store.seen_by(ada), store.seen_by(bob)
+        works = [
+            (ada, lambda seen=starts, two=two: begin(seen, two, plan("100%"))),
+            (bob, lambda seen=ends: operations.abort(seen, *WHERE, Operator("bob", at(1)))),
+        ]
+        interleave(works, after(ada, steps))
+        assert find_feed_faults(store, "all") == [] and ada.error is None, steps

@@ -204,10 +204,14 @@ def test_of_an_engine_that_one_version_has_its_status_alone_is_compared(registry
 
 def test_a_run_that_published_nothing_leads_to_its_report(registry: Store, out: Path) -> None:
     publish_small(registry)
-    run = RunState(new_id("lost"), "lost", "s.yaml", "failed", *["2026-01-01T00:00:00.000+00:00"] * 2, 5.0, "h", 1, "u")
-    registry.create(run_key(run.id), replace(run, reason="no engine passed").to_bytes())
+    for hour, reason in ((1, "no engine passed"), (2, "a file is gone")):  # the newest one made no report
+        times = [f"2026-01-01T0{hour}:{minute}:00.000+00:00" for minute in ("00", "09")]
+        run = RunState(new_id("lost"), "lost", "s.yaml", "failed", *times, 5.0, "h", 1, "u")
+        registry.create(run_key(run.id), replace(run, reason=reason, ended_at=times[1]).to_bytes())
     registry.create(failed_page_key("lost"), b"<p>all failed</p>")
-    registry.create(failed_data_key("lost"), b"{}")
+    registry.create(failed_data_key("lost"), b'{"created_at": "2026-01-01T01:08:59+00:00"}')
     write(registry, out)
     assert "failed/lost/report.html" in Seen(out / "runs.html").links and not broken_links(out)
+    assert "no engine passed Report of the engines that failed" in words(out, "runs.html")
+    assert words(out, "runs.html").count("Report of the engines that failed") == 1
     assert (out / "failed/lost/report.html").read_bytes() == copy_report(b"<p>all failed</p>")

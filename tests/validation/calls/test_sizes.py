@@ -7,6 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from enginery.core.reports.proof import UNMEASURED
 from enginery.core.types import Dim, TensorSpec
 from tests.validation.calls.sessions import (
     BUDGET,
@@ -128,6 +129,13 @@ def test_a_size_that_the_graph_itself_cannot_do_is_no_fault_and_is_told() -> Non
     assert failed(checks) == set()
     assert "not judged: the graph itself does not run" in checks["sizes"].note
     assert failed(tried(Grid(refuses=odd), Grid(), **GRID)) == {"sizes"}
+
+
+def test_sizes_of_which_the_graph_can_do_none_show_nothing() -> None:
+    never = Grid(refuses=lambda height: True)
+    checks = tried(never, Grid(refuses=lambda height: True), **GRID)
+    assert "sizes" not in checks
+    assert "runs at none of the" in checks[UNMEASURED].note
 
 
 @pytest.mark.parametrize("what", [ValueError("no kernel"), None])

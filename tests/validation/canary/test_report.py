@@ -54,6 +54,12 @@ def test_what_is_no_report_is_refused(bad):
         read_report(bad)
 
 
+def test_a_report_that_says_two_things_is_refused(failed):
+    whole = json.dumps(failed)
+    with pytest.raises(IntegrityError, match="'verdict' is given twice"):
+        read_report(f'{{"verdict": "PASS", {whole[1:]}'.encode())
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -100,8 +100,8 @@ def test_an_output_of_nan_has_no_accuracy():
     ("labels", "metric", "error", "said"),
     [
         (None, accuracy(0.5), DataError, "no labels"),
-        (np.arange(7), accuracy(0.5), DataError, "8 answers, but there are 7 labels"),
-        (np.arange(9), accuracy(0.5), DataError, "8 answers, but there are 9 labels"),
+        (np.arange(7) % 3, accuracy(0.5), DataError, "8 answers, but there are 7 labels"),
+        (np.arange(9) % 3, accuracy(0.5), DataError, "8 answers, but there are 9 labels"),
         (np.arange(8), accuracy(0.5, "z"), InputError, "'z' is not an output; known: y"),
         (np.arange(8), TaskMetric(TokenTerms("y"), {}, "original"), DataError, r"has the shape \(4, 3\); .* 3 axes"),
         (np.ones((8, 2)), TaskMetric(RegressionTerms("y"), {}, "labels"), DataError, "labels do not fit"),
@@ -241,3 +241,14 @@ def test_limits_at_the_edges_are_twice_as_far_and_allow_one_wrong_answer(terms, 
     (found,) = [check for check in checks if check.case == "edges" and check.limit is not None]
     assert found.limit == pytest.approx(loosened)
     assert found.passed is (terms.name == "top_k")
+
+
+@pytest.mark.parametrize("terms", [AccuracyTerms("y"), TopKTerms("y", k=2)], ids=["accuracy", "top_k"])
+def test_labels_that_the_output_has_no_classes_for_are_told_and_are_no_accuracy_of_0(terms):
+    def scores(inputs):
+        return {"y": inputs["x"]}
+
+    x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    labelled = freeze([{"x": x}], SPECS, DIMS, scores, 10 + np.arange(8))
+    with pytest.raises(DataError, match=r"labels are 10\.\.17, the output has 3 classes, which are 0\.\.2"):
+        task_checks(Fake(scores), labelled, [TaskMetric(terms, {}, "labels")])

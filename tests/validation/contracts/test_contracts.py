@@ -8,7 +8,7 @@ import pytest
 
 from enginery.core.codec import decode
 from enginery.core.errors import InputError, ModelError
-from enginery.core.reports.proof import Check
+from enginery.core.reports.proof import UNMEASURED, Check
 from enginery.core.types import Dim
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
 from validation.contracts.contract import EngineContract, contract_checks
@@ -156,3 +156,14 @@ def test_an_output_or_a_predicate_that_there_is_none_of_is_refused(golden: Golde
     assert failed(checked(golden, {"structured": {"z": {"finite": True}}}, lambda x, y: y)) == ["output"]
     with pytest.raises(InputError, match=r"structured\.y has no field 'finit'"):
         EngineContract.from_json({"structured": {"y": {"finit": True}}})
+
+
+def test_boxes_that_no_case_holds_show_nothing(golden: GoldenSet) -> None:
+    boxes = {"structured": {"y": {"boxes": {"least_score": 2.0}}}}
+
+    class Boxes(Linear):
+        def run(self, inputs):
+            return {"y": np.zeros((len(inputs["x"]), 0, 4), np.float32)}
+
+    found = contract_checks(EngineContract.from_json(boxes), Boxes(), Boxes(), golden, (SPECS, DIMS[0]), BUDGETS)
+    assert [check.name for check in found] == [UNMEASURED]

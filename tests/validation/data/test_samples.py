@@ -4,6 +4,7 @@ import itertools
 import tracemalloc
 import zipfile
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -212,8 +213,26 @@ def damaged(path: Path, kind: str) -> Path:
     return path
 
 
+def save_packed(path: Path, method: int, **arrays):
+    np.savez(path, **arrays)
+    with zipfile.ZipFile(path) as plain:
+        members = {name: plain.read(name) for name in plain.namelist()}
+    with zipfile.ZipFile(path, "w", method) as packed:
+        for name, data in members.items():
+            packed.writestr(name, data)
+
+
 @pytest.mark.parametrize("kind", ["empty", "garbage", "truncated", "flipped"])
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "deflated"])
+@pytest.mark.parametrize(
+    "save",
+    [
+        np.savez,
+        np.savez_compressed,
+        partial(save_packed, method=zipfile.ZIP_BZIP2),
+        partial(save_packed, method=zipfile.ZIP_LZMA),
+    ],
+    ids=["stored", "deflated", "bzip2", "lzma"],
+)
 def test_a_damaged_archive_is_a_data_error(tmp_path, save, kind):
     save(tmp_path / "data.npz", image=images(200))
     with pytest.raises(DataError, match=r"data.npz.*write it again"):

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -57,26 +58,28 @@ def time_call(run: Run) -> float:
 
 
 def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
-    """Calls per second of all `runs` together, each called repeatedly in a thread of its own for about `seconds`."""
-    counts = [0] * len(runs)
+    """Calls per second of all `runs` together, each called repeatedly in a thread of its own for about `seconds`.
+
+    Raises what a call raises.
+    """
     barrier = threading.Barrier(len(runs) + 1)
     until = [0.0]
 
-    def stream(index: int) -> None:
+    def stream(run: Run) -> int:
         barrier.wait()
+        count = 0
         while time.perf_counter() < until[0]:
-            runs[index]()
-            counts[index] += 1
+            run()
+            count += 1
+        return count
 
-    threads = [threading.Thread(target=stream, args=(index,), daemon=True) for index in range(len(runs))]
-    for thread in threads:
-        thread.start()
-    begun = time.perf_counter()
-    until[0] = begun + seconds
-    barrier.wait()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / (time.perf_counter() - begun)
+    with ThreadPoolExecutor(len(runs)) as pool:
+        streams = [pool.submit(stream, run) for run in runs]
+        begun = time.perf_counter()
+        until[0] = begun + seconds
+        barrier.wait()
+        count = sum(each.result() for each in streams)
+        return count / (time.perf_counter() - begun)
 
 
 def warm_up(latencies: Array) -> tuple[int, bool]:

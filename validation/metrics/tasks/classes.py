@@ -6,7 +6,16 @@ from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Tensors
 from validation.metrics.drift import is_exact
-from validation.metrics.tasks.scores import NO_ANSWER, NO_WANTED, Score, TaskValue, classes_of, output_of, share
+from validation.metrics.tasks.scores import (
+    NO_ANSWER,
+    NO_WANTED,
+    Score,
+    TaskValue,
+    class_count,
+    classes_of,
+    output_of,
+    share,
+)
 from validation.metrics.tasks.terms import AccuracyTerms, TopKTerms
 
 
@@ -30,6 +39,10 @@ class Accuracy(Score[Array, Array]):
     def read_labels(self, labels: Array) -> Array:
         """Class indices [rows]."""
         return labels.reshape(-1)
+
+    def count_classes(self, outputs: Tensors) -> int | None:
+        """Of scores, the length of their last axis."""
+        return class_count(output_of(outputs, self.terms.output))
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the equal ones."""
@@ -69,6 +82,10 @@ class TopK(Score[Array, Array]):
     def read_labels(self, labels: Array) -> Array:
         """Class indices [rows]."""
         return labels.reshape(-1)
+
+    def count_classes(self, outputs: Tensors) -> int | None:
+        """Of scores, the length of their last axis."""
+        return class_count(output_of(outputs, self.terms.output))
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the rows whose wanted class has fewer than k before it."""

@@ -51,6 +51,10 @@ class Score(ABC, Generic[W, A]):
     def read_labels(self, labels: Array) -> W | Array:
         """The labels of all golden samples as wanted answers. Raises DataError for those of another shape."""
 
+    def count_classes(self, outputs: Tensors) -> int | None:  # noqa: ARG002 - of use to kinds whose labels are classes
+        """How many classes the original model's outputs have, whose indices labels are; None where nothing says it."""
+        return None
+
     def join(self, wanted: W, labels: Any) -> W:  # noqa: ARG002 - of use to kinds that look at both
         """What is wanted of a case that has labels, and of the original model `wanted`: the labels."""
         return cast("W", labels)
@@ -76,6 +80,11 @@ def output_of(outputs: Tensors, name: str, *ranks: int) -> Array:
         wanted = " or ".join(map(str, ranks))
         raise DataError(f"metric output {name!r} has the shape {found.shape}; the metric takes {wanted} axes")
     return found
+
+
+def class_count(value: Array) -> int | None:
+    """How many classes the last axis of scores has; None for classes themselves."""
+    return None if is_exact(value) or not value.ndim else value.shape[-1]
 
 
 def classes_of(value: Array, none: int, axis: int = -1) -> Array:

@@ -15,6 +15,7 @@ from validation.metrics.tasks.scores import (
     NOTHING,
     Score,
     TaskValue,
+    class_count,
     classes_of,
     output_of,
     share,
@@ -49,6 +50,10 @@ class Texts(Score[list[Symbols], list[Symbols]]):
         if labels.ndim != 2:
             raise DataError(f"labels have the shape {labels.shape}; ctc takes class indices [samples, length]")
         return [[int(item) for item in row if item >= 0 and item != self.terms.blank] for row in labels]
+
+    def count_classes(self, outputs: Tensors) -> int | None:
+        """Of scores, the length of their last axis."""
+        return class_count(output_of(outputs, self.terms.output))
 
     def add(self, wanted: list[Symbols], answers: list[Symbols]) -> None:
         """Compare the texts of a case."""

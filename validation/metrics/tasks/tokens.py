@@ -6,7 +6,16 @@ from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Tensors
 from validation.metrics.drift import is_exact
-from validation.metrics.tasks.scores import NO_ANSWER, NO_WANTED, Score, TaskValue, classes_of, output_of, share
+from validation.metrics.tasks.scores import (
+    NO_ANSWER,
+    NO_WANTED,
+    Score,
+    TaskValue,
+    class_count,
+    classes_of,
+    output_of,
+    share,
+)
 from validation.metrics.tasks.terms import TokenTerms
 
 
@@ -33,6 +42,10 @@ class Tokens(Score[Array, Array]):
         if labels.ndim != 2:
             raise DataError(f"labels have the shape {labels.shape}; tokens takes ids [samples, places]")
         return labels
+
+    def count_classes(self, outputs: Tensors) -> int | None:
+        """Of scores, the length of their last axis."""
+        return class_count(output_of(outputs, self.terms.output))
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the equal places and sequences of each sample."""

@@ -14,7 +14,7 @@ from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock, BlobPrefix, ContentSettings
 
 from enginery.registry.store.azure.place import AzureLocation
-from enginery.registry.store.azure.requests import answers, condition_of, connect
+from enginery.registry.store.azure.requests import CHUNK_BYTES, answers, condition_of, connect
 from enginery.registry.store.layout import MARKER
 from enginery.registry.store.objects.api import (
     NO_RANGE,
@@ -214,7 +214,7 @@ class _Chunks:
         if not self._chunk:
             with self._answers():
                 self._chunk = memoryview(next(self._chunks, b""))
-                if not self._chunk:
+                if len(self._chunk) < min(CHUNK_BYTES, self._left):
                     raise NoWholeAnswerError("it ends before")
         count = min(len(into), len(self._chunk), self._left)
         into[:count] = self._chunk[:count]

@@ -58,8 +58,18 @@ def _connect(place: AzureLocation, _process: int) -> ContainerClient:
             retry_total=0,
             max_single_get_size=CHUNK_BYTES,
             max_chunk_get_size=CHUNK_BYTES,
+            raw_response_hook=_check_length,
             user_agent="enginery",
         )
+
+
+def _check_length(answer: Any) -> None:
+    """Raise ValueError for a part of a blob that is longer than was asked for: the library takes memory for the length
+    that the server states."""
+    asked, headers = answer.http_request.headers, answer.http_response.headers
+    if "x-ms-range" in asked and int(headers.get("Content-Length") or 0) > CHUNK_BYTES:
+        answer.http_response.internal_response.close()
+        raise ValueError("more bytes than were asked for")
 
 
 def _credential(place: AzureLocation) -> Any:

@@ -65,9 +65,9 @@ class GcsBucket:
             size, tag = int(response.headers[_LENGTH]), response.headers[_GENERATION]
             if tag == unless:  # from a server that ignores this condition
                 raise Declined(UNCHANGED, "unchanged")
-            if size > limit:
+            data = response.raw.read(limit + 1) if size <= limit else b""
+            if max(size, len(data)) > limit:
                 raise Declined(TOO_LARGE, "large")
-            data = response.raw.read()
             if len(data) != size:
                 raise NoWholeAnswerError("it ends before")
             return data, tag
@@ -83,10 +83,10 @@ class GcsBucket:
                     raise Declined(CONDITION_FAILED, "another")
                 if start and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
                     raise Declined(NO_RANGE, "no range")
+                return found, HttpBody(response.raw, size, partial(answers, self.place))
             except BaseException:
                 response.close()
                 raise
-            return found, HttpBody(response.raw, size, partial(answers, self.place))
 
     def open_range(self, key: str, start: int, size: int) -> Body:
         """See `BucketApi.open_range`."""

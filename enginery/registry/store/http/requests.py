@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from pathlib import Path
 
 from enginery.core.errors import IntegrityError, RelayError, UnavailableError
@@ -107,9 +107,10 @@ def read_whole(
         try:
             with exchange(place, "GET", target, headers) as answer:
                 body = answer.read(most + 1)
-                if len(body) > most:
+                if len(body) > most or (answer.length or 0) > most:
                     raise IntegrityError(f"{place.site}{target}: over {most} bytes, which no document of a registry is")
-                answer.read()
+                if answer.length:  # what is left of the stated length: `read` would take memory for it first
+                    raise IncompleteRead(body, answer.length)
                 return answer.status, body, answer.getheader("ETag") or ""
         except FAILURES as error:
             wait(place, target, error, pause)

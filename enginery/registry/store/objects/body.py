@@ -21,6 +21,8 @@ class HttpBody:
     """
 
     def __init__(self, response: Any, size: int, answers: Callable[[], AbstractContextManager[None]]) -> None:
+        if size < 0:
+            raise NoWholeAnswerError("a negative size")
         self._response, self._left, self._answers = response, size, answers
 
     def readinto(self, into: memoryview, /) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from datetime import datetime
 
+from enginery.core.errors import IntegrityError
+from enginery.registry.store.layout import MAX_KEYS, check_size
 from enginery.registry.store.objects.api import BucketApi, ListedObject, ListedPage
 from enginery.registry.store.objects.attempts import ask
 
@@ -45,10 +47,16 @@ def _objects(bucket: BucketApi, prefix: str) -> Iterator[ListedObject]:
 
 
 def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage]:
-    after = ""
+    """The pages. Raises IntegrityError for a server that lists without end, and for a size that no object has."""
+    after, keys, seen = "", 0, set[str]()
     while True:
         page = ask(bucket, "listing", lambda after=after: bucket.page(prefix, after, deep=deep))  # type: ignore[misc]
+        for item in page.objects:
+            check_size(item.size, bucket.place.locator(item.name))
         yield page
-        after = page.after
+        after, keys = page.after, keys + len(page.objects) + len(page.folders)
         if not after:
             return
+        if after in seen or len(seen) > MAX_KEYS // 1000 or keys > MAX_KEYS:
+            raise IntegrityError(f"{bucket.place.locator(prefix)} is listed without end: {keys} keys so far")
+        seen.add(after)

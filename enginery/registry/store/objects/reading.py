@@ -12,6 +12,7 @@ from typing import BinaryIO
 from enginery.core.digest import CHUNK_BYTES
 from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store.files import new_blake3_hasher
+from enginery.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES, check_size
 from enginery.registry.store.objects.api import (
     ABSENT,
     TOO_LARGE,
@@ -24,8 +25,6 @@ from enginery.registry.store.objects.api import (
 )
 from enginery.registry.store.objects.attempts import ask, pauses, refuse
 
-MAX_DOCUMENT_BYTES = 64 << 20
-
 # The documents that were read last, with their tags: at most `_REMEMBERED`, each of at most `_REMEMBERED_BYTES`.
 _LAST_READ: dict[tuple[BucketApi, str], tuple[bytes, str]] = {}
 _REMEMBERED = 64
@@ -34,12 +33,15 @@ _READ_BYTES = 1 << 20
 
 
 def head(bucket: BucketApi, key: str) -> ObjectFacts | None:
-    """An object's metadata; None if it is absent. Raises UnavailableError."""
+    """An object's metadata; None if it is absent. Raises UnavailableError, and IntegrityError for a size that no object
+    has."""
     try:
-        return ask(bucket, f"looking at {key}", lambda: bucket.head(key))
+        found = ask(bucket, f"looking at {key}", lambda: bucket.head(key))
     except Declined as declined:
         _check_absent(bucket, key, declined)
         return None
+    check_size(found.size, bucket.place.locator(key))
+    return found
 
 
 def read_document(bucket: BucketApi, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
@@ -93,10 +95,10 @@ def read_changed(bucket: BucketApi, key: str, tag: str, attempts: int | None = N
         return None, ""
 
 
-def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink") -> str:
-    """Write an object's bytes to `sink` and return their SHA-256.
+def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", most: int = MAX_BLOB_BYTES) -> str:
+    """Write an object's bytes to `sink` and return their SHA-256. most: bytes that are taken.
 
-    Raises Declined (404) when it is absent, UnavailableError, and the sink's OSError.
+    Raises Declined (404) when it is absent, IntegrityError for more bytes, UnavailableError, and the sink's OSError.
     """
     start, furthest, waiting = sink.tell(), 0, pauses()
     sha, tag, buffer = hashlib.sha256(), "", memoryview(bytearray(CHUNK_BYTES))
@@ -106,6 +108,8 @@ def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink") -> 
             tag, body = bucket.open_from(key, have, tag if have else "")
             with closing(body):
                 while count := body.readinto(buffer):
+                    if sink.tell() - start + count > most:
+                        raise IntegrityError(f"{bucket.place.locator(key)} is over {most} bytes, which it cannot be")
                     sink.write(buffer[:count])
                     sha.update(buffer[:count])
             return sha.hexdigest()

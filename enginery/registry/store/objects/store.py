@@ -21,7 +21,16 @@ from enginery.registry.store.files import (
     start_atomic_write,
     sweep,
 )
-from enginery.registry.store.layout import MARKER, MARKER_CONTENT, blob_key, check_format, check_key, refuse_other
+from enginery.registry.store.layout import (
+    MARKER,
+    MARKER_CONTENT,
+    MAX_BLOB_BYTES,
+    MAX_DOCUMENT_BYTES,
+    blob_key,
+    check_format,
+    check_key,
+    refuse_other,
+)
 from enginery.registry.store.objects.api import ABSENT, BucketApi, BucketPlace, Declined
 from enginery.registry.store.objects.attempts import ask
 from enginery.registry.store.objects.listing import keys_below, names_below, sizes_below, stamps_below
@@ -119,10 +128,10 @@ class ObjectStore:
                     self._stream_verified(digest, sink)
                 file.commit(dest)
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
         found = io.BytesIO()
-        self._stream_verified(digest, found)
+        self._stream_verified(digest, found, most)
         return found.getvalue()
 
     @contextmanager
@@ -237,7 +246,7 @@ class ObjectStore:
             check_key(prefix.removesuffix("/"))
         return prefix
 
-    def _stream_verified(self, digest: str, sink: BinaryIO) -> str:
+    def _stream_verified(self, digest: str, sink: BinaryIO, most: int = MAX_BLOB_BYTES) -> str:
         """Write a blob's bytes to `sink` and return its digest. Other bytes are downloaded once more, since the network
         may have changed them; then IntegrityError is raised."""
         start, found = sink.tell(), ""
@@ -245,7 +254,7 @@ class ObjectStore:
             sink.seek(start)
             sink.truncate()
             try:
-                found = stream_blob(self.bucket, blob_key(digest), sink)
+                found = stream_blob(self.bucket, blob_key(digest), sink, most)
             except Declined as declined:
                 raise self._lost_error(digest) from declined
             if found == digest:

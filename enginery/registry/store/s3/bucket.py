@@ -66,9 +66,14 @@ class S3Bucket:
         with answers(self.place):
             answer = whole(client(self.place).get_object(**self._at(key), **asked), *_FACTS)
             with closing(read(answer, "Body", StreamingBody)) as body:
-                if read(answer, "ContentLength", int) > limit:
+                size = read(answer, "ContentLength", int)
+                # A body in chunks may be longer than is stated.
+                data = body.read(limit + 1) if size <= limit else b""
+                if max(size, len(data)) > limit:
                     raise Declined(TOO_LARGE, "large")
-                return body.read(), read(answer, "ETag", str)
+                if len(data) != size:
+                    raise aws.IncompleteReadError(actual_bytes=len(data), expected_bytes=size)
+                return data, read(answer, "ETag", str)
 
     def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
         """See `BucketApi.open_from`."""
@@ -179,4 +184,8 @@ def _is_range(answer: JsonObject, start: int, size: int) -> bool:
 
 
 def _body(place: S3Location, body: StreamingBody, size: int) -> HttpBody:
-    return HttpBody(body.__enter__(), size, partial(answers, place))  # the response of urllib3 beneath botocore's body
+    try:
+        return HttpBody(body.__enter__(), size, partial(answers, place))  # urllib3's response beneath botocore's body
+    except ValueError:
+        body.close()
+        raise

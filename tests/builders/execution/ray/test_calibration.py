@@ -13,7 +13,7 @@ from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, write_project
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
 class Listed:

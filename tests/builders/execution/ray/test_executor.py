@@ -188,6 +188,7 @@ assert not ray.is_initialized()
 """
 
 
+@pytest.mark.slow
 def test_without_a_cluster_it_starts_one_and_says_nothing():
     environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     ended = subprocess.run([sys.executable, "-c", LOCAL], env=environment, capture_output=True, text=True)
@@ -217,6 +218,7 @@ except IndexError:
 """
 
 
+@pytest.mark.slow
 def test_a_ray_that_is_started_ahead_is_the_first_executors_and_leaves_this_process_as_it_was():
     environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     ended = subprocess.run([sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True)
@@ -239,6 +241,7 @@ print(answers)
 """
 
 
+@pytest.mark.slow
 def test_a_ray_that_is_started_outlives_the_thread_whose_job_was_the_first():
     environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     command = [sys.executable, "-c", IN_THREADS]

@@ -146,6 +146,7 @@ def test_a_unit_on_a_killed_node_is_rescheduled(fleet, executor, tmp_path):
     assert seen.retries == ["its node was lost; try 2, elsewhere"]
 
 
+@pytest.mark.slow
 def test_sixty_units_each_end_once_whatever_crashes(fleet, tmp_path):
     drawn = ["crash once"] * 5 + ["crash"] * 2 + ["error"] * 3 + ["built"] * 50
     random.Random(6).shuffle(drawn)

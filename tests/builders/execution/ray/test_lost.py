@@ -151,3 +151,16 @@ def test_a_cancelled_one_does_not_wait_for_it(ray):
         made.cancel()
         again.join(20)
         assert isinstance(found[0], StepError | UnavailableError)
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException."""
+
+
+@pytest.mark.timeout(60)
+def test_a_listener_that_ends_keeps_no_job_waiting(ray, monkeypatch):
+    monkeypatch.setattr(listener, "_ready", lambda refs: (_ for _ in ()).throw(Panic("at the third layer")))
+    with RayExecutor("ray://head:10001") as made:
+        with pytest.raises(UnavailableError, match="lost the Ray cluster: at the third layer") as found:
+            made.run(JOB)
+        assert isinstance(found.value.__cause__, Panic)

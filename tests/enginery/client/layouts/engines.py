@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from enginery.core.requirements import SessionOption, Weights
+from enginery.core.requirements import Weights, WideSums
 from enginery.core.types import ShapeProfile, TensorSpec
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
@@ -57,9 +57,9 @@ def stripped(entry: EngineEntry) -> EngineEntry:
     return replace(entry, requires=(*entry.requires, Weights(entry.digest or "")))
 
 
-def exact(entry: EngineEntry) -> EngineEntry:
-    """The entry as one that needs a session option on CPUs without VNNI."""
-    return replace(entry, requires=(*entry.requires, SessionOption("session.x64quantprecision", "1")))
+def wide(entry: EngineEntry) -> EngineEntry:
+    """The entry as one whose int8 sums saturate on CPUs without VNNI."""
+    return replace(entry, requires=(*entry.requires, WideSums()))
 
 
 def golden_set(store: Store, folder: Path) -> str:

@@ -14,13 +14,13 @@ from enginery.client.client import Client, DynamicBatching, Plain, Policy, Trito
 from enginery.client.layouts.base import hold
 from enginery.client.layouts.ranking import AllGenerations
 from enginery.client.layouts.triton import triton_version
-from enginery.core.errors import InputError, UnavailableError, UnknownNameError
+from enginery.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.types import ShapeProfile, TensorSpec
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions import channels
 from pipeline.drafts.triton import look_at_triton
-from tests.enginery.client.layouts.engines import GOLDEN, cpu_engine, exact, plan, publish_with_golden, stripped
+from tests.enginery.client.layouts.engines import GOLDEN, cpu_engine, plan, publish_with_golden, stripped, wide
 from tests.enginery.client.layouts.model_config import read_config
 from tests.enginery.registries import engine, flip, names_in, publish_engines
 from tests.enginery.registry.test_ensembles import publish_graphs, publish_whole
@@ -168,18 +168,14 @@ def test_what_triton_cannot_serve_is_passed_over_with_the_reason(store: Store, d
 
 
 def test_int8_engines_are_refused_on_cpus_whose_sums_saturate(store: Store, dest: Path) -> None:
-    publish_engines(store, [exact(cpu_engine(store, 1))])
-    with pytest.raises(UnknownNameError, match="x86-64-v3 has no VNNI, and Triton's backend sets no session option"):
+    publish_engines(store, [wide(cpu_engine(store, 1))])
+    with pytest.raises(UnknownNameError, match="sums saturate on x86-64-v3, which has no VNNI; build it for"):
         place(store, dest, machine=Machine(cpu="x86-64-v3"))
-    placed = place(store, dest, machine=Machine())
-    assert any("on CPUs without VNNI it needs session.x64quantprecision" in text for text in remarks(placed))
-    assert not any(
-        "needs session" in text for text in remarks(place(store, dest, machine=Machine(cpu="x86-64-v4-vnni")))
-    )
-
-
-def remarks(placed) -> tuple[str, ...]:
-    return placed.pulled[0].resolution.remarks
+    said = [
+        [text for text in place(store, dest, machine=machine).pulled[0].resolution.remarks if "VNNI" in text]
+        for machine in (Machine(), Machine(cpu="x86-64-v4-vnni"))
+    ]
+    assert said == [["its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown"], []]
 
 
 def test_the_version_is_there_before_the_configuration_names_it(store: Store, dest: Path, monkeypatch) -> None:
@@ -239,7 +235,7 @@ def test_another_engine_of_the_version_that_is_served_replaces_it(store: Store, 
 
 
 def test_a_damaged_engine_is_mended_and_one_that_is_lost_passed_over(store: Store, dest: Path) -> None:
-    good, best = cpu_engine(store, 1), replace(cpu_engine(store, 2), precision="int8")
+    good, best = replace(cpu_engine(store, 1), precision="int8"), cpu_engine(store, 2)
     publish_engines(store, [good, best], "a")
     first = place(store, dest)
     first.pulled[0].path.chmod(0o644)
@@ -248,8 +244,42 @@ def test_a_damaged_engine_is_mended_and_one_that_is_lost_passed_over(store: Stor
     flip(store, str(best.digest))
     first.pulled[0].path.write_bytes(b"damaged")
     found = place(store, dest)
-    assert found.pulled[0].engine.precision == "fp32" and not found.whole
+    assert found.pulled[0].engine.precision == "int8" and not found.whole
     assert any("LOST" in text for text in found.pulled[0].warnings)
+
+
+@pytest.mark.parametrize("when", ["download", "golden", "configuration"])
+def test_a_first_pull_that_fails_leaves_no_folder_of_the_model(
+    store: Store, dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    entry = cpu_engine(store, 5)
+    publish_with_golden(store, [entry], tmp_path, "a")
+    if when == "download":
+        flip(store, str(entry.digest))
+    else:
+        broken = "read_warmup" if when == "golden" else "start_atomic_write"
+        monkeypatch.setattr(f"enginery.client.layouts.triton.{broken}", interrupted)
+    with pytest.raises((IntegrityError, KeyboardInterrupt)):
+        place(store, dest)
+    assert [path.name for path in dest.iterdir() if path.is_dir()] == [], "Triton takes every folder for a model"
+    monkeypatch.undo()
+    if when != "download":
+        assert place(store, dest).swapped
+
+
+def test_a_first_pull_that_fails_deletes_nothing_of_others(store: Store, dest: Path) -> None:
+    entry = cpu_engine(store, 1)
+    publish_engines(store, [entry])
+    flip(store, str(entry.digest))
+    (dest / "digits" / "1").mkdir(parents=True)
+    (dest / "digits" / "1" / "model.onnx").write_bytes(b"theirs")
+    with pytest.raises(IntegrityError):
+        place(store, dest)
+    assert names_in(dest / "digits" / "1") == ["model.onnx"] and names_in(dest / "digits") == ["1"]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_configurations_of_others_and_two_writers_are_refused(store: Store, dest: Path) -> None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from enginery.client.watching.looking import LEAST_GAP_S, keep_looking
-from enginery.client.watching.notifications import MAX_BYTES, TOKEN, NotificationListener, notify
+from enginery.client.watching.notifications import LIMITS, TOKEN, NotificationListener, notify
 from enginery.core.errors import InputError, UnavailableError
 
 
@@ -42,11 +42,11 @@ def test_who_has_not_the_token_wakes_nobody(listener: NotificationListener) -> N
     assert not listener.wait(0.01, threading.Event())
 
 
-@pytest.mark.parametrize("headers", [{"Content-Length": str(MAX_BYTES + 1)}, {"Content-Length": "-1"}])
-def test_bodies_of_any_size_are_not_read(listener: NotificationListener, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(("length", "status"), [(str(LIMITS.body_bytes + 1), 413), ("-1", 400), ("9" * 5000, 400)])
+def test_bodies_of_any_size_are_not_read(listener: NotificationListener, length: str, status: int) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", listener.port, timeout=10)
-    connection.request("POST", "/", headers={"Authorization": "Bearer secret", **headers})
-    assert connection.getresponse().status == 413
+    connection.request("POST", "/", headers={"Authorization": "Bearer secret", "Content-Length": length})
+    assert connection.getresponse().status == status
     connection.close()
 
 
@@ -56,7 +56,7 @@ def test_beyond_loopback_it_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> No
         NotificationListener("0.0.0.0:0")
     monkeypatch.setenv(TOKEN, "secret")
     NotificationListener("0.0.0.0:0")
-    for wrong in ("8900", "host:", "host:99999", ":1"):
+    for wrong in ("8900", "host:", "host:99999", ":1", f"host:{'9' * 5000}"):
         with pytest.raises(InputError, match="is no address to listen on"):
             NotificationListener(wrong)
 

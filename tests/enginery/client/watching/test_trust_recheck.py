@@ -7,7 +7,10 @@ import pytest
 
 from enginery.client.client import Client, Policy
 from enginery.client.layouts.plain import MARK
+from enginery.client.locate import VersionLocator
+from enginery.client.watching.feed_reader import FeedReader
 from enginery.client.watching.watch import ChannelWatcher, Swap
+from enginery.client.watching.watch_group import GroupWatcher
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import manifest_key
@@ -151,6 +154,40 @@ def test_an_unreachable_registry_revokes_nothing(
     monkeypatch.setattr("enginery.client.watching.trust_recheck.require", down)
     with pytest.raises(UnavailableError):
         watch.once()
+    assert not (dest / MARK).exists()
+
+
+def test_a_key_is_revoked_while_the_registry_is_out_of_reach(
+    store: Store, dest: Path, trust: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check needs no request: the signatures came with the version."""
+    said: list[str] = []
+    watch = following(store, dest, trust, say=said.append)
+    group = GroupWatcher(watch._locator, [], lambda _: watch, feed="all", say=said.append)
+    group._watchers["digits:candidate"] = watch
+    watch.once()
+
+    def down(*_: object) -> None:
+        raise UnavailableError("the registry is down")
+
+    monkeypatch.setattr(VersionLocator, "read_pointer", down)
+    monkeypatch.setattr(FeedReader, "read", down)
+    with pytest.raises(UnavailableError):
+        watch.once()
+    policy_file(tmp_path, OTHER)
+    with pytest.raises(UntrustedError, match="TRUSTED NO LONGER, and still served"):
+        watch.once()
+    assert (dest / MARK).exists() and served(dest) == "1"
+    said.clear()
+    with pytest.raises(UnavailableError):
+        group.once()
+    assert len(said) == 1 and said[0].startswith("TRUSTED NO LONGER")
+    policy_file(tmp_path, RELEASE)
+    with pytest.raises(UnavailableError):
+        group.once()
+    assert not (dest / MARK).exists()
+    with pytest.raises(UnavailableError):  # another process has not seen its signatures
+        following(store, dest, policy_file(tmp_path, OTHER)).once()
     assert not (dest / MARK).exists()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from enginery.client.client import Client, Command, Plain, Policy, Post
+from enginery.client.client import Client, Command, HealthCommand, Plain, Policy, Post
 from enginery.client.layouts.base import hold
 from enginery.client.watching.watch import Swap
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
@@ -254,9 +254,13 @@ def test_a_command_is_told_of_a_swap_once_and_again_after_it_failed(
     assert led(dest) == swap.folder.name
 
 
-def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
-    failure = Command(f"sh -c 'sleep 60 & echo $! > {tmp_path}/pid; wait'", timeout_s=0.3)({})
-    assert "took over 0.3 s" in str(failure)
+@pytest.mark.parametrize(("kind", "last"), [(Command, "wait"), (HealthCommand, "wait"), (HealthCommand, "exit 0")])
+def test_a_command_that_hangs_is_killed_with_all_it_started(
+    tmp_path: Path, kind: type[Command | HealthCommand], last: str
+) -> None:
+    """Also where the first process has ended, and the health command's output is not over."""
+    failure = kind(f"sh -c 'sleep 60 & echo $! > {tmp_path}/pid; {last}'", timeout_s=0.3)({})
+    assert "took over 0.3 s and was killed" in str(failure)
     with pytest.raises(ProcessLookupError):
         for _ in range(500):
             os.kill(int((tmp_path / "pid").read_text()), 0)

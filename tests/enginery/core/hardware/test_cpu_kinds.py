@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from builders.backends import discovery
-from builders.backends.onnxruntime import OnnxRuntime, OrtSession
+from builders.backends.onnxruntime import OnnxRuntime
+from builders.reference import ReferenceSession
 from enginery.core.hardware import cpu_kinds
 from enginery.core.hardware.cpu_kinds import (
     CPU,
@@ -129,7 +130,7 @@ def test_a_kind_saturates_as_onnxruntimes_kernels_do_on_this_cpu(tmp_path):
 @pytest.mark.parametrize("level", ["none", "extended", "all"])
 def test_integers_are_exact_here_in_references_and_engines(tmp_path, level):
     model = integers(tmp_path / "m.onnx")
-    with OrtSession(model, optimized=False) as reference:
+    with ReferenceSession(model) as reference:
         assert all((value == EXACT).all() for value in reference.run(GIVEN).values())
     backend = OnnxRuntime(graph_optimization=level)
     request = graphs.request("cpu", backend="onnxruntime", toolchain=tuple(sorted(backend.versions().items())))
@@ -145,8 +146,8 @@ def test_they_are_exact_on_cpus_without_vnni(kind):
         pytest.skip(reason)
     folder = "tests/pipeline/quantization"
     files = [__file__, *(f"{folder}/test_{name}.py" for name in ("qdq", "schemes", "reduced_range"))]
-    files.append("tests/pipeline/compile/steps/test_alternatives.py")
-    chosen = "saturates or references or int8 or opset or dynamic"
+    files.append("tests/builders/test_saturation.py")
+    chosen = "saturates or references or int8 or opset or dynamic or exact"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *files]
     run = [sys.executable, "-m", "tests.emulated_cpu", kind, *words]
     found = subprocess.run(run, capture_output=True, text=True, check=False)

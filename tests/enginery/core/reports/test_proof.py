@@ -22,6 +22,7 @@ from enginery.core.reports.proof import (
     describe,
     judge,
     name_task_checks,
+    unmeasured,
 )
 
 GOOD = Check("engine", "sqnr_db", "logits", "golden", 41.0, 22.0, True)
@@ -141,3 +142,16 @@ def test_describe_says_what_where_and_how_much():
     assert (
         describe(Check("engine", "runs", "", "batch=1", None, None, False, "died")) == "engine runs at batch=1 (died)"
     )
+
+
+def test_what_was_not_measured_is_never_proven():
+    unknown = unmeasured("export", "y", "golden", "the same in all 8 golden samples")
+    assert judge([GOOD, unknown]) == ("unproven", "not measured: y: the same in all 8 golden samples")
+    assert judge([GOOD, unknown], "no GPU here")[1].startswith("no GPU here; not measured: y")
+    assert judge([BAD, unknown])[0] == "failed"
+    report = replace(REPORT, checks=(GOOD, unknown))
+    assert report.counts == {"passed": 1, "failed": 0, "not_measured": 1}
+    assert approve(report) is None
+    assert approve(replace(report, verdict="unproven")) is not None
+    assert Report.from_json(report.to_json()) == report
+    assert name_task_checks([replace(unknown, joint="task")]) == {}

@@ -1,5 +1,6 @@
 """Of several on the same thing one works; a holder that is gone, or was silent for long, loses its turn."""
 
+import os
 import threading
 import time
 from dataclasses import asdict, replace
@@ -23,7 +24,7 @@ NAME = digest_of("what is worked on")
 def other(store: Store, **changed: object) -> LockHolder:
     """Somebody's turn, on another machine unless said otherwise."""
     stamp = leases.stamp(leases.now())
-    holder = replace(LockHolder("compiling", "elsewhere", "", 1, 1, "0", 0, stamp, stamp), **changed)  # type: ignore[arg-type]
+    holder = replace(LockHolder("compiling", "elsewhere", "", 1, 1, "0", 0, stamp), **changed)  # type: ignore[arg-type]
     store.replace(build_lock_key(NAME), canonical_json(asdict(holder)), store.read(build_lock_key(NAME)))
     return holder
 
@@ -113,6 +114,7 @@ def test_what_a_dead_holder_left_behind_is_collected(tmp_path: Path) -> None:
     other(store)
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is not None
-    other(store, touched=leases.stamp(leases.now() - build_lock.STALE_AFTER - timedelta(minutes=1)))
+    late = (leases.now() - build_lock.STALE_AFTER - timedelta(minutes=1)).timestamp()
+    os.utime(tmp_path / "r" / build_lock_key(NAME), (late, late))
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is None

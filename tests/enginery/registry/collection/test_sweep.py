@@ -1,6 +1,8 @@
 """The order of a sweep, its shards, and a collection that is killed or overtaken at every call."""
 
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -8,12 +10,12 @@ import pytest
 
 from enginery.core.errors import ConflictError, EngineryError
 from enginery.registry import leases, marks
-from enginery.registry.collection import sweep
+from enginery.registry.collection import claim, references, sweep
 from enginery.registry.collection.claim import SWEEPING, hold_claim
 from enginery.registry.collection.references import Rules
 from enginery.registry.gc import collect
 from enginery.registry.leases import hold_lease
-from enginery.registry.marks import MarkShard, Tombstone, read_shards, read_state, shard_of, update_shard
+from enginery.registry.marks import MarkShard, Sweeper, Tombstone, read_shards, read_state, shard_of, update_shard
 from enginery.registry.store.layout import MARK_SHARDS, MARKS, blob_key, manifest_key
 from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup
@@ -272,10 +274,26 @@ def test_one_mark_however_many_names_are_due(due: MemoryStore, few: None) -> Non
     assert sum(item.state == "deleted" for item in items) > 2 and reads[manifest_key(kept.model, kept.version)] == 1
 
 
-def test_a_claim_is_renewed_while_a_collection_works(due: MemoryStore, clock: Callable[[timedelta], None]) -> None:
+@pytest.mark.timeout(60)
+def test_a_claim_is_renewed_while_a_collection_works(
+    due: MemoryStore, clock: Callable[[timedelta], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while nothing is written for longer than it lasts: between any two reads minutes pass."""
+    monkeypatch.setattr(claim, "RENEW_S", 0.001)
+    monkeypatch.setattr(references, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
+    renewed = threading.Event()
+
     class Slow(MemoryStore):
+        def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+            if done := super().replace(key, data, expected):
+                renewed.set()
+            return done
+
         def read(self, key: str) -> bytes | None:
-            clock(timedelta(minutes=6))
+            if key != MARKS and threading.current_thread() is threading.main_thread():
+                clock(timedelta(minutes=2))
+                renewed.clear()
+                assert renewed.wait(30), "a collection that reads does not renew its claim"
             return super().read(key)
 
     began, slow = leases.now(), Slow(due.objects)
@@ -287,6 +305,18 @@ def test_a_claim_is_renewed_while_a_collection_works(due: MemoryStore, clock: Ca
         gather(due)
     with hold_lease(due, "writing"):  # no lock on writers
         republish(due)
+
+
+def test_a_killed_collection_holds_up_the_next_for_minutes(
+    due: MemoryStore, clock: Callable[[timedelta], None]
+) -> None:
+    killed = Sweeper("killed", "elsewhere 1", leases.now() + SWEEPING)
+    marks.update_state(due, lambda known: replace(known, sweeper=killed))
+    with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is at work"):
+        gather(due)
+    clock(timedelta(minutes=14))
+    gather(due)
+    assert read_state(due).sweeper is None
 
 
 def test_the_marks_of_an_earlier_format_are_refused_and_lost_without_loss(due: MemoryStore) -> None:

@@ -15,9 +15,9 @@ from enginery.core.errors import InputError, IntegrityError, UnavailableError
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.layout import BLOBS, blob_key
-from tests.enginery.registries import flip, in_child, on_each_store
+from tests.enginery.registries import flip, in_child, on_each_kind
 
-pytestmark = on_each_store
+pytestmark = on_each_kind
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
 ABSENT = "0" * 64

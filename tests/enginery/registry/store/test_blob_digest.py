@@ -23,7 +23,7 @@ from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.layout import blob_key, manifest_key
 from enginery.registry.verification import verify
 from enginery.registry.versions.publish import publish
-from tests.enginery.registries import approval, draft, engine, flip, names_in, on_each_store, overwrite, pull
+from tests.enginery.registries import approval, draft, engine, flip, names_in, on_each_kind, overwrite, pull
 
 HONEST, EVIL = b"honest engine", b"evil.. engine"
 NAME, OTHER = digest_of_bytes(HONEST), blake3(EVIL).hexdigest()
@@ -89,7 +89,7 @@ def refuse(*_: object) -> Any:
     raise AssertionError("it was downloaded")
 
 
-@on_each_store
+@on_each_kind
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_pull_is_verified_by_the_blake3_of_its_manifest(
     store: Store, tmp_path: Path, cache: BlobCache, cached: bool, hashed: list[str]
@@ -177,7 +177,7 @@ def test_what_a_stamp_of_a_blake3_says_holds_for_that_pair_alone(tmp_path: Path,
     assert names_in(cache.folder / "stamps") == []
 
 
-@on_each_store
+@on_each_kind
 def test_verify_names_a_manifest_that_is_wrong_about_a_blob(store: Store) -> None:
     published(store, OTHER)
     (problem,) = verify(store).problems

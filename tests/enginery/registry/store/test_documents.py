@@ -5,12 +5,12 @@ import pytest
 from enginery.core.errors import ConflictError, UndecidedError
 from enginery.registry.store import base
 from enginery.registry.store.base import Store, change
-from tests.enginery.registries import on_each_store
+from tests.enginery.registries import on_each_kind
 
 KEY = "history/x.json"
 
 
-@on_each_store
+@on_each_kind
 def test_who_was_slower_starts_from_what_is_there(store: Store) -> None:
     seen: list[bytes | None] = []
 

@@ -18,7 +18,7 @@ from enginery.registry.store.download import CONNECTIONS, ConnectionScaler, down
 from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.objects.store import ObjectStore
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind
-from tests.enginery.registries import flip, in_child, names_in, on_each_store
+from tests.enginery.registries import flip, in_child, names_in, on_each_kind
 
 PART = 1000
 DATA = os.urandom(10 * PART + 123)
@@ -198,7 +198,7 @@ def test_a_journal_that_cannot_be_used_is_forgotten(tmp_path: Path, spoil: str) 
     assert (0 in source.asked) == (spoil != "torn")
 
 
-@on_each_store
+@on_each_kind
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_blob_is_delivered_whole(store: Store, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
@@ -220,7 +220,7 @@ def test_a_blob_is_delivered_whole(store: Store, tmp_path: Path, cached: bool, m
     assert again == ("cache" if cached and not store.near else "registry") and dest.read_bytes() == DATA
 
 
-@on_each_store
+@on_each_kind
 def test_spoilt_bytes_never_land(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
     digest = store.put_bytes(DATA)

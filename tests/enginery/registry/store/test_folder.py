@@ -5,6 +5,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,7 @@ def test_a_file_size_limit_is_named_and_leaves_nothing_half_written(tmp_path: Pa
     store = open_store(tmp_path / "r", create=True)
 
     def put() -> None:
+        sys.dont_write_bytecode = True  # Python would keep the beginning of what it compiles
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         with pytest.raises(UnavailableError, match="ulimit -f"):
             store.put_bytes(b"x" * 200_000)

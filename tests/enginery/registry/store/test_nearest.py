@@ -205,8 +205,8 @@ def test_writes_go_to_the_registry_and_what_was_written_is_read_there(places: Pl
     promote(places.store, load(places.store, "digits", "1"), "canary")
     assert places.origin.store.read(channel_key("digits", "canary"))
     assert places.mirror.store.read(channel_key("digits", "canary")) is None
-    promote(places.store, load(places.store, "digits", "2"), "stable")
-    assert read_channel(places.store, "digits", "stable").version == "2"  # type: ignore[union-attr]
+    promote(places.store, load(places.store, "digits", "2"), "canary")
+    assert read_channel(places.store, "digits", "canary").version == "2"  # type: ignore[union-attr]
     digest = places.store.put_bytes(b"new")
     assert places.origin.store.has(digest) and not places.mirror.store.has(digest)
     places.store.remove("models/digits/pins/1.json")

@@ -30,7 +30,12 @@ def test_history_and_the_canary_that_spoke(three: Store, tmp_path: Path) -> None
 
 
 def test_policy_show(three: Store) -> None:
-    assert said("policy", "show", "digits:stable") == "digits:stable: no policy\n"
+    plain = said("policy", "show", "digits:stable")
+    assert (
+        plain.startswith("digits:stable: no policy of its own\n") and "every engine proven, or --proven-only" in plain
+    )
+    assert told("policy", "show", "digits:stable")["built_in"] in plain
+    assert "any version with a usable engine" in said("policy", "show", "digits:candidate")
     said("policy", "set", "*:stable", "--proven", "l4,cpu")
     assert "needs proven engines for cpu, l4 (set for *:stable by ada" in said("policy", "show", "digits:stable")
     found = told("policy", "show", "*:stable")

@@ -1,15 +1,19 @@
 """`enginery rollout`, `policy set --waves`, and what promote and rollback do beside a rollout."""
 
 import json
-import threading
 import urllib.error
 import urllib.request
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from enginery.core.errors import ConflictError, InputError, UnknownNameError
-from enginery.registry.rollouts.reports import NodeReport, SentReport, read_reports
+from enginery.client.client import ReportUrl
+from enginery.core.address import HttpAddress
+from enginery.core.errors import ConflictError, InputError, UnavailableError, UnknownNameError
+from enginery.registry.rollouts.reports import TOKEN, NodeReport, SentReport, read_reports
+from enginery.registry.rollouts.state import format_time
+from enginery.registry.rollouts.waves import ServingNode, is_reached
 from enginery.registry.store.base import FileStore, Store
 from enginery.registry.versions import lookup
 from enginery.registry.versions.rolling import read_rollout
@@ -144,21 +148,101 @@ def test_there_is_none(serving: Store) -> None:
         assert isinstance(refused.exception, UnknownNameError) and "has no rollout" in str(refused.exception)
 
 
+def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
+    said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--gate", "health=90%")
+    rollout = read_rollout(serving, "digits", "stable")
+    assert rollout is not None
+    reached = [ServingNode(f"n{n}") for n in range(40) if is_reached(ServingNode(f"n{n}"), rollout.id, rollout.reach)]
+    others = [f"n{n}" for n in range(40) if ServingNode(f"n{n}") not in reached]
+    now = datetime.now(UTC)
+    receiver = ReportReceiver(serving, now.timestamp)
+
+    def take(
+        node: str = reached[0].name, hours: float = 0, since_hours: float = 0, **changes: object
+    ) -> tuple[int, str]:
+        at, since = (format_time(now + timedelta(hours=each)) for each in (hours, since_hours))
+        report = NodeReport(node, "", "2", since, at)
+        data = SentReport("digits", "stable", rollout.id, replace(report, **changes)).to_bytes()
+        return receiver.take(data)
+
+    for status, why, answer in (
+        (422, "has not reached node", take(others[0])),
+        (422, "version '77' is neither 2, which comes, nor 1", take(version="77")),
+        (422, "set the node's clock", take(hours=24 * 365 * 900, since_hours=0)),
+        (422, "set the node's clock", take(hours=-7)),
+        (422, "the rollout began at", take(since_hours=24 * 365 * 900)),
+        (422, "the rollout began at", take(since_hours=-24)),
+        (422, "201 characters", take(detail="x" * 201)),
+        (400, "holds the number", take(requests=-1)),
+    ):
+        assert answer[0] == status and why in answer[1], answer
+    assert not read_reports(serving, rollout).reports
+    assert take()[0] == 204 and take()[0] == 429 and take(reached[1].name, version="1")[0] == 204
+    assert take(reached[2].name, version="", failure="pull")[0] == 204
+
+
+def test_nothing_of_a_node_is_held_and_a_rollout_has_so_many(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.rollout.receiving.MOST_NODES", 3)
+    said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
+    rollout = read_rollout(serving, "digits", "stable")
+    assert rollout is not None
+    now = datetime.now(UTC)
+
+    def take(receiver: ReportReceiver, node: str, channel: str = "stable") -> int:
+        report = NodeReport(node, "", "2", format_time(now), format_time(now))
+        return receiver.take(SentReport("digits", channel, rollout.id, report).to_bytes())[0]
+
+    receiver = ReportReceiver(serving, now.timestamp)
+    assert [take(receiver, f"n{n}") for n in range(5)] == [204, 204, 204, 429, 429]
+    assert take(ReportReceiver(serving, now.timestamp), "n9") == 429, "those of before count"
+    assert {take(receiver, f"n{n}", f"c{n}") for n in range(50)} == {409}
+    assert len(receiver._counts) == 1
+
+
+def test_labels_decide_who_is_reached(serving: Store) -> None:
+    said("rollout", "start", "digits@2", WHERE, "--wave", "label=canary,100%")
+    rollout = read_rollout(serving, "digits", "stable")
+    assert rollout is not None
+    now = datetime.now(UTC)
+    report = NodeReport("n1", "", "2", format_time(now), format_time(now))
+    sent = SentReport("digits", "stable", rollout.id, report)
+    receiver = ReportReceiver(serving, now.timestamp)
+    assert receiver.take(sent.to_bytes())[0] == 422
+    assert receiver.take(replace(sent, labels=("canary",)).to_bytes())[0] == 204
+
+
+def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    refused = run("rollout", "receive", "--host", "0.0.0.0", "--port", "0")
+    assert isinstance(
+        refused.exception, InputError
+    ) and f"needs a token, for anybody may send there: set {TOKEN}" in str(refused.exception)
+    monkeypatch.setenv(TOKEN, "secret")
+    said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
+    rollout = read_rollout(serving, "digits", "stable")
+    assert rollout is not None
+    time = format_time(datetime.now(UTC))
+    sent = SentReport("digits", "stable", rollout.id, NodeReport("n1", "", "2", time, time))
+    with make_server(serving, HttpAddress("127.0.0.1", 0)) as server:
+        monkeypatch.setenv(TOKEN, "other")
+        with pytest.raises(UnavailableError, match="answers 401: a bearer token is needed"):
+            ReportUrl(server.url).send(sent)
+        monkeypatch.setenv(TOKEN, "secret")
+        ReportUrl(server.url).send(sent)
+    assert [report.node for report in read_reports(serving, rollout).reports] == ["n1"]
+
+
 def test_reports_over_http(serving: Store) -> None:
     said("rollout", "start", "digits@2", WHERE, "--wave", "100%", "--gate", "health=90%")
     rollout = read_rollout(serving, "digits", "stable")
     assert rollout is not None
-    clock = [datetime(2026, 1, 1, tzinfo=UTC).timestamp()]
-    receiver = ReportReceiver(serving, lambda: clock[0])
-    server = make_server(receiver, "127.0.0.1", 0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    clock = [datetime.now(UTC).timestamp()]
 
     def post(node: str, **changes: str) -> int:
-        report = NodeReport(node, "eu", "2", "2020-01-01T00:00:00+00:00", "2020-01-01T00:00:00+00:00")
+        now = datetime.fromtimestamp(clock[0], UTC).isoformat(timespec="milliseconds")
+        report = NodeReport(node, "eu", "2", now, now)
         given = {"model": "digits", "channel": "stable", "rollout": rollout.id, **changes}
-        asked = urllib.request.Request(
-            f"http://127.0.0.1:{server.server_port}", SentReport(**given, report=report).to_bytes()
-        )
+        asked = urllib.request.Request(server.url, SentReport(**given, report=report).to_bytes())
         try:
             with urllib.request.urlopen(asked, timeout=10) as answer:
                 return answer.status
@@ -166,7 +250,7 @@ def test_reports_over_http(serving: Store) -> None:
             with error:
                 return error.code
 
-    try:
+    with make_server(serving, HttpAddress("127.0.0.1", 0), lambda: clock[0]) as server:
         assert [post("n1"), post("n1"), post("n2")] == [204, 429, 204]
         clock[0] += 61
         assert post("n1") == 204
@@ -176,8 +260,5 @@ def test_reports_over_http(serving: Store) -> None:
             400,
             413,
         ]
-    finally:
-        server.shutdown()
-        server.server_close()
     assert sorted(item.node for item in read_reports(serving, rollout).reports) == ["n1", "n2"]
     assert "2 nodes; of 2 that were read 0 fail" in said("rollout", "status", WHERE)

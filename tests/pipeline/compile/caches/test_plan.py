@@ -1,5 +1,6 @@
 """Compile caches as units of a plan: where they are made, which are refused, what a build does of them elsewhere."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def write_spec(folder: Path, more: str = "", targets: str = "[cpu]") -> ModelSpe
     text = SPEC.format(source="{torch: 'net.py:build'}").replace("[cpu]", targets)
     (folder / "net.yaml").write_text(f"{text}backends: {{onnxruntime: {{}}}}\n{more}")
     return load_spec(folder / "net.yaml")
+
+
+@pytest.fixture(scope="module")
+def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A registry in which the export is on record, to be copied: it takes seconds, and is not what is looked at."""
+    folder = tmp_path_factory.mktemp("exported")
+    export(write_spec(folder), context_of(folder, Cluster()))
+    return folder / "registry"
 
 
 class Cluster:
@@ -75,7 +84,8 @@ def test_a_worker_that_does_not_see_the_spec_makes_the_cache_once(tmp_path: Path
     assert here.action == "build"  # what the cluster made is no cache of this machine
 
 
-def test_one_that_fails_elsewhere_keeps_its_reason_and_stops_nothing(tmp_path: Path) -> None:
+def test_one_that_fails_elsewhere_keeps_its_reason_and_stops_nothing(tmp_path: Path, exported_once: Path) -> None:
+    shutil.copytree(exported_once, tmp_path / "registry")
     spec, cluster = write_spec(tmp_path, targets="[arm64, l4]"), Cluster(StepError("no node", "no-node"))
     context = context_of(tmp_path, cluster)
     exported = export(spec, context)
@@ -97,13 +107,13 @@ def test_a_worker_of_another_kind_or_with_other_versions_refuses() -> None:
     check_worker(CPU, wanted_runtimes())
 
 
-def test_a_plan_lists_caches_before_and_after_the_export(tmp_path: Path) -> None:
+def test_a_plan_lists_caches_before_and_after_the_export(tmp_path: Path, exported_once: Path) -> None:
     spec = write_spec(tmp_path, targets="[cpu, arm64]")
-    context = RunContext(open_store(str(tmp_path / "registry"), create=True), LocalExecutor(1), LocalExecutor(1))
-    records = open_records(context.store)
-    before = foresee(spec, ALL, on_record(spec, ALL, records), records)
+    nothing_yet = open_records(open_store(str(tmp_path / "empty"), create=True))
+    before = foresee(spec, ALL, on_record(spec, ALL, nothing_yet), nothing_yet)
     assert [unit.action for unit in before.caches] == ["unknown", "refused"]
-    export(spec, context)
+    context = RunContext(open_store(str(exported_once)), LocalExecutor(1), LocalExecutor(1))
+    records = open_records(context.store)
     after = foresee(spec, ALL, on_record(spec, ALL, records), records)
     assert [unit.action for unit in after.caches] == ["build", "refused"] and after.count("build") >= 1
     rows = [row for row in after.to_json()["units"] if row["backend"] == "torch-compile"]

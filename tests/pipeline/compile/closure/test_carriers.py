@@ -11,11 +11,11 @@ from builders.execution.jobs import Job
 from enginery.core.digest import digest_of_bytes, digest_of_file
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.files import BlobDigest
+from enginery.registry.store.layout import MAX_DOCUMENT_BYTES
 from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import CARRIERS, _walk, is_carrier, reach_definitions
 from pipeline.compile.closure.sources import SourceFiles
 from pipeline.compile.steps import keys
-from pipeline.compile.steps.alternatives import TimeAlternative
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart
 from pipeline.compile.steps.engines import BuildEngine
@@ -55,8 +55,8 @@ class Bytes:
     def path(self, digest: str) -> Path:
         raise OSError(f"{digest} lies in no file to link to")
 
-    def read_blob(self, digest: str) -> bytes:
-        return self.blobs.get(digest) or behind(self.uri).read_blob(digest)
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+        return self.blobs.get(digest) or behind(self.uri).read_blob(digest, most)
 
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))
@@ -66,7 +66,7 @@ class Bytes:
 def is_timed(job: Job) -> bool:
     """Whether what a job gives depends on how long something took: a search's record says what it cost."""
     request = job.request
-    return isinstance(request, MeasureEngine | TimeAlternative | BuildEngine | SearchQuantization) or bool(
+    return isinstance(request, MeasureEngine | BuildEngine | SearchQuantization) or bool(
         getattr(request, "calls", None)
     )
 

@@ -13,6 +13,8 @@ import pytest
 from pipeline.compile.closure.sources import PACKAGES
 from tests.pipeline.projects import Project
 
+# Whole builds by a copy of the tree; what is redone by which change: test_step_closures.py.
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[4]
 
 
@@ -31,6 +33,7 @@ def edit(copy: Path, name: str, before: str, after: str) -> None:
 
 def run(copy: Path, project: Project, *words: str) -> tuple[Any, str]:
     env = {**os.environ, "PYTHONPATH": str(copy), "ENGINERY_CACHE": str(copy.parent / "cache")}
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # 20 MB that nobody reads again
     command = [sys.executable, "-m", "pipeline.cli", *words, project.spec, "--registry", project.registry, "--json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, cwd=copy.parent)
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,6 @@ from pipeline.compile.closure.sources import PACKAGES, SourceFile, SourceFiles
 from pipeline.compile.ensembles.proof import ProveEnsemble
 from pipeline.compile.ensembles.samples import ComputeSamples
 from pipeline.compile.steps import keys
-from pipeline.compile.steps.alternatives import TimeAlternative
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely
 from pipeline.compile.steps.export_model import ExportModel
@@ -49,7 +48,6 @@ STEPS: dict[str, tuple[str, ...]] = {
             "attribute graph": (AttributeGraph,),
             "attribute engine": (AttributeEngine, ORT),
             "latency": (MeasureEngine, ORT),
-            "alternative": (TimeAlternative, ORT),
             "shapes": (ProbeShapes, ORT),
             "samples of a graph": (ComputeSamples,),
             "prove an ensemble": (ProveEnsemble, ORT),
@@ -230,7 +228,6 @@ def is_page(module: str) -> bool:
             "builders.backends.onnxruntime.rewrites",
             {
                 *("choose, timed", "prove onnxruntime", "prove an ensemble", "attribute engine", "latency", "shapes"),
-                "alternative",
             },
         ),
         ("validation.latency.measurement.loop", {"latency"}),

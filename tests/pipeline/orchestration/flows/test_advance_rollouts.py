@@ -8,11 +8,11 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from enginery.core.errors import UnavailableError
-from enginery.registry.versions.rolling import read_rollout
 from enginery.registry.store.base import open_store
 from enginery.registry.store.layout import channel_key
 from enginery.registry.versions import lookup, policies
 from enginery.registry.versions.policies import ChannelPolicy
+from enginery.registry.versions.rolling import read_rollout
 from pipeline.orchestration import events
 from pipeline.orchestration.flows import advance_rollouts as module
 from pipeline.rollout import operations

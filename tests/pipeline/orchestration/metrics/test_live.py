@@ -87,12 +87,13 @@ def test_a_run_exports_just_the_metrics_that_are_documented_for_it(live: LiveMet
 
 def test_a_scraper_reaches_the_port_while_it_is_served() -> None:
     live = LiveMetrics(CollectorRegistry())
-    with serve_metrics(live.registry, 0, "127.0.0.1") as port:
+    with serve_metrics(live.registry, 0, "127.0.0.1") as server:
+        port = server.address.port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         assert {family.name for family in text_string_to_metric_families(text)} >= {"enginery_builds"}
         with (
-            pytest.raises(UnavailableError, match=f"127.0.0.1:{port}: .*--metrics-port"),
+            pytest.raises(UnavailableError, match=f"127.0.0.1:{port}: .*give another port"),
             serve_metrics(live.registry, port, "127.0.0.1"),
         ):
             pass

@@ -15,6 +15,7 @@ from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.search import SearchFloor, choose
 from pipeline.quantization.settings.runs import divide_runs
+from pipeline.quantization.shares import narrow_share
 from pipeline.quantization.statistics.histogram import LogHistogram
 from pipeline.quantization.statistics.methods import MinMax, Mse, ranges
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
@@ -56,7 +57,11 @@ def recorded(model, arrays, scheme=TENSORRT_FP32, precision="int8", method=None,
     seen = observed(model, arrays)
     chosen = ranges(seen, method or MinMax(), scheme.activation)
     written, notes = write(model, precision, scheme, chosen, overrides)
-    return encode(record(written, notes, Evidence(model, chosen, seen, weight_levels=scheme.weight_levels))), written
+    shapes = {name: array.shape for name, array in arrays.items()}
+    elements = {name: float(item.elements) for name, item in seen.tensors.items()}
+    share = narrow_share(prepare_model(model), notes.quantized, shapes, elements)
+    evidence = Evidence(model, chosen, seen, weight_levels=scheme.weight_levels, share=share)
+    return encode(record(written, notes, evidence)), written
 
 
 def by_name(found: dict) -> dict:

@@ -1,0 +1,197 @@
+"""What share of a model's multiplications with weights a narrow format does.
+
+An engine with less than a tenth (`notes.LEAST_SHARE`) is refused. What counts is a product by a constant, or by
+what is computed of constants alone: of convolutions, matrices and recurrent layers, in the main graph and in the bodies
+of If (the larger branch), Loop and Scan (each iteration; one where their number is not known). Products of two
+activations count nowhere: no scheme here quantizes them.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from onnx import GraphProto, ModelProto, NodeProto, helper, shape_inference
+
+from builders.onnx_graphs.bodies import list_bodies, list_captured
+from builders.onnx_graphs.weights import to_array
+from enginery.core.types import Shape
+from pipeline.quantization.graph import attribute_of, constants, infer_at, shapes_of
+from pipeline.quantization.own_integers import INTEGER_OPS
+from pipeline.values import ModelShapes
+from validation.latency.measurement.buckets import tuned_for
+from validation.latency.roofline.costs import (
+    CONVOLUTIONS,
+    PRODUCTS,
+    RECURRENT,
+    TRANSPOSED_CONVOLUTIONS,
+    multiplications,
+    per_value,
+)
+
+_WEIGHTED = {**CONVOLUTIONS, **TRANSPOSED_CONVOLUTIONS, **PRODUCTS}
+_RECURRENT = (*RECURRENT, "DynamicQuantizeLSTM")
+# What moves or converts a weight between its storage and its node.
+_MOVING = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+
+
+def narrow_share(
+    model: ModelProto,
+    quantized: Collection[str],
+    inputs: Mapping[str, Shape],
+    elements: Mapping[str, float] | None = None,
+) -> float | None:
+    """The share of the multiplications with weights that are narrow: those of the nodes called `quantized`, and those
+    that came so; None of a model without any.
+
+    inputs: shapes of the inputs.  elements: of tensors, as samples had them on average; the others follow from
+    `inputs`.
+    """
+    counted = count_multiplications(model, inputs, elements or {})
+    total, own = sum(counted.values()), find_own_narrow(model.graph)
+    return sum(count for name, count in counted.items() if name in own or name in quantized) / total if total else None
+
+
+def sizes_at(shapes: ModelShapes) -> dict[str, Shape]:
+    """Shapes of the inputs at the sizes that the model is tuned for."""
+    tuned = tuned_for(shapes.dims)
+    return {spec.name: spec.at(tuned) for spec in shapes.inputs}
+
+
+def find_own_narrow(graph: GraphProto) -> set[str]:
+    """Names of the nodes of a main graph that multiply in 8 bits or fewer as the model came: by a dequantized weight,
+    in a model that rounds activations too, or in integers."""
+    makers = {name: node for node in graph.node for name in node.output}
+    rounds = any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in graph.node)
+    found = {node.name for node in graph.node if node.op_type in INTEGER_OPS}
+    for node in graph.node if rounds else ():
+        maker = makers.get(node.input[1]) if node.op_type in _WEIGHTED and len(node.input) > 1 else None
+        while maker is not None and maker.op_type in _MOVING:
+            maker = makers.get(maker.input[0])
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            found.add(node.name)
+    return found
+
+
+def count_multiplications(
+    model: ModelProto, inputs: Mapping[str, Shape], elements: Mapping[str, float]
+) -> dict[str, float]:
+    """Multiplications with weights in a run, by node of the main graph; control flow has those of its bodies."""
+    inferred, held = _infer(model, inputs), constants(model.graph)
+    graph = inferred.graph
+    shapes = shapes_of(graph) | {name: tuple(item.dims) for name, item in held.items()}
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
+    kinds |= {name: item.data_type for name, item in held.items()}
+    both = [name for name in elements if name in shapes and 0 not in shapes[name]]
+    at_inputs = sum(math.prod(shapes[name]) for name in both)
+    scale = sum(elements[name] for name in both) / at_inputs if at_inputs else 1.0
+    trips = {name: int(to_array(item)) for name, item in held.items() if item.data_type == 7 and not item.dims}
+    scope = _Scope(inferred, shapes, kinds, frozenset(_list_fixed(graph, held)), elements, scale, trips)
+    return {node.name: count for node in graph.node if (count := scope.count(node))}
+
+
+def _infer(model: ModelProto, inputs: Mapping[str, Shape]) -> ModelProto:
+    """`infer_at`; of a model whose shapes contradict these sizes, with the shapes that it states."""
+    try:
+        return infer_at(model, inputs)
+    except (shape_inference.InferenceError, ValueError):
+        return model
+
+
+def _list_fixed(graph: GraphProto, given: Collection[str]) -> Iterator[str]:
+    """Names of a graph that depend on the names `given` alone."""
+    known = set(given)
+    yield from known
+    for node in graph.node:
+        if (
+            not list_bodies(node)
+            and not node.op_type.startswith("Random")
+            and known.issuperset(filter(None, node.input))
+        ):
+            known.update(node.output)
+            yield from node.output
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What a graph sees. model: that it is of.  kinds: element types.  fixed: names that depend on constants alone.
+    elements: of tensors, where measured; of others it is `scale` times what their shape says.  trips: integer constants
+    by name."""
+
+    model: ModelProto
+    shapes: Mapping[str, Shape]
+    kinds: Mapping[str, int]
+    fixed: frozenset[str]
+    elements: Mapping[str, float]
+    scale: float
+    trips: Mapping[str, int]
+
+    def count(self, node: NodeProto) -> float:
+        """Multiplications with weights of a node in a run; 0 of one that does none."""
+        if bodies := list_bodies(node):
+            inside = [self._count_body(self._infer_loop(node, body)) for body in bodies]
+            return max(inside) if node.op_type == "If" else self._iterations(node, bodies[0]) * sum(inside)
+        fixed = [name for name in node.input if name in self.fixed and self.shapes.get(name)]
+        if not fixed or all(name in self.fixed for name in node.input if name):
+            return 0.0
+        if node.op_type in _RECURRENT:
+            return self._count_recurrent(node)
+        usual = node.input[_WEIGHTED[node.op_type] :][:1] if node.op_type in _WEIGHTED else []
+        weight = usual[0] if usual and usual[0] in fixed else fixed[0]
+        dims = self.shapes[weight]
+        if node.op_type in _WEIGHTED:
+            values = self._values(node.input[0] if node.op_type in TRANSPOSED_CONVOLUTIONS else node.output[0])
+            left = bool(attribute_of(node, "transB", 0)) or weight == node.input[0]
+            return math.prod(dims) if values is None else values * per_value(node.op_type, dims, left)
+        shapes = [self.shapes.get(name) for name in node.input]
+        outputs = [self.shapes[name] for name in node.output if name in self.shapes]
+        found = multiplications(node.op_type, shapes, outputs, attribute_of(node, "equation", b"").decode())
+        return 0.0 if found is None else found * self.scale or math.prod(dims)
+
+    def _count_recurrent(self, node: NodeProto) -> float:
+        """Each step of each sequence is multiplied by both weights."""
+        weights = [self.shapes[name] for name in node.input[1:3] if name in self.fixed]
+        width = weights[0][1 if node.op_type == "DynamicQuantizeLSTM" else -1] if weights else 0
+        values = self._values(node.input[0])
+        return (1.0 if values is None else values / max(width, 1)) * sum(map(math.prod, weights))
+
+    def _values(self, name: str) -> float | None:
+        """Elements of a tensor in a run; None where they are not known."""
+        if name in self.elements:
+            return self.elements[name]
+        shape = self.shapes.get(name)
+        return None if shape is None or 0 in shape else self.scale * math.prod(shape)
+
+    def _count_body(self, body: GraphProto) -> float:
+        shapes = {**self.shapes, **shapes_of(body)}
+        own = {item.name for item in body.initializer}
+        inner = replace(self, shapes=shapes, fixed=self.fixed | {*_list_fixed(body, {*self.fixed, *own})}, elements={})
+        return sum(inner.count(node) for node in body.node)
+
+    def _infer_loop(self, node: NodeProto, body: GraphProto) -> GraphProto:
+        """The body of a Loop with the shapes that its states begin with, which inference takes for open; another body
+        as it is."""
+        if node.op_type != "Loop":
+            return body
+        graph, kept = GraphProto(), {name: self.shapes[name] for name in list_captured(node) if name in self.shapes}
+        graph.CopyFrom(body)
+        begins = dict(zip((value.name for value in graph.input[2:]), node.input[2:], strict=False))
+        states = {name: self.shapes[given] for name, given in begins.items() if given in self.shapes}
+        outside = {name: shape for name, shape in kept.items() if self.kinds.get(name)}
+        graph.input.extend(
+            helper.make_tensor_value_info(name, self.kinds[name], shape) for name, shape in outside.items()
+        )
+        part = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
+        return _infer(part, states).graph
+
+    def _iterations(self, node: NodeProto, body: GraphProto) -> float:
+        """How often a Loop or a Scan runs its body: as its constant says, or the length of what it takes or gives."""
+        if node.op_type == "Loop" and node.input[0] in self.trips:
+            return self.trips[node.input[0]]
+        if node.op_type == "Scan":
+            taken = attribute_of(node, "num_scan_inputs", 1)
+            axes = attribute_of(node, "scan_input_axes", [0] * taken)
+            shape = self.shapes.get(node.input[len(node.input) - taken], ())
+            return max(1, shape[axes[0]] if len(shape) > axes[0] else 1)
+        first = len(body.input) - 2  # behind the states come what is gathered over all iterations
+        lengths = [self.shapes[name][0] for name in node.output[first:] if self.shapes.get(name)]
+        return max([1, *lengths])

@@ -1,0 +1,48 @@
+"""What outputs depend on: no input's values, one input that is handed on, or what the graph computes."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from builders.onnx_graphs.dependence import find_dependences, find_source
+
+W = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+
+
+def graph(*nodes: onnx.NodeProto) -> onnx.GraphProto:
+    """A graph of x and mask; its output is the last node's."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("x", "mask")]
+    out = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)
+    return helper.make_graph([*nodes], "g", inputs, [out], [W])
+
+
+def node(op_type: str, inputs: str, output: str = "y") -> onnx.NodeProto:
+    return helper.make_node(op_type, inputs.split(), [output])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dependence", "source"),
+    [
+        ([node("MatMul", "x w")], "computed", "y"),
+        ([node("Identity", "mask")], "handed on", "mask"),
+        ([node("Cast", "mask", "a"), node("Reshape", "a w", "b"), node("Identity", "b")], "handed on", "mask"),
+        ([node("Neg", "mask", "a"), node("Identity", "a")], "computed", "a"),
+        ([node("Identity", "w")], "constant", "w"),
+        ([node("Shape", "x", "a"), node("ConstantOfShape", "a")], "constant", "y"),
+        ([node("Shape", "x", "a"), node("Mul", "a mask")], "computed", "y"),
+        ([node("RandomNormalLike", "w")], "computed", "y"),
+    ],
+)
+def test_an_output_is_constant_handed_on_or_computed(nodes, dependence, source):
+    made = graph(*nodes)
+    assert find_dependences(made) == {"y": dependence}
+    assert find_source(made, "y") == source
+
+
+def test_what_a_body_reads_from_outside_counts():
+    body = helper.make_graph(
+        [node("Neg", "x", "inner")], "body", [], [helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)]
+    )
+    branch = helper.make_node("If", ["w"], ["y"], then_branch=body, else_branch=body)
+    assert find_dependences(graph(branch)) == {"y": "computed"}

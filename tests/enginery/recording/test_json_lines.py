@@ -1,0 +1,16 @@
+"""Lines of JSON that come from other programs."""
+
+import pytest
+
+from enginery.core.errors import DataError
+from enginery.recording.json_lines import JsonLinesReader
+
+
+@pytest.mark.parametrize(
+    "line", ['{"at": 0, "at": 1}', '{"inputs": {"x": [1], "x": [2]}}', '{"a": [{"b": {"c": 1, "c": 1}}]}']
+)
+def test_a_key_that_is_given_twice_is_refused_with_its_line(tmp_path, line):
+    path = tmp_path / "traffic.jsonl"
+    path.write_text(f'{{"format": 1}}\n{line}\n')
+    with pytest.raises(DataError, match=r"traffic\.jsonl:2: is not JSON \(key '.+' is given twice\); remove the line"):
+        list(JsonLinesReader(path, 1000))

@@ -1,0 +1,108 @@
+"""Every module that this tree imports is brought by the extra that an error names for it."""
+
+import ast
+import importlib.metadata
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from pipeline.cli import _EXTRAS, _remedy, extra_of
+
+ROOT = Path(__file__).parents[3]
+OURS = ("enginery", "builders", "validation", "pipeline")
+# Distributions of modules that need not be installed where tests run; of others the installed files say it.
+DISTRIBUTIONS = {
+    "iree": "iree-base-runtime", "jax": "jax", "pynvml": "nvidia-ml-py", "tensorrt": "tensorrt", "tvm": "apache-tvm",
+    "tvm_ffi": "apache-tvm-ffi", "tensorrt_rtx": "tensorrt-rtx",
+}  # fmt: skip
+# Only named in a message of its own; for type checkers alone.
+ELSEWHERE = {"pyarrow", "_typeshed"}
+
+
+def imported() -> Iterator[str]:
+    for root in OURS:
+        for file in (ROOT / root).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Import):
+                    yield from (item.name for item in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    yield node.module
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@cache
+def brought_by(extra: str) -> frozenset[str]:
+    """The distributions that `pip install enginery[extra]` installs; '' is no extra. As far as they are installed."""
+    seen, todo = set[tuple[str, str]](), [("enginery", extra)]
+    while todo:
+        name, wanted = todo.pop()
+        if (plain(name), wanted) in seen:
+            continue
+        seen.add((plain(name), wanted))
+        try:
+            needed = [Requirement(text) for text in importlib.metadata.requires(name) or ()]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for each in needed:
+            if each.marker is None or each.marker.evaluate({"extra": wanted}):
+                todo += [(each.name, more) for more in ("", *each.extras)]
+    return frozenset(name for name, _ in seen)
+
+
+def distributions_of(module: str) -> set[str]:
+    package = module.split(".")[0]
+    if package == "google":  # a namespace of many distributions
+        return {"google-cloud-storage" if extra_of(module) == "gcs" else "protobuf"}
+    return set(map(plain, installed().get(package, [DISTRIBUTIONS.get(package, package)])))
+
+
+@cache
+def installed() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+def test_every_import_of_the_tree_comes_with_the_extra_that_is_named_for_it() -> None:
+    wrong = {}
+    ours = {*sys.stdlib_module_names, *OURS}
+    for module in {name for name in imported() if name.split(".")[0] not in ours}:
+        known = distributions_of(module)
+        extra = extra_of(module)
+        if module.split(".")[0] not in ELSEWHERE and not known & brought_by(extra or ""):
+            wrong[module] = extra
+    assert not wrong, "name the extra in pipeline.cli._PACKAGES"
+
+
+def test_every_package_of_the_table_is_brought_by_its_extra() -> None:
+    assert {name: extra for name, extra in _EXTRAS.items() if not distributions_of(name) & brought_by(extra)} == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("cryptography.hazmat", "pip install 'enginery[signing]'"),
+        ("httpx", "pip install 'enginery[prefect]'"),
+        ("google.cloud.storage", "pip install 'enginery[gcs]'"),
+        ("google.protobuf", "pip install 'enginery[build]'"),
+        ("transformers", "pip install transformers"),
+    ],
+)
+def test_the_remedy_for_what_is_not_installed(module: str, command: str) -> None:
+    assert str(_remedy(ModuleNotFoundError(name=module))).endswith(command)
+    assert _remedy(ModuleNotFoundError(name="pipeline.gone")) is None
+
+
+def test_every_extra_that_a_message_names_is_one() -> None:
+    extras = set(importlib.metadata.metadata("enginery").get_all("Provides-Extra") or ())
+    for root in (*OURS, "docs", "README.md"):
+        place = ROOT / root
+        for file in (place,) if place.is_file() else (*place.rglob("*.py"), *place.rglob("*.md")):
+            for names in re.findall(r"enginery\[([a-z,]+)\]", file.read_text()):
+                assert set(names.split(",")) <= extras, f"{file}: enginery[{names}]"

@@ -1,0 +1,72 @@
+"""How several ONNX files connect, as far as names, types and shapes say it."""
+
+import pytest
+
+from enginery.core.state import State
+from enginery.core.types import TensorSpec
+from pipeline.drafts.ensemble import FoundGraph, connect_states, find_connections
+from pipeline.drafts.found import FoundModel
+from pipeline.drafts.states import find_states
+from pipeline.sources.onnx_header import HeaderTensor
+
+SHAPE = ("batch", 8)
+
+
+def graph(key: str, takes: str, gives: str) -> FoundGraph:
+    inputs = tuple(TensorSpec(name, "float32", SHAPE) for name in takes.split())
+    outputs = [TensorSpec(name, "float32", SHAPE) for name in gives.split()]
+    model = FoundModel(key, {}, inputs, tuple(gives.split()), states=find_states(inputs, outputs))
+    return FoundGraph(key, model, tuple(HeaderTensor(name, "float32", SHAPE) for name in gives.split()))
+
+
+def connect(*graphs: FoundGraph) -> tuple[dict[str, str | None], dict[str, tuple[State, ...]]]:
+    """The connections, and the states that are left, by graph."""
+    settled = connect_states(graphs)
+    sources = {item.key: item.source for item in find_connections(settled)}
+    return sources, {item.key: item.model.states for item in settled if item.model.states}
+
+
+@pytest.mark.parametrize(
+    ("out", "into"),
+    [
+        ("hidden", "hidden"),
+        ("hidden_out", "hidden"),
+        ("new_hidden", "hidden"),
+        ("hidden_next", "hidden_in"),
+        ("hiddenOut", "prevHidden"),
+        ("present.0.key", "past_key_values.0.key"),
+        ("last_hidden_state", "encoder_hidden_states"),
+    ],
+)
+def test_a_name_with_another_ending_or_beginning_connects(out, into):
+    # The second input has the same type and shape, and another name.
+    sources, states = connect(graph("encoder", "x", f"y {out}"), graph("decoder", f"token {into}", "logits"))
+    assert sources[f"decoder.{into}"] == f"encoder.{out}"
+    assert not states
+
+
+def test_what_a_graph_before_it_gives_is_no_state():
+    decoder = graph("decoder", "token hidden", "logits hidden_out")
+    assert decoder.model.states, "alone it is one"
+    sources, states = connect(graph("encoder", "x", "hidden_out"), decoder)
+    assert (sources, states) == ({"decoder.hidden": "encoder.hidden_out"}, {})
+    (connection,) = find_connections(connect_states([graph("encoder", "x", "hidden_out"), decoder]))
+    assert "it could be a state that takes decoder.hidden_out" in connection.why
+
+
+def test_of_two_graphs_with_such_a_pair_that_nothing_else_connects_neither_is_a_state_of_itself():
+    pair = graph("encoder", "x hidden", "hidden_out"), graph("decoder", "token hidden", "logits hidden_out")
+    assert connect(*pair) == ({"decoder.hidden": "encoder.hidden_out"}, {})
+
+
+def test_where_another_name_connects_them_each_keeps_its_state():
+    pair = graph("first", "x hidden", "y hidden_out"), graph("second", "y hidden", "z hidden_out")
+    sources, states = connect(*pair)
+    assert sources == {"second.y": "first.y"}
+    assert states == {key: (State("hidden", "hidden_out"),) for key in ("first", "second")}
+
+
+def test_two_outputs_of_one_name_connect_nothing():
+    first, second = graph("a", "x", "hidden_out"), graph("b", "x", "hidden_out")
+    sources, _ = connect(first, second, graph("c", "hidden", "y"))
+    assert sources["c.hidden"] is None

@@ -1,0 +1,39 @@
+"""What gates say of reports: never that a share over its limit passes."""
+
+import pytest
+
+from enginery.registry.rollouts.reports import Heard
+from pipeline.rollout import gates
+from pipeline.rollout.gates import GateResult
+from tests.pipeline.rollout.fleet import NODES
+from tests.pipeline.rollout.test_advance import at, begin, plan, registry
+
+
+def judge(failing: int, count: int, health_ppm: int, second: float = 31, **options: int) -> GateResult:
+    store, _, two = registry()
+    rollout = begin(store, two, plan("50%", "100%", health_ppm=health_ppm, **options))
+    reports = tuple(report(node.name, second - 1, index < failing) for index, node in enumerate(NODES[:count]))
+    (found,) = gates.judge_gates(rollout, Heard(count, reports), (), at(second))
+    return found
+
+
+def report(node: str, second: float, fails: bool):
+    from enginery.registry.rollouts.reports import NodeReport
+    from enginery.registry.rollouts.state import format_time
+
+    time = format_time(at(second))
+    return NodeReport(node, "eu", "2", time, time, "unhealthy" if fails else "", "told" if fails else "")
+
+
+@pytest.mark.parametrize("health_ppm", [950_000, 900_000, 800_000, 500_000])
+def test_where_all_that_report_fail_it_fails_at_once(health_ppm):
+    found = judge(8, 8, health_ppm)
+    assert found.verdict == "fail" and "8 of 8 nodes that report fail" in found.why
+    assert judge(8, 8, health_ppm, least_reports=100).verdict == "fail"
+
+
+@pytest.mark.parametrize(("failing", "count"), [(1, 1), (2, 2), (2, 8), (1, 4)])
+def test_a_share_over_the_limit_never_passes(failing, count):
+    assert judge(failing, count, 900_000).verdict == "wait"
+    assert judge(failing, count, 900_000, second=700).verdict == "fail"
+    assert judge(0, count, 900_000).verdict == "pass"
