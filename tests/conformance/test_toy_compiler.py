@@ -104,7 +104,7 @@ def unit(items: Sequence[Any], precision: str = "fp32") -> Any:
 @pytest.mark.slow
 def test_it_passes_the_conformance_suite(world):
     suite = ROOT / "tests/conformance/test_backends.py"
-    words = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(suite), "-k", "toy or imports_no_compiler"]
+    words = ["-q", "-m", "", "-p", "no:xdist", "-p", "no:cacheprovider", str(suite), "-k", "toy or imports_no_compiler"]
     ended = call(["-m", "pytest", *words], world.folder, world.site)
     assert ended.returncode == 0, ended.stdout
     assert f"{suite.read_text().count('def test_')} passed" in ended.stdout, "all of the suite has been run on it"

@@ -67,7 +67,6 @@ def test_a_cached_run_imports_nothing_heavy(built: Project) -> None:
     assert done.stderr.splitlines()[-1] == "[]"
 
 
-@pytest.mark.slow
 def test_one_changed_weight_rebuilds_every_engine(built: Project) -> None:
     changed = weights()
     changed["w1"][0, 0] += 0.25

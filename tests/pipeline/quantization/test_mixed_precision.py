@@ -81,7 +81,6 @@ def test_measured_times_are_part_of_the_choice_and_of_its_record(small: Project)
     assert "latency was not measured: no target of this spec takes int8 (int8 activations)" in other["summary"]
 
 
-@pytest.mark.slow
 def test_weights_of_a_reduced_range_are_searched_and_built_by_themselves(small: Project, tmp_path: Path) -> None:
     """With the other search's weights, the engine would lose what compensation gained, and the record would not say."""
     whole = small.run("build", small.spec, "--json")

@@ -85,7 +85,6 @@ def test_int8_without_calibration_data_is_an_error_with_the_remedy(built: Projec
     assert "add calibration.data" in next(row["reason"] for row in done.json["engines"] if row["precision"] == "int8")
 
 
-@pytest.mark.slow
 def test_fp8_int4_and_dynamic_int8_go_the_whole_way(built: Project) -> None:
     built.change_spec(precisions=["fp8", "int8-dynamic", "int4"], targets=["cpu", "sm_80", "sm_89"])
     done = built.build()

@@ -176,7 +176,6 @@ def run_together(count: int, work) -> None:
 WRITES = {"open", "os.mkdir", "os.rename", "os.remove", "os.chmod", "fcntl.flock"}
 
 
-@pytest.mark.slow
 def test_killed_before_any_write_it_leaves_no_half_version_and_the_next_run_completes(tmp_path: Path) -> None:
     """SIGKILL before the 1st, 2nd, 3rd ... file operation of a publication, until one is not killed any more."""
     for step in range(1, 1000):

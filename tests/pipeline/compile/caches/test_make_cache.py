@@ -127,7 +127,6 @@ def test_the_axes_that_dims_name_are_symbols_unless_the_spec_says_otherwise(tmp_
         assert spec.compile_cache and spec.compile_cache.options(spec.tensors()).dynamic == axes
 
 
-@pytest.mark.slow
 def test_what_cannot_be_compiled_is_the_models_error(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET.format(factor="(print('said') or 2)"))
     model = CompileModel(tmp_path, "net.py", "build", CompileOptions(fullgraph=True), folder=tmp_path)

@@ -13,8 +13,6 @@ import pytest
 from pipeline.compile.closure.sources import PACKAGES
 from tests.pipeline.projects import Project
 
-# Whole builds by a copy of the tree; what is redone by which change: test_step_closures.py.
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[4]
 
 

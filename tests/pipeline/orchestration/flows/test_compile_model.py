@@ -59,7 +59,6 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
 
 
 @pytest.mark.server
-@pytest.mark.slow
 def test_an_error_in_a_task_is_one_message_in_an_empty_home_too(project: Project, tmp_path: Path) -> None:
     (project.folder / "tiny.onnx").write_bytes(b"garbage")
     done = with_prefect(project, tmp_path / "prefect")
@@ -77,7 +76,6 @@ def test_a_task_has_no_parameters_and_the_name_of_its_unit() -> None:
     assert made.fn() == 32
 
 
-@pytest.mark.slow
 def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(project: Project) -> None:
     command = [sys.executable, "-m", "pipeline.cli", "build", str(project.spec), "--registry", str(project.registry)]
     environment = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}
