@@ -8,7 +8,6 @@ from enginery.core.names import parse_reference
 from enginery.registry import pins
 from enginery.registry.collection.references import Rules as Kept
 from enginery.registry.gc import collect
-from enginery.registry.manifest import Manifest
 from enginery.registry.rollouts.reports import NodeReport, report_key, write_report
 from enginery.registry.rollouts.state import Gates, RolloutPlan, format_time
 from enginery.registry.rollouts.waves import ServingNode, Slice
@@ -68,7 +67,8 @@ class Registry:
     def collect(self) -> Call:
         """Collect garbage, as a nightly job does."""
         return self.world.call(
-            "gc", lambda: len([i for i in collect(self.store, Kept(1, 0), GRACE, delete=True).items if i.state == "deleted"])
+            "gc",
+            lambda: len([i for i in collect(self.store, Kept(1, 0), GRACE, delete=True).items if i.state == "deleted"]),
         )
 
     def repair(self) -> Call:
@@ -77,7 +77,9 @@ class Registry:
         def work() -> tuple[str, ...]:
             found = verify(self.store)
             repair(self.store, found)
-            return tuple(f"{item.kind} {item.what}" for item in found.problems if item.fault or item.kind == "unsettled")
+            return tuple(
+                f"{item.kind} {item.what}" for item in found.problems if item.fault or item.kind == "unsettled"
+            )
 
         return self.world.call("verify --repair", work)
 

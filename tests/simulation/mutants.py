@@ -63,7 +63,11 @@ def _seen_too_late(store: Any, what: str, lasts: timedelta = leases.PUBLISHING, 
 
 
 def _create_over(self: SimulatedStore, key: str, data: bytes) -> bool:
-    return self.replace(key, data, self.content.objects.get(key)) if key.endswith("manifest.json") else self.replace(key, data, None)
+    return (
+        self.replace(key, data, self.content.objects.get(key))
+        if key.endswith("manifest.json")
+        else self.replace(key, data, None)
+    )
 
 
 def _take_any(known: Any, names: Any) -> Any:
@@ -175,16 +179,16 @@ MUTANTS: dict[str, Mutant] = {
     "versions that a channel serves go": _attribute(references._Marking, "_keep_served", _without_channels),
     "the highest number goes": _attribute(references, "_newest", _only_newest),
     "a move is not kept before the next one": _attribute(state, "keep_history", lambda *_: None),
-    "a step of a rollout is written over another": _everywhere("change_rollout", _change_any_rollout, advance, operations),
+    "a step of a rollout is written over another": _everywhere(
+        "change_rollout", _change_any_rollout, advance, operations
+    ),
     "a rollout begins while another runs": _attribute(operations, "_serving", _serving_anything),
     "a move does not end the rollout": _attribute(channels, "_end_rollout", lambda rollout, move: rollout),
     "a rollout is marked after it began": _attribute(operations, "begin_rollout", _begin_before_the_mark),
     "the mark of a rollout that runs is removed": _attribute(rolling, "clear_marks", _clear_all_marks),
     "a mark is removed while its rollout begins": _attribute(rolling, "clear_marks", _clear_unfenced),
     "feeds are not written by who looks next": _everywhere("settle_rollout", _without_feeds, advance, operations),
-    "a wave ends by the clock of its controller": _attribute(
-        SimulatedStore, "now", lambda self: self.world.now()
-    ),
+    "a wave ends by the clock of its controller": _attribute(SimulatedStore, "now", lambda self: self.world.now()),
     "a version is promoted that is not secured": _attribute(channels, "secure_version", lambda *_: None),
     "a snapshot is not secured": _everywhere("with_snapshots", _snapshots_unsecured, channels, rolling),
     "missing blobs are not looked for": _everywhere("find_lost_of", lambda *_: {}, publish, channels),

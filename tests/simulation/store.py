@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Content:
-    """What a store holds: documents and blobs by key, when each was written, and what it held before for stale lists."""
+    """What a store holds: objects by key, when each was written, and what changed, for stale lists."""
 
     def __init__(self, objects: dict[str, bytes] | None = None) -> None:
         self.objects: dict[str, bytes] = dict(objects or {})
@@ -33,7 +33,7 @@ class Content:
         self.serial: dict[str, int] = {}
         self.changes: list[tuple[datetime, str, bool]] = []
 
-    def copy(self) -> "Content":
+    def copy(self) -> Content:
         """Another one with the same objects."""
         return Content(self.objects)
 
@@ -95,7 +95,7 @@ class SimulatedStore:
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, digest: str, most: int = 1 << 30) -> bytes:
         key = blob_key(digest)
         data = self._request(f"GET {key[:14]}", lambda: self.content.objects.get(key))
         if data is None:
@@ -247,6 +247,6 @@ class SimulatedStore:
 
     def _page(self, prefix: str, after: tuple[str, ...] | None, hidden: frozenset[str]) -> list[str]:
         keys = (key for key in self.content.objects if key.startswith(prefix) and key not in hidden)
-        found = sorted((tuple(key.split("/")) for key in keys))
+        found = sorted(tuple(key.split("/")) for key in keys)
         rest = found if after is None else [parts for parts in found if parts > after]
         return ["/".join(parts) for parts in rest[:PAGE]]

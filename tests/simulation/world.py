@@ -4,8 +4,8 @@ Each actor is a greenlet that runs the product's own code. It gives up its turn 
 it sleeps, so that a run is one interleaving of requests, and a seed decides which.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -67,7 +67,8 @@ class Call:
 
 @dataclass(eq=False)
 class Actor:
-    """A process. skew: what its clock is ahead.  wakes: when it goes on, by the true clock."""
+    """A process, or a thread of one. skew: what its clock is ahead.  wakes: when it goes on, by the true clock.
+    parent: the process of a thread, which ends with it."""
 
     name: str
     work: Callable[[], object]
@@ -75,6 +76,7 @@ class Actor:
     wakes: datetime = BEGIN
     dead: bool = False
     done: bool = False
+    parent: "Actor | None" = None
     error: BaseException | None = None
     thread: greenlet = field(init=False)
 
@@ -110,18 +112,18 @@ class World:
 
     def run(self, actors: list[Actor], *, calm: bool = False) -> None:
         """Run the actors until each has ended. calm: without faults and clocks that are off."""
-        self.actors, self.calm = actors, calm
+        self.actors, self.calm = list(actors), calm
         for actor in actors:
             actor.wakes = self.time
-            actor.thread = greenlet(self._body(actor))
+            actor.thread = greenlet(self._body(actor), self._hub)
             if not calm and self.temper.skew_s:
                 sign = self.choices.pick(0.8, 8)
                 actor.skew = timedelta(seconds=(sign - 4) * self.temper.skew_s / 4 if sign else 0)
         try:
-            while running := [actor for actor in actors if not actor.done]:
-                self._resume(self._next(running))
+            while any(not actor.done for actor in actors):
+                self._resume(self._next([actor for actor in self.actors if not actor.done]))
         finally:
-            for actor in actors:  # what is left after a violation must not go on in another run
+            for actor in self.actors:  # what is left after a violation must not go on in another run
                 actor.dead = True
                 if actor.thread:
                     actor.thread.throw()
@@ -152,6 +154,27 @@ class World:
         self._hub.switch()
         self._alive(actor)
 
+    @contextmanager
+    def repeat(self, work: Callable[[], object], every_s: float) -> Iterator[None]:
+        """Call `work` every so many seconds in a thread of the actor that has the turn, while the block runs."""
+        parent, over = self._running(), False
+
+        def body() -> None:
+            while True:
+                self.sleep(every_s)
+                if over or parent.done:
+                    return
+                with suppress(EngineryError):
+                    work()
+
+        thread = Actor(f"{parent.name}'", body, parent.skew, self.time, parent=parent)
+        thread.thread = greenlet(self._body(thread), self._hub)
+        self.actors.append(thread)
+        try:
+            yield
+        finally:
+            over = True
+
     def before_request(self) -> None:
         """Have the turn go to another actor, or this one stand still or end, if the run's decisions say so."""
         actor = self._running()
@@ -180,12 +203,11 @@ class World:
     def _running(self) -> Actor:
         actor = self.current
         assert actor is not None
-        if actor.dead:
-            raise Crash
+        self._alive(actor)
         return actor
 
     def _alive(self, actor: Actor) -> None:
-        if actor.dead:
+        if actor.dead or (actor.parent is not None and actor.parent.dead):
             raise Crash
 
     def _body(self, actor: Actor) -> Callable[[], None]:
