@@ -148,9 +148,9 @@ def _afterwards(registry: Registry) -> None:
     """What must hold a day later, when nobody is at work: all that was acknowledged is there, rollouts end, and each
     kind of work ends."""
     for call in registry.world.calls:
-        if call.what.startswith("publish") and call.acknowledged:
-            if f"models/{MODEL}/versions/{call.result}/manifest.json" not in registry.rules.published:
-                raise Violation(f"{call.what} was acknowledged as {call.result}, which was never there")
+        key = f"models/{MODEL}/versions/{call.result}/manifest.json"
+        if call.what.startswith("publish") and call.acknowledged and key not in registry.rules.published:
+            raise Violation(f"{call.what} was acknowledged as {call.result}, which was never there")
     registry.world.sleep(26 * 3600)
     _end_rollouts(registry)
     for work in (registry.collect, registry.repair, lambda: registry.publish("e"), registry.rollback, registry.repair):
