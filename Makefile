@@ -9,6 +9,7 @@
 # proof  plants every fault over networks, seeds and precisions, counts false alarms and the canary's errors; the tables of the docs
 # zoo    graphs out of 19 packages, downloaded, built, proven, beside other quantizers; docs/zoo.md
 # site-check  the registry's site in Chromium, with axe-core from npm
+# simulate  a million interleavings of the registry's writers and readers; goes on where it was stopped
 # house  the figures that the redesign is measured by, into docs/house.md
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # cluster-test  the chart on a real Kubernetes control plane on loopback, of the programs in the folder KUBE_ASSETS
@@ -27,7 +28,7 @@ TWO_PIPS = $(LOGGED) sh -c "$(PIP) --no-deps torch ray & $(PIP) boto3 matplotlib
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts docs
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
-.PHONY: demo demo-cluster test test-rest test-all check format bench proof docs site chart hunt house zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
+.PHONY: demo demo-cluster test test-rest test-all check format bench proof docs site chart hunt house simulate zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
   check-style check-types check-imports check-links
 .DEFAULT_GOAL := test
 
@@ -94,6 +95,9 @@ proof: $(VENV)/.installed
 
 zoo: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.zoo; $(BIN)/python -m benchmarks.zoo --write
+
+simulate: $(VENV)/.installed
+	$(BIN)/python -m tests.simulation
 
 house: $(VENV)/.installed
 	$(BIN)/python -m tests.house --write

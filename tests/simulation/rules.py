@@ -1,0 +1,164 @@
+"""The rules that a registry keeps at every moment, checked at each change of the store and at the end of a run."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from enginery.core.parsing import Malformed
+from enginery.registry.manifest import parse
+from enginery.registry.rollouts.state import Rollout
+from enginery.registry.rollouts.waves import ServingNode
+from enginery.registry.store.layout import MODELS, blob_key, channel_history_key, manifest_key
+from enginery.registry.versions.state import Channel, Move, parse_channel, parse_history
+from tests.simulation.store import Content
+from tests.simulation.world import Violation, World
+
+
+@dataclass
+class Rules:
+    """Watches one store. published: every manifest that was ever there, by key.  states: those that each channel
+    was in, and from which step on.  moves: all that it made.
+    soaking: since when each wave of a rollout lasts, by the true time."""
+
+    world: World
+    content: Content
+    published: dict[str, bytes] = field(default_factory=dict)
+    states: dict[str, list[tuple[int, Channel]]] = field(default_factory=dict)
+    moves: dict[str, list[Move]] = field(default_factory=dict)
+    soaking: dict[tuple[str, int], datetime] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, data in self.content.objects.items():
+            self.take(key, data)
+
+    def take(self, key: str, data: bytes) -> None:
+        """Note what was there before the run began."""
+        match key.removeprefix(MODELS).split("/"):
+            case [_, "versions", _, "manifest.json"]:
+                self.published[key] = data
+            case [model, "channels", file]:
+                state = parse_channel(data, model, file.removesuffix(".json"))
+                assert state is not None
+                stored = parse_history(self.content.objects.get(channel_history_key(model, state.name)), state.name)
+                self.states[f"{model}:{state.name}"] = [(0, state)]
+                self.moves[f"{model}:{state.name}"] = list(stored.with_state(state).moves)
+
+    def changed(self, key: str, before: bytes | None, after: bytes | None) -> None:
+        """Check one change of the store. Raises Violation."""
+        if key.startswith("blobs/"):
+            if after is None:
+                self._blob_removed(key)
+            return
+        match key.removeprefix(MODELS).split("/"):
+            case [_, "versions", _, "manifest.json"]:
+                self._manifest_changed(key, before, after)
+            case [model, "channels", name]:
+                self._channel_changed(model, name.removesuffix(".json"), before, after)
+            case [model, "pins", name] if after is not None and before is None:
+                self._there(model, name.removesuffix(".json"), None, f"pin of {name}")
+
+    def _blob_removed(self, key: str) -> None:
+        digest = key.rpartition("/")[2].encode()
+        for other, data in self.content.objects.items():
+            if other.startswith(MODELS) and digest in data and self._is_live(other):
+                raise Violation(f"blob {digest[:12].decode()} was deleted, and {other} names it")
+
+    def _is_live(self, key: str) -> bool:
+        """Whether a document counts: one beside a manifest that is gone does not."""
+        parts = key.removeprefix(MODELS).split("/")
+        return parts[1] != "versions" or manifest_key(parts[0], parts[2]) in self.content.objects
+
+    def _manifest_changed(self, key: str, before: bytes | None, after: bytes | None) -> None:
+        if after is None:
+            self._version_removed(key)
+            return
+        if before is not None:
+            raise Violation(f"{key} was overwritten")
+        if key in self.published:
+            raise Violation(
+                f"{key} was used before, by {'the same' if self.published[key] == after else 'another'} version"
+            )
+        self.published[key] = after
+        self._whole(key, after)
+
+    def _whole(self, key: str, data: bytes) -> None:
+        missing = [digest for digest in parse(data).blobs() if blob_key(digest) not in self.content.objects]
+        if missing:
+            raise Violation(f"{key} names blob {missing[0][:12]}, which is not there")
+
+    def _version_removed(self, key: str) -> None:
+        model, _, version, _ = key.removeprefix(MODELS).split("/")
+        for other, data in self.content.objects.items():
+            match other.removeprefix(MODELS).split("/"):
+                case [its, "channels", name] if its == model:
+                    state = parse_channel(data, model, name.removesuffix(".json"))
+                    if state and version in state.served.values():
+                        raise Violation(f"{model}@{version} was deleted, and {other} leads to it")
+                case [its, "pins", name] if its == model and name == f"{version}.json":
+                    raise Violation(f"{model}@{version} was deleted, and it is pinned")
+
+    def _channel_changed(self, model: str, name: str, before: bytes | None, after: bytes | None) -> None:
+        if after is None:
+            raise Violation(f"channel {model}:{name} was deleted")
+        old, new = (parse_channel(data, model, name) for data in (before, after))
+        assert new is not None
+        for digest, version in new.served.items():
+            self._there(model, version, digest, f"channel {name}")
+        for snapshot in new.snapshots.values():
+            if blob_key(snapshot) not in self.content.objects:
+                raise Violation(f"channel {name} names snapshot {snapshot[:12]}, which is not there")
+        if old and new.order <= old.order:
+            raise Violation(f"channel {model}:{name} went from {old.order} to {new.order}")
+        self._check_moves(new, old)
+        if new.rollout:
+            self._check_rollout(new.rollout, old.rollout if old else None)
+        self.states.setdefault(f"{model}:{name}", []).append((self.world.steps, new))
+
+    def _check_moves(self, new: Channel, old: Channel | None) -> None:
+        """No move is lost: the history has all before the last one. No call moves a channel twice."""
+        where = f"{new.model}:{new.name}"
+        data = self.content.objects.get(channel_history_key(new.model, new.name))
+        try:
+            moves = parse_history(data, where).with_state(new).moves
+        except Malformed as error:
+            raise Violation(f"channel {where} lost moves: {error}") from error
+        known = self.moves.setdefault(where, [])
+        if new.moves == len(known) + 1:
+            known.append(new.move)
+        if list(moves) != known:
+            raise Violation(f"channel {where} has other moves than were made")
+        whys = [move.why for move in moves if move.why]
+        if len(whys) != len(set(whys)):
+            raise Violation(f"channel {where} was moved twice by one call")
+
+    def _check_rollout(self, new: Rollout, old: Rollout | None) -> None:
+        """One that ended does not go on, and one that runs is not replaced."""
+        if new.soaking:
+            self.soaking.setdefault((new.id, new.wave), self.world.time)
+        if old is None or old == new:
+            return
+        if old.id == new.id and old.is_finished:
+            raise Violation(f"rollout {new.id} was {old.state} and is {new.state}")
+        if (new.wave > old.wave or new.state == "done") and old.id == new.id:
+            since = self.soaking.get((old.id, old.wave))
+            least = timedelta(seconds=old.plan.soaks_s[old.wave])
+            slack = timedelta(seconds=60)  # from reading the store's clock to the write that it is for
+            if since is None or (not self.world.temper.stall and self.world.time - since < least - slack):
+                raise Violation(f"wave {old.wave} of rollout {old.id} ended before its time (from {since})")
+        if old.id != new.id and not old.is_finished:
+            raise Violation(f"rollout {new.id} began while {old.id} was {old.state}")
+
+    def _there(self, model: str, version: str, digest: str | None, who: str) -> None:
+        key = manifest_key(model, version)
+        data = self.content.objects.get(key)
+        if data is None:
+            raise Violation(f"{who} leads to {model}@{version}, which is not there")
+        if digest is not None and parse(data).digest != digest:
+            raise Violation(f"{who} leads to another {model}@{version}")
+        self._whole(key, data)
+
+    def served_between(self, where: str, node: ServingNode | None, began: int, ended: int) -> set[str]:
+        """Digests of the manifests that a channel led a node to at some step from `began` to `ended`."""
+        states = self.states.get(where, [])
+        within = [state for step, state in states if began <= step <= ended]
+        before = [state for step, state in states if step <= began]
+        return {state.served_to(node).manifest for state in (*within, *before[-1:])}

@@ -1,0 +1,185 @@
+"""One seed, one run: a registry with two versions, some actors at once, then what must hold when all is over."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from enginery.registry.versions import feeds, rolling
+from enginery.registry.versions.state import read_channel
+from tests.simulation.actors import GRACE, MODEL, NODES, Registry
+from tests.simulation.choices import Choices, shorten
+from tests.simulation.patched import patched
+from tests.simulation.rules import Rules
+from tests.simulation.store import Content, SimulatedStore
+from tests.simulation.world import BEGIN, Actor, Temper, Violation, World
+
+CONTENTS = ("a", "b", "b", "c", "d")
+KINDS = ("publish", "promote", "rollback", "gc", "two gc", "two gc", "pull", "repair", "pin")
+ROLLING = ("start", "start", "abort", "pause", "advance", "advance", "well", "unhealthy", "pull", "promote", "rollback")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A seed that broke a rule. script: its decisions.  trace: what happened, in lines."""
+
+    seed: int
+    why: str
+    script: tuple[int, ...]
+    trace: tuple[str, ...]
+
+
+@cache
+def beginning() -> Content:
+    """A registry in which version 1 is stable, zeta the candidate, 3 kept for its number, and 2 garbage that is due."""
+    world = World(Choices(0, ()), Temper(), name="beginning")
+    content = Content()
+    registry = Registry(world, SimulatedStore(world, content), Rules(world, content))
+
+    def work() -> None:
+        registry.publish("a")
+        registry.promote("1")
+        registry.publish("b")
+        registry.publish("c")
+        registry.publish("z", "zeta")
+        for call in world.calls:
+            assert call.acknowledged, call.error
+        feeds.set_feed(registry.store, "all", [f"{MODEL}:*"])
+        assert registry.collect().acknowledged
+
+    with patched(world):
+        world.run([Actor("beginning", work)], calm=True)
+    return content
+
+
+def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
+    """Run one seed, and return how it failed; None if every rule held."""
+    choices = Choices(seed, script)
+    temper = _temper(choices)
+    world = World(choices, temper, BEGIN + 2 * GRACE)
+    content = beginning().copy()
+    rules = Rules(world, content)
+    registry = Registry(world, SimulatedStore(world, content, rules.changed), rules)
+    actors = _actors(registry, choices)
+    try:
+        with patched(world):
+            world.run(actors)
+            world.run([Actor("afterwards", lambda: _afterwards(registry))], calm=True)
+    except Violation as violation:
+        return Failure(seed, str(violation), tuple(choices.taken), tuple(world.trace))
+    return None
+
+
+def shortest(failure: Failure) -> Failure:
+    """The same failure with as few faults and switches as still show it."""
+
+    def still_fails(script: Sequence[int]) -> bool:
+        found = run_seed(failure.seed, script)
+        return found is not None and _kind(found.why) == _kind(failure.why)
+
+    script = shorten(failure.script, still_fails)
+    return run_seed(failure.seed, script) or failure
+
+
+def _kind(why: str) -> str:
+    return "".join(char for char in why if not char.isdigit())[:40]
+
+
+def _temper(choices: Choices) -> Temper:
+    """How rough this seed is: each kind of trouble is there or not, so that no kind hides another (swarm testing)."""
+    draw = choices.random.random
+    some = lambda probability, value: value if draw() < probability else 0.0  # noqa: E731
+    return Temper(
+        switch=choices.random.choice((0.02, 0.1, 0.3, 0.6)),
+        refuse=some(0.4, 0.03),
+        lose=some(0.4, 0.05),
+        crash=some(0.5, 0.01),
+        stall=some(0.3, 0.004),
+        stall_s=choices.random.choice((600.0, 2400.0, 7200.0)),
+        stale=some(0.2, 0.3),
+        skew_s=choices.random.choice((0.0, 0.0, 60.0, 4 * 3600.0)),
+    )
+
+
+def _actors(registry: Registry, choices: Choices) -> list[Actor]:
+    """Three to six actors, each with one to three things to do."""
+    draw = choices.random
+    works: list[Callable[[], object]] = []
+    kinds = draw.sample(KINDS, draw.randint(2, 5))
+    if draw.random() < 0.5:
+        kinds = ["start", *draw.sample(ROLLING, draw.randint(2, 5)), *draw.sample(KINDS, draw.randint(0, 2))]
+    for _ in range(draw.randint(3, 6)):
+        steps = [_work(registry, choices, kinds) for _ in range(draw.randint(1, 3))]
+        works.append(lambda steps=steps: [step() for step in steps])  # type: ignore[misc]
+    return [Actor(f"actor-{number}", work) for number, work in enumerate(works)]
+
+
+def _work(registry: Registry, choices: Choices, kinds: Sequence[str]) -> Callable[[], object]:
+    draw = choices.random
+    kind = draw.choice(kinds)
+    content, version = draw.choice(CONTENTS), draw.choice(("1", "2", "2", "3", "zeta"))
+    node, looks = draw.choice((None, *NODES)), draw.choice((1, 2, 4))
+    wait = draw.choice((0.0, 0.0, 0.0, 600.0, 2400.0))
+    works: dict[str, Callable[[], object]] = {
+        "publish": lambda: registry.publish(content),
+        "promote": lambda: registry.promote(version),
+        "rollback": registry.rollback,
+        "gc": registry.collect,
+        "two gc": lambda: (registry.collect(), registry.world.sleep(GRACE.total_seconds()), registry.collect()),
+        "pull": lambda: registry.pull(f"{MODEL}:stable", node),
+        "start": lambda: registry.start(version),
+        "abort": registry.abort,
+        "pause": registry.pause,
+        "advance": lambda: [registry.advance() for _ in range(looks)],
+        "well": lambda: registry.report(""),
+        "unhealthy": lambda: registry.report("unhealthy"),
+        "repair": registry.repair,
+        "pin": lambda: (registry.pin(version), registry.world.sleep(wait), registry.unpin(version)),
+    }
+
+    def work() -> None:
+        if wait:
+            registry.world.sleep(wait)
+        works[kind]()
+
+    return work
+
+
+def _afterwards(registry: Registry) -> None:
+    """What must hold a day later, when nobody is at work: all that was acknowledged is there, rollouts end, and each
+    kind of work ends."""
+    for call in registry.world.calls:
+        key = f"models/{MODEL}/versions/{call.result}/manifest.json"
+        if call.what.startswith("publish") and call.acknowledged and key not in registry.rules.published:
+            raise Violation(f"{call.what} was acknowledged as {call.result}, which was never there")
+    registry.world.sleep(26 * 3600)
+    _end_rollouts(registry)
+    for work in (registry.collect, registry.repair, lambda: registry.publish("e"), registry.rollback, registry.repair):
+        call = work()
+        if call.error is not None and not any(words in str(call.error) for words in _NOTHING_TO_DO):
+            raise Violation(f"afterwards, {call.what} ends in {type(call.error).__name__}: {call.error}")
+    if call.result:
+        raise Violation(f"after a repair there is still {call.result}")
+    registry.pull(f"{MODEL}:stable")
+
+
+_NOTHING_TO_DO = ("nothing to roll back to", "was deleted since")
+
+
+def _end_rollouts(registry: Registry) -> None:
+    """Have a controller look until nothing is left to do: two waves, each with a look that opens it and one that ends
+    it."""
+    for _ in range(20):
+        if not rolling.running_rollouts(registry.store):
+            break
+        registry.resume()
+        registry.report("")
+        ended = registry.advance()
+        if ended.error is not None:
+            raise Violation(f"afterwards, a look of the controller ends in {ended.error}")
+        registry.world.sleep(700)
+    else:
+        raise Violation("afterwards, a rollout goes on without end")
+    for name in ("stable", "candidate"):
+        state = read_channel(registry.store, MODEL, name)
+        if state and state.active_rollout:
+            raise Violation(f"afterwards, no controller looks at the rollout of {name}")

@@ -1,0 +1,252 @@
+"""A store in memory behind the registry's protocol, one view of it for each world, with the faults that a run decides.
+
+Each method is one request or several, as on an object store. A request whose answer is lost was done: a write then says
+that it is out of reach, or undecided where another writer's document is there, as the bucket stores do.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from enginery.core.digest import digest_of_bytes, digest_of_file
+from enginery.core.errors import IntegrityError, UnavailableError, UndecidedError
+from enginery.registry.store.download import Fill
+from enginery.registry.store.files import BlobDigest
+from enginery.registry.store.layout import blob_key, check_key
+from tests.simulation.world import BEGIN, World
+
+PAGE = 50
+T = TypeVar("T")
+
+
+class Content:
+    """What a store holds: objects by key, when each was written, and what changed, for stale lists."""
+
+    def __init__(self, objects: dict[str, bytes] | None = None) -> None:
+        self.objects: dict[str, bytes] = dict(objects or {})
+        self.written: dict[str, datetime] = {}
+        self.serial: dict[str, int] = {}
+        self.changes: list[tuple[datetime, str, bool]] = []
+
+    def copy(self) -> Content:
+        """Another one with the same objects."""
+        return Content(self.objects)
+
+
+class SimulatedStore:
+    """The registry's `Store`. observe(key, before, after): called after each change, and raises Violation."""
+
+    near = True
+
+    def __init__(
+        self,
+        world: World,
+        content: Content,
+        observe: Callable[[str, bytes | None, bytes | None], None] = lambda *_: None,
+        name: str = "memory",
+    ) -> None:
+        self.world, self.content, self.observe, self.name = world, content, observe, name
+
+    @property
+    def uri(self) -> str:
+        return f"file:///{self.name}"
+
+    def locator(self, key: str) -> str:
+        return f"{self.uri}/{key}"
+
+    # Blobs.
+
+    def put_file(self, path: Path) -> str:
+        return self.put_bytes(path.read_bytes())
+
+    def put_and_digest_file(self, path: Path) -> BlobDigest:
+        self.put_bytes(path.read_bytes())
+        return digest_of_file(path)  # type: ignore[return-value]
+
+    def put_bytes(self, data: bytes) -> str:
+        digest = digest_of_bytes(data)
+        key = blob_key(digest)
+        if self._request(f"HEAD {key[:14]}", lambda: self.content.objects.get(key)) != data:
+            self._write(f"PUT {key[:14]}", lambda: self._set(key, data))
+        return digest
+
+    def has(self, digest: str) -> bool:
+        return self.stored_size(digest) is not None
+
+    def stored_size(self, digest: str) -> int | None:
+        key = blob_key(digest)
+        found = self._request(f"HEAD {key[:14]}", lambda: self.content.objects.get(key))
+        return None if found is None else len(found)
+
+    def size(self, digest: str) -> int:
+        found = self.stored_size(digest)
+        if found is None:
+            raise IntegrityError(f"blob {digest} is missing")
+        return found
+
+    def path(self, digest: str) -> Path:
+        raise NotImplementedError
+
+    def fetch(self, digest: str, dest: Path) -> None:
+        dest.write_bytes(self.read_blob(digest))
+
+    def read_blob(self, digest: str, most: int = 1 << 30) -> bytes:
+        key = blob_key(digest)
+        data = self._request(f"GET {key[:14]}", lambda: self.content.objects.get(key))
+        if data is None:
+            raise IntegrityError(f"blob {digest} is missing")
+        return data
+
+    def open_range(self, digest: str, start: int, size: int) -> AbstractContextManager[Fill]:
+        @contextmanager
+        def opened() -> Iterator[Fill]:
+            stream = io.BytesIO(self.read_blob(digest)[start : start + size])
+
+            def fill(view: memoryview) -> None:
+                if stream.readinto(view) != len(view):
+                    raise IntegrityError(f"blob {digest} is too short")
+
+            yield fill
+
+        return opened()
+
+    def rehash(self, digest: str) -> BlobDigest:
+        return BlobDigest(digest_of_bytes(self.read_blob(digest)), None)
+
+    # Documents.
+
+    def read(self, key: str) -> bytes | None:
+        check_key(key)
+        return self._request(f"GET {key}", lambda: self.content.objects.get(key))
+
+    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
+        data = self.read(key)
+        now = "" if data is None else str(self.content.serial.get(key, 0))
+        return (None, tag) if data is not None and now == tag else (data, now)
+
+    def create(self, key: str, data: bytes) -> bool:
+        return self.replace(key, data, None)
+
+    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        check_key(key)
+        return self._write(f"PUT {key}", lambda: self._swap(key, data, expected), key, data)
+
+    def remove(self, key: str) -> None:
+        check_key(key)
+        self._write(f"DELETE {key if not key.startswith('blobs/') else key[:14]}", lambda: self._set(key, None))
+
+    # Lists.
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        past: list[tuple[str, ...]] = []
+        gone = self._stale()
+        while True:
+            after = past[-1] if past else None
+            keys = self._request(f"LIST {prefix}", lambda after=after: self._page(prefix, after, gone))  # type: ignore[misc]
+            yield from keys
+            if len(keys) < PAGE:
+                return
+            past.append(tuple(keys[-1].split("/")))
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        parts = (key.removeprefix(prefix).partition("/") for key in self.list(prefix))
+        return iter(sorted({f"{name}{slash}" for name, slash, _ in parts}))
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        for key in self.list(prefix):
+            data = self.content.objects.get(key)
+            if data is not None:
+                yield key, len(data)
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        for key in self.list(prefix):
+            if key in self.content.objects:
+                yield key, self.content.written.get(key, BEGIN)
+
+    def now(self) -> datetime:
+        return self._request("clock", lambda: self.world.time)
+
+    def discard(self, digest: str) -> None:
+        self._write("discard", lambda: self._set(blob_key(digest), None))
+
+    def strays(self) -> tuple[str, ...]:
+        return ()
+
+    def sweep(self) -> int:
+        return 0
+
+    # Requests.
+
+    def _request(self, what: str, work: Callable[[], T]) -> T:
+        world = self.world
+        world.before_request()
+        if not world.calm and world.choices.pick(world.temper.refuse, 1):
+            world.note(f"{what}: 503")
+            raise UnavailableError(f"{self.uri} answers 503")
+        return work()
+
+    def _write(self, what: str, work: Callable[[], T], key: str = "", data: bytes = b"") -> T:
+        world = self.world
+        world.before_request()
+        fault = 0 if world.calm else world.choices.pick(world.temper.refuse + world.temper.lose, 4)
+        if fault in (1, 2):
+            world.note(f"{what}: 503, not done")
+            raise UnavailableError(f"{self.uri} answers 503")
+        if fault == 4 and key:
+            return self._lose(what, work, key, data)
+        result = work()
+        world.note(f"{what}{'' if result in (True, None) else ' -> ' + str(result)}")
+        world.maybe_crash()
+        if fault == 3:
+            world.note(f"{what}: done, answer lost")
+            raise UnavailableError(f"{self.uri} does not answer")
+        return result
+
+    def _lose(self, what: str, work: Callable[[], T], key: str, data: bytes) -> T:
+        """Do a write, and have its writer ask again because the answer was lost."""
+        result, serial = work(), self.content.serial.get(key)
+        self.world.note(f"{what}: done ({result}), answer lost, looks again")
+        self.world.before_request()
+        if result is True and self.content.serial.get(key) == serial:
+            return result
+        raise UndecidedError(f"writing {key}: the answer was lost, and somebody else's is there by now")
+
+    def _swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        if self.content.objects.get(key) != expected:
+            return False
+        self._set(key, data)
+        return True
+
+    def _set(self, key: str, data: bytes | None) -> None:
+        content = self.content
+        before = content.objects.get(key)
+        if before == data:
+            return
+        if data is None:
+            del content.objects[key]
+        else:
+            content.objects[key] = data
+            content.written[key] = self.world.time
+        content.serial[key] = content.serial.get(key, 0) + 1
+        if (before is None) != (data is None):
+            content.changes.append((self.world.time, key, before is None))
+        self.observe(key, before, data)
+
+    def _stale(self) -> frozenset[str]:
+        """Keys that a list does not show, though they were written a moment ago."""
+        world = self.world
+        if world.calm or not world.choices.pick(world.temper.stale, 1):
+            return frozenset()
+        since = world.time - timedelta(seconds=world.temper.stale_s)
+        return frozenset(key for at, key, came in self.content.changes if came and at > since)
+
+    def _page(self, prefix: str, after: tuple[str, ...] | None, hidden: frozenset[str]) -> list[str]:
+        keys = (key for key in self.content.objects if key.startswith(prefix) and key not in hidden)
+        found = sorted(tuple(key.split("/")) for key in keys)
+        rest = found if after is None else [parts for parts in found if parts > after]
+        return ["/".join(parts) for parts in rest[:PAGE]]

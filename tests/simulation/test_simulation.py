@@ -1,0 +1,43 @@
+"""The simulation itself: seeds that pass, planted bugs that are found, runs that repeat and get shorter."""
+
+import pytest
+
+from tests.simulation.choices import Choices, shorten
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.runs import run_seed, shortest
+
+# Planted bugs that few seeds show, whatever the order of sets in this process.
+SOON = [
+    "the mark of a rollout that runs is removed",
+    pytest.param("a document is written whatever it says by now", marks=pytest.mark.slow),
+    pytest.param("marks are not taken away", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_interleaving_keeps_the_rules(part: int) -> None:
+    for seed in range(25 * part, 25 * part + 25):
+        failure = run_seed(seed)
+        assert failure is None, f"seed {seed}: {failure.why}\n" + "\n".join(failure.trace[-60:])
+
+
+@pytest.mark.parametrize("name", SOON)
+def test_planted_bugs_are_found(name: str) -> None:
+    with MUTANTS[name]():
+        failure = next((found for seed in range(400) if (found := run_seed(seed))), None)
+        assert failure is not None
+        small = shortest(failure)
+    assert sum(map(bool, small.script)) <= sum(map(bool, failure.script))
+
+
+def test_a_script_gives_the_decisions_that_it_has_and_then_none() -> None:
+    choices = Choices(7)
+    first = [choices.pick(0.5, 3) for _ in range(50)]
+    assert set(first) == {0, 1, 2, 3}
+    again = Choices(7, first[:20])
+    assert [again.pick(0.5, 3) for _ in range(50)] == first[:20] + [0] * 30
+
+
+def test_what_does_not_matter_is_left_out() -> None:
+    assert shorten([1, 0, 2, 3, 1, 0, 2], lambda script: script[2] == 2 and script[6] == 2) == [0, 0, 2, 0, 0, 0, 2]
+    assert shorten([1, 2, 3], lambda _: True) == []

@@ -1,0 +1,242 @@
+"""The world of a simulated run: actors that take turns in one thread, a clock, faults, and a trace.
+
+Each actor is a greenlet that runs the product's own code. It gives up its turn only at requests to the store and where
+it sleeps, so that a run is one interleaving of requests, and a seed decides which.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from greenlet import greenlet
+
+from enginery.core.errors import EngineryError
+from tests.simulation.choices import Choices
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+# Requests of one run; more is a loop without end.
+MOST_STEPS = 40_000
+
+
+class Crash(BaseException):
+    """The process of an actor is gone: it makes no request any more, not even to clean up."""
+
+
+class Violation(AssertionError):
+    """A rule of the registry was broken."""
+
+
+@dataclass(frozen=True)
+class Temper:
+    """How rough a run is. Probabilities for each request, and the most that an actor's clock is off.
+
+    switch: another actor has the next turn.  refuse: the store answers 503, nothing is done.  lose: the request is done
+    and its answer lost.  crash: the process ends before or after the request.  stall: it stands still for `stall_s`.
+    stale: a list says what was there up to `stale_s` ago.
+    """
+
+    switch: float = 0.3
+    refuse: float = 0.0
+    lose: float = 0.0
+    crash: float = 0.0
+    stall: float = 0.0
+    stall_s: float = 7200.0
+    stale: float = 0.0
+    stale_s: float = 5.0
+    skew_s: float = 0.0
+
+
+@dataclass
+class Call:
+    """One call of an operation. result: None while it runs and where its answer is unknown.  began, ended: numbers of
+    steps; ended is None for one whose answer never came."""
+
+    actor: str
+    what: str
+    began: int
+    ended: int | None = None
+    result: object = None
+    error: BaseException | None = None
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether the caller knows that it was done."""
+        return self.ended is not None and self.error is None
+
+
+@dataclass(eq=False)
+class Actor:
+    """A process, or a thread of one. skew: what its clock is ahead.  wakes: when it goes on, by the true clock.
+    parent: the process of a thread, which ends with it."""
+
+    name: str
+    work: Callable[[], object]
+    skew: timedelta = timedelta()
+    wakes: datetime = BEGIN
+    dead: bool = False
+    done: bool = False
+    parent: "Actor | None" = None
+    error: BaseException | None = None
+    thread: greenlet = field(init=False)
+
+
+class World:
+    """What all actors of a run share."""
+
+    def __init__(self, choices: Choices, temper: Temper, begin: datetime = BEGIN, name: str = "run") -> None:
+        self.name = name
+        self.choices, self.temper = choices, temper
+        self.time = begin
+        self.steps = 0
+        self.actors: list[Actor] = []
+        self.current: Actor | None = None
+        self.calls: list[Call] = []
+        self.trace: list[str] = []
+        self.calm = True
+        self._tokens = 0
+        self._hub = greenlet.getcurrent()
+
+    def now(self) -> datetime:
+        """The time by the clock of whoever has the turn."""
+        return self.time + (self.current.skew if self.current else timedelta())
+
+    def token(self, size: int = 16) -> str:
+        """A unique name, the same in every repetition."""
+        self._tokens += 1
+        return f"{self._tokens:0{2 * size}x}"[-2 * size :]
+
+    def note(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"{self.steps:5} {self.current.name if self.current else '-':12} {text}")
+
+    def run(self, actors: list[Actor], *, calm: bool = False) -> None:
+        """Run the actors until each has ended. calm: without faults and clocks that are off."""
+        self.actors, self.calm = list(actors), calm
+        for actor in actors:
+            actor.wakes = self.time
+            actor.thread = greenlet(self._body(actor), self._hub)
+            if not calm and self.temper.skew_s:
+                sign = self.choices.pick(0.8, 8)
+                actor.skew = timedelta(seconds=(sign - 4) * self.temper.skew_s / 4 if sign else 0)
+        try:
+            while any(not actor.done for actor in actors):
+                self._resume(self._next([actor for actor in self.actors if not actor.done]))
+        finally:
+            for actor in self.actors:  # what is left after a violation must not go on in another run
+                actor.dead = True
+                if actor.thread:
+                    actor.thread.throw()
+            self.current, self.calm = None, True
+
+    def call(self, what: str, work: Callable[[], object]) -> Call:
+        """Call an operation of the product as a user does, and record how it ended. Raises Violation for a bug."""
+        assert self.current is not None
+        found = Call(self.current.name, what, self.steps)
+        self.calls.append(found)
+        self.note(f"call {what}")
+        try:
+            found.result = work()
+        except EngineryError as error:
+            found.error = error
+        except (Crash, Violation):
+            raise
+        except Exception as error:
+            raise Violation(f"{what} ended in {type(error).__name__}: {error}") from error
+        found.ended = self.steps
+        self.note(f"  -> {f'{type(found.error).__name__}: {str(found.error)[:140]}' if found.error else found.result}")
+        return found
+
+    def sleep(self, seconds: float) -> None:
+        """Let the others go on meanwhile."""
+        actor = self._running()
+        actor.wakes = self.time + timedelta(seconds=max(seconds, 0.0))
+        self._hub.switch()
+        self._alive(actor)
+
+    @contextmanager
+    def repeat(self, work: Callable[[], object], every_s: float) -> Iterator[None]:
+        """Call `work` every so many seconds in a thread of the actor that has the turn, while the block runs."""
+        parent, over = self._running(), False
+
+        def body() -> None:
+            while True:
+                self.sleep(every_s)
+                if over or parent.done:
+                    return
+                with suppress(EngineryError):
+                    work()
+
+        thread = Actor(f"{parent.name}'", body, parent.skew, self.time, parent=parent)
+        thread.thread = greenlet(self._body(thread), self._hub)
+        self.actors.append(thread)
+        try:
+            yield
+        finally:
+            over = True
+
+    def before_request(self) -> None:
+        """Have the turn go to another actor, or this one stand still or end, if the run's decisions say so."""
+        actor = self._running()
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise Violation(f"no end after {MOST_STEPS} requests")
+        self.time += timedelta(milliseconds=20)
+        if not self.calm:
+            if self.choices.pick(self.temper.stall, 1):
+                self.note(f"stands still for {self.temper.stall_s:g} s")
+                self.sleep(self.temper.stall_s)
+            elif len(self.actors) > 1 and self.choices.pick(self.temper.switch, 1):
+                actor.wakes = self.time
+                self._hub.switch()
+                self._alive(actor)
+        self.maybe_crash()
+
+    def maybe_crash(self) -> None:
+        """End the actor that has the turn, if the run's decisions say so."""
+        if not self.calm and self.choices.pick(self.temper.crash, 1):
+            actor = self._running()
+            actor.dead = True
+            self.note("crashes")
+            raise Crash
+
+    def _running(self) -> Actor:
+        actor = self.current
+        assert actor is not None
+        self._alive(actor)
+        return actor
+
+    def _alive(self, actor: Actor) -> None:
+        if actor.dead or (actor.parent is not None and actor.parent.dead):
+            raise Crash
+
+    def _body(self, actor: Actor) -> Callable[[], None]:
+        def body() -> None:
+            try:
+                with suppress(Crash):
+                    actor.work()
+            except BaseException as error:
+                actor.error = error
+            actor.done = True
+
+        return body
+
+    def _next(self, running: list[Actor]) -> Actor:
+        """The next one: by a decision among those that are awake; else the one that wakes first."""
+        awake = [actor for actor in running if actor.wakes <= self.time]
+        if not awake:
+            first = min(running, key=lambda actor: actor.wakes)
+            self.time = first.wakes
+            return first
+        if len(awake) == 1:
+            return awake[0]
+        others = [actor for actor in awake if actor is not self.current]
+        stay = [actor for actor in awake if actor is self.current]
+        order = stay + others
+        return order[self.choices.pick(1.0, len(order) - 1) if not self.calm else 0]
+
+    def _resume(self, actor: Actor) -> None:
+        self.current = actor
+        actor.thread.switch()
+        if actor.error is not None:
+            raise actor.error
