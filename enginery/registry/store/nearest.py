@@ -309,7 +309,7 @@ def _read_order(data: bytes) -> tuple[str, int, int]:
     try:
         document = parsing.load_json(data)
         return str(document["move"]["at"]), int(document["moves"]), int(document["revision"])
-    except (ValueError, RecursionError, LookupError, TypeError):
+    except (ValueError, RecursionError, LookupError, TypeError, OverflowError):  # OverflowError: 1e999 moves
         return "", 0, 0
 
 

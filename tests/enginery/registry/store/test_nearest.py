@@ -189,6 +189,16 @@ def test_a_channel_never_moves_back_because_another_place_answered(places: Place
     assert version() == "1"
 
 
+@pytest.mark.parametrize("moves", ["1e999", "-1e999", "NaN", "null", '"x"', "[]"])
+def test_what_a_place_says_of_moves_is_refused_whatever_it_is(places: Places, moves: str) -> None:
+    places.publish("one")
+    places.copy()
+    state = places.mirror.store.read(STABLE) or b""
+    overwrite(places.mirror.store, STABLE, state.replace(b'"moves":1', f'"moves":{moves}'.encode()))
+    with pytest.raises(IntegrityError, match="channel digits:stable"):
+        read_channel(places.store, "digits", "stable")
+
+
 def test_a_tag_is_of_one_place(places: Places) -> None:
     places.publish("one")
     places.copy()
