@@ -54,7 +54,7 @@ class DocumentMemory:
 
     def _load(self, name: str) -> tuple[str, bytes]:
         if self.folder is not None:
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, TypeError, RecursionError):
                 tag, text = json.loads((self.folder / name).read_bytes())
                 return str(tag), str(text).encode()
         return "", b""

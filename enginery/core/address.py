@@ -1,5 +1,6 @@
-"""Where a server listens."""
+"""Where a server listens, and what it wants to be shown."""
 
+import os
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -35,6 +36,17 @@ def parse_address(text: str, default_host: str = "") -> HttpAddress:
     if not (host and port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 1 << 16):
         raise InputError(f"{text[:80]!r} is no address to listen on; give HOST:PORT, as in 127.0.0.1:8900")
     return HttpAddress(host, int(port))
+
+
+def read_token(variable: str) -> str:
+    """The token in a variable of the environment, without the blanks around it; '' for none.
+
+    Raises InputError for what no header can hold.
+    """
+    token = os.environ.get(variable, "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise InputError(f"{variable} holds no token: one line of ASCII is needed")
+    return token
 
 
 def require_token(address: HttpAddress, token: str, variable: str) -> None:

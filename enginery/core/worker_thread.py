@@ -6,7 +6,7 @@ serve would wait for ever.
 """
 
 from collections.abc import Callable
-from threading import Thread
+from threading import Thread, current_thread
 
 
 class WorkerThread(Thread):
@@ -22,3 +22,16 @@ class WorkerThread(Thread):
             self._work()
         except BaseException as error:
             self._fail(error)
+
+    def wait_for_end(self) -> None:
+        """Wait until it has ended; not in the thread itself, where a callback may close its owner."""
+        if current_thread() is not self:
+            self.join()
+
+
+def describe_error(error: BaseException) -> str:
+    """'ValueError: why'; the class alone where `str`, which is the error's own code, raises itself."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:
+        return type(error).__name__

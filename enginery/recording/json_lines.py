@@ -65,7 +65,8 @@ class JsonLinesReader:
         try:
             found = json.loads(line, parse_constant=_refuse, object_pairs_hook=parsing.without_twins)
         except (ValueError, RecursionError) as error:
-            if not line.endswith(b"\n"):  # its writer was killed
+            wrong = type(error) is ValueError  # of a key or a number that is there, however the line ends
+            if not line.endswith(b"\n") and not wrong:  # its writer was killed
                 self.cut = True
                 return None
             raise self.error(number, f"is not JSON ({str(error)[:120]}); remove the line") from None

@@ -328,7 +328,17 @@ def read_entry(value: object, path: str) -> EngineEntry:
         raise Malformed(f"{path} ({entry.unit}) is {entry.status} and has no {missing[0]}")
     if entry.usable and not any(isinstance(item, Gpu | Cpu | Unknown) for item in entry.requires):
         raise Malformed(f"{path} ({entry.unit}) is {entry.status} and does not say which processor it requires")
+    _check_profiles(entry, path)
     return entry
+
+
+def _check_profiles(entry: EngineEntry, path: str) -> None:
+    """Raise Malformed for a profile with sizes of what is no input, or of another number of axes."""
+    axes = {spec.name: len(spec.shape) for spec in entry.inputs}
+    for profile in entry.profiles:
+        sizes = [(name, shape) for name, *shapes in profile.inputs for shape in shapes]
+        if wrong := [name for name, shape in (*sizes, *profile.multiples) if axes.get(name) != len(shape)]:
+            raise Malformed(f"{path} ({entry.unit}) has a profile with other axes of {wrong[0][:80]!r} than its input")
 
 
 def _reader_of(kind: type[T]) -> Callable[[object, str], T]:

@@ -37,7 +37,7 @@ import numpy as np
 from enginery.arrays import Array, InputCheck
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.types import Session, Tensors
-from enginery.core.worker_thread import WorkerThread
+from enginery.core.worker_thread import WorkerThread, describe_error
 from enginery.serving.batch_queues import BatchQueues
 from enginery.serving.pad_plan import PadPlan, plan_padding
 from enginery.serving.padding import Padding
@@ -125,6 +125,8 @@ class Batcher:
         join = self._joins.get(key) or self._make_join(key, sizes)
         request = _Waiting(inputs, join, time.perf_counter())
         with self._changed:
+            if not self._closed and not self._worker.is_alive():
+                self._ended, self._closed = "the batcher was made before a fork, which has not its thread", True
             if self._closed:
                 raise EngineryError(f"{self._ended or 'the batcher is closed'}; make another one")
             self._queues.add(tuple(join.bucket.values()), request, join.samples, request.at)
@@ -136,7 +138,7 @@ class Batcher:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._worker.join()
+        self._worker.wait_for_end()
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +176,7 @@ class Batcher:
     def _fail(self, error: BaseException) -> None:
         """Fail all that waits, and whatever is submitted later: nobody takes requests any more."""
         with self._changed:
-            self._ended, self._closed = f"the batcher ended: {type(error).__name__}: {error}", True
+            self._ended, self._closed = f"the batcher ended: {describe_error(error)}", True
             waiting = list(self._running)
             while (found := self._queues.take(math.inf, all_ready=True)) is not None:
                 waiting += found[1]
@@ -231,7 +233,7 @@ class Batcher:
                     self._record(served)
                 except Exception as error:  # of the caller, whose requests go on
                     with suppress(UserWarning):  # where warnings are errors
-                        warnings.warn(f"record of a batcher raised {type(error).__name__}: {error}", stacklevel=2)
+                        warnings.warn(f"record of a batcher raised {describe_error(error)}", stacklevel=2)
 
 
 def _check_arguments(session: object, most: object, wait_s: object) -> None:

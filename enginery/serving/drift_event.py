@@ -105,7 +105,7 @@ class DriftEvent:
         except HTTPError as error:
             error.close()
             return f"it answers {error.code}"
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
             return f"it does not answer ({getattr(error, 'reason', None) or type(error).__name__})"
 
 

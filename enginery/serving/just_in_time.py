@@ -3,11 +3,12 @@
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from threading import Condition
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import Tensors
-from enginery.core.worker_thread import WorkerThread
+from enginery.core.worker_thread import WorkerThread, describe_error
 from enginery.serving.counts import CompileCounts
 
 Runner = Callable[[Tensors], Tensors]
@@ -45,7 +46,8 @@ class JustInTime:
             if (found := self._ready.get(key)) is not None:
                 self._ready.move_to_end(key)
             elif key not in self._failed and len(self._waiting) < self._most:
-                self._ask(key)
+                with suppress(EngineryError):  # other engines answer meanwhile
+                    self._ask(key)
             return found
 
     def wait(self, sizes: Mapping[str, int]) -> Runner:
@@ -73,18 +75,23 @@ class JustInTime:
             self._end("the router is closed")
             thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.wait_for_end()
         with self._changed:
             self._ready.clear()
 
     def _ask(self, key: _Key) -> None:
-        if self._ended or key == self._active or key in self._waiting:
+        if self._ended:
             return
-        self._waiting.append(key)
-        if self._thread is None:
-            self._thread = WorkerThread("enginery-compile", self._work, self._fail)
-            self._thread.start()
-        self._changed.notify_all()
+        if self._thread is None or not self._thread.is_alive():  # after a fork it is in the other process
+            thread = WorkerThread("enginery-compile", self._work, self._fail)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise EngineryError(f"nothing is compiled: {error}") from error
+            self._thread, self._active = thread, None
+        if key != self._active and key not in self._waiting:
+            self._waiting.append(key)
+            self._changed.notify_all()
 
     def _work(self) -> None:
         while (key := self._next()) is not None:
@@ -92,7 +99,7 @@ class JustInTime:
             try:
                 runner = self._compiles(dict(key))
             except Exception as error:  # whatever a compiler raises
-                reason = f"{type(error).__name__}: {error}"
+                reason = describe_error(error)
             with self._changed:
                 self._seconds += time.perf_counter() - begun
                 self._active = None
@@ -108,7 +115,7 @@ class JustInTime:
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
-            self._failures, self._reason = self._failures + 1, f"{type(error).__name__}: {error}"
+            self._failures, self._reason = self._failures + 1, describe_error(error)
             self._end(f"the compiler ended: {self._reason}")
 
     def _end(self, why: str) -> None:

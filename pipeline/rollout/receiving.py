@@ -6,7 +6,6 @@ the registry: nothing of it is held here. Beyond loopback all nodes show one tok
 them it is, each says of itself.
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Lock
 
 from enginery.core import parsing
-from enginery.core.address import HttpAddress, require_token
+from enginery.core.address import HttpAddress, read_token, require_token
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import EngineryError, IntegrityError, UnavailableError
 from enginery.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
@@ -120,8 +119,9 @@ def _is_recent(data: bytes, now: datetime) -> bool:
 
 
 def make_server(store: Store, address: HttpAddress, clock: Callable[[], float] = time.time) -> HttpServer:
-    """A server of reports, not started. Raises InputError for an address beyond loopback without a token."""
-    token = os.environ.get(TOKEN, "")
+    """A server of reports, not started. Raises InputError for an address beyond loopback without a token, and as
+    `read_token`."""
+    token = read_token(TOKEN)
     require_token(address, token, TOKEN)
     receiver, remedy = ReportReceiver(store, clock), "give another --host or --port"
     return HttpServer(receiver, address, LIMITS, methods=("POST",), token=token, remedy=remedy)

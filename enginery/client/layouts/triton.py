@@ -309,7 +309,7 @@ def _is_described(path: Path) -> bool:
 
 
 def _read_json(path: Path) -> dict[str, object] | None:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_bytes())
         if isinstance(found, dict):
             return found

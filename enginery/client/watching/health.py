@@ -77,9 +77,11 @@ class HealthUrl:
             with urlopen(self.url, timeout=self.timeout_s) as answer:  # noqa: S310 - the scheme was checked
                 return _counts(answer.read(_MOST_BYTES), "")
         except HTTPError as error:
-            with error:
-                return _counts(error.read(_MOST_BYTES), f"health URL answers {error.code}")
-        except (OSError, HTTPException) as error:
+            failure = f"health URL answers {error.code}"
+            with error, suppress(OSError, HTTPException, ValueError):
+                return _counts(error.read(_MOST_BYTES), failure)
+            return HealthAnswer(failure)
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
             return HealthAnswer(f"health URL does not answer: {getattr(error, 'reason', None) or type(error).__name__}")
 
 

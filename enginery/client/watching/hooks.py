@@ -70,7 +70,7 @@ class Post:
         except HTTPError as error:
             error.close()
             return f"{self._name()} answers {error.code}"
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
             return f"{self._name()} does not answer: {getattr(error, 'reason', None) or type(error).__name__}"
 
     def _name(self) -> str:

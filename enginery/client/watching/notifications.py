@@ -6,7 +6,6 @@ one costs the interval, a false one a conditional request, and many of them no m
 """
 
 import json
-import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from threading import Event
 from types import TracebackType
 from urllib.parse import SplitResult, urlsplit
 
-from enginery.core.address import parse_address, require_token
+from enginery.core.address import parse_address, read_token, require_token
 from enginery.core.errors import InputError
 from enginery.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
 
@@ -37,7 +36,7 @@ class NotificationListener:
     """
 
     def __init__(self, address: str, token: str | None = None) -> None:
-        secret = os.environ.get(TOKEN, "") if token is None else token
+        secret = read_token(TOKEN) if token is None else token
         where = parse_address(address)
         require_token(where, secret, TOKEN)
         self._news = Event()
@@ -79,7 +78,7 @@ def notify(urls: Iterable[str], channels: Sequence[str], token: str | None = Non
     The name of a Kubernetes service without a cluster IP has the addresses of all its pods. token: as in
     `NotificationListener`. Raises InputError for what is no http URL.
     """
-    secret = os.environ.get(TOKEN, "") if token is None else token
+    secret = read_token(TOKEN) if token is None else token
     places = [place for url in urls for place in _addresses_of(_http_url(url))]
     body = json.dumps({"channels": list(channels)}).encode()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -112,7 +111,7 @@ def _post(place: _Place, body: bytes, token: str) -> str | None:
         connection.request("POST", path, body, headers)
         status = connection.getresponse().status
         return None if 200 <= status < 300 else f"{name} answers {status}"
-    except (OSError, HTTPException) as error:
+    except (OSError, HTTPException, ValueError) as error:
         return f"{name} does not answer: {getattr(error, 'strerror', None) or type(error).__name__}"
     finally:
         connection.close()

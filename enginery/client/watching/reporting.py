@@ -4,7 +4,6 @@ A node reports only what a rollout that has reached it brought, and only if it i
 (`rollouts.reports`). A report that cannot be sent is said once and tried again later; it never stops a watcher.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 from enginery.client.locate import VersionLocator
 from enginery.client.watching.health import Health, HealthAnswer
+from enginery.core.address import read_token
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.core.names import Reference
@@ -58,22 +58,23 @@ class ReportUrl:
             raise InputError(f"report URL: scheme {urlsplit(self.url).scheme!r} is not http or https")
 
     def send(self, sent: SentReport) -> None:
-        """Post a report. Raises UnavailableError."""
+        """Post a report. Raises UnavailableError, InputError for a token that is none."""
         from http.client import HTTPException
         from urllib.error import HTTPError
         from urllib.request import Request, urlopen
 
-        token = os.environ.get(TOKEN, "")
+        token = read_token(TOKEN)
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         asked = Request(self.url, sent.to_bytes(), headers)  # noqa: S310 - checked
         try:
             with urlopen(asked, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
                 return
         except HTTPError as error:
-            with error, suppress(OSError, HTTPException):
+            why = ""
+            with error, suppress(OSError, HTTPException, ValueError):
                 why = error.read(_MOST_WHY).decode(errors="replace").strip()
             raise UnavailableError(f"the report URL answers {error.code}: {why or error.reason}") from error
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
             why = getattr(error, "reason", None) or type(error).__name__
             raise UnavailableError(f"the report URL does not answer: {why}") from error
 

@@ -97,6 +97,7 @@ class ChannelWatcher:
         self._interval_s, self._say, self._wake = interval_s, say, wake
         self._trust_recheck = TrustRecheck(self._place, policy.trust)
         self._followed: Channel | None = None
+        self._newest: Channel | None = None
         self.served: Swap | None = None
         self._files: PlacedFiles | None = None
         self._reporter = reporter
@@ -169,6 +170,7 @@ class ChannelWatcher:
     def _follow(self, locator: VersionLocator, given: Channel | None) -> Swap:
         """Swap if the channel leads this node elsewhere; bring again what somebody deleted or overwrote."""
         channel = given if given is not None and self._is_news(given) else self._read_channel(locator)
+        self._newest = channel
         if self._leads_as_before(channel, locator):
             self._followed = channel
         if channel != self._followed or self.served is None or not self._is_there():
@@ -186,8 +188,8 @@ class ChannelWatcher:
         return False
 
     def _is_news(self, given: Channel) -> bool:
-        """Whether a feed's state is no older than what was followed: a feed may be late, and is then passed by."""
-        return self._followed is None or given.order >= self._followed.order
+        """Whether a feed's state is no older than what was seen: a feed may be late, and is then passed by."""
+        return self._newest is None or given.order >= self._newest.order
 
     def _leads_as_before(self, channel: Channel, locator: VersionLocator) -> bool:
         """Whether a state changed, and leads this node where it led before, with the same documents: a rollout reaches

@@ -9,7 +9,8 @@ and so do later reads of the keys that were written.
 
 **What lags.** A mirror may be behind the registry. A place where a channel's state is older than one that was seen
 before is behind, and the next place is asked: in one process a channel never moves back because another place answered.
-The registry's own answer is taken as it is.
+A mirror states the time of its own moves, by its own clock, so a state that another one replaced here is older too,
+whatever it says. The registry's own answer is taken as it is.
 
 **Wrong bytes.** Who finds that a blob's bytes are not what its digest says calls `doubt`, and it then comes from the
 last place.
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from enginery.core import parsing
+from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import EngineryError, IntegrityError, RelayError, UnavailableError
 from enginery.registry.store.base import Doubting, Store, absolute_uri, open_store, split_places
 from enginery.registry.store.download import Fill
@@ -33,8 +35,8 @@ from enginery.registry.store.near_place import NearPlace
 Value = TypeVar("Value")
 Say = Callable[[str], object]
 
-# Channels, written keys and doubted blobs that are remembered.
-_REMEMBERED = 1024
+# Channels, written keys and doubted blobs that are remembered; and of a channel, states that another one replaced.
+_REMEMBERED, _REPLACED = 1024, 8
 
 
 def warn(text: str) -> None:
@@ -65,6 +67,7 @@ class NearestStore:
         self._say = say
         # By channel: the order of the state that was seen, and the document's bytes.
         self._channels: dict[str, tuple[tuple[str, int, int], bytes]] = {}
+        self._replaced: dict[str, tuple[str, ...]] = {}
         self._written: dict[str, None] = {}
         self._doubted: dict[str, None] = {}
 
@@ -285,9 +288,12 @@ class NearestStore:
         """Whether a channel's state is older than what was seen; what is not is remembered."""
         if not (key.startswith(MODELS) and "/channels/" in key):
             return False
-        moved = _read_order(data)
-        if not place.last and key in self._channels and moved < self._channels[key][0]:
+        moved, (seen, before) = _read_order(data), self._channels.get(key, (("", 0, 0), data))
+        replaced = self._replaced.get(key, ())
+        if not place.last and (moved < seen or digest_of_bytes(data) in replaced):
             return True
+        if before != data:
+            _remember(self._replaced, key, (*replaced, digest_of_bytes(before))[-_REPLACED:])
         _remember(self._channels, key, (moved, data))
         return False
 
@@ -309,7 +315,7 @@ def _read_order(data: bytes) -> tuple[str, int, int]:
     try:
         document = parsing.load_json(data)
         return str(document["move"]["at"]), int(document["moves"]), int(document["revision"])
-    except (ValueError, RecursionError, LookupError, TypeError):
+    except (ValueError, RecursionError, LookupError, TypeError, OverflowError):  # OverflowError: 1e999 moves
         return "", 0, 0
 
 

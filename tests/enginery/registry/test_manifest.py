@@ -177,6 +177,15 @@ def test_a_function_is_read() -> None:
         ({"engines": entry_with(profiles=[{"inputs": [["x", [1]]]}])}, "profiles"),
         ({"engines": entry_with(profiles=[{"inputs": [], "multiples": [["x"]]}])}, "multiples"),
         ({"engines": entry_with(profiles=[{"inputs": [], "multiples": [["x", [0]]]}])}, "has the multiple 0"),
+        *(
+            ({"engines": entry_with(profiles=[profile])}, "has a profile with other axes of '.+' than its input")
+            for profile in (
+                {"inputs": [["other", [1, 1], [1, 1], [1, 1]]]},
+                {"inputs": [["image", [1, 1, 8, 8], [1, 1, 8, 8], [1, 1, 8]]]},
+                {"inputs": [], "multiples": [["image", [1]]]},
+                {"inputs": [], "multiples": [["other", [1, 1, 8, 8]]]},
+            )
+        ),
         ({"engines": entry_with(options={"x": [1]})}, "options.x"),
         ({"engines": entry_without("requires")}, r"engines\[0\].requires is missing"),
         ({"engines": entry_with(requires=[])}, "unproven and does not say which processor it requires"),

@@ -1,5 +1,6 @@
 """Batches before a router and before a session: answers are those of each request alone."""
 
+import os
 import sys
 import time
 import warnings
@@ -206,3 +207,51 @@ def test_a_callback_or_a_listener_that_ends_the_thread_ends_the_batcher():
         batcher._worker.join(10)
         with pytest.raises(EngineryError, match="the batcher ended: SystemExit: enough"):
             batcher.submit(inputs)
+
+
+@pytest.mark.timeout(20)
+def test_an_error_without_words_keeps_nobody_waiting():
+    class Wordless(BaseException):
+        def __str__(self):
+            raise OSError("no words")
+
+    def run(_):
+        raise Wordless
+
+    with (
+        Batcher(PlainSession(run), most=1, wait_s=0.0) as batcher,
+        pytest.raises(EngineryError, match="the batcher ended: Wordless"),
+    ):
+        batcher.submit(request(1, 3)).result(10)
+
+
+@pytest.mark.timeout(20)
+def test_a_callback_may_close_the_batcher():
+    batcher, errors = Batcher(PlainSession(Calls()), most=1, wait_s=0.0), []
+
+    def close(_):
+        try:
+            batcher.close()
+        except RuntimeError as error:
+            errors.append(error)
+
+    future = batcher.submit(request(1, 3))
+    future.add_done_callback(close)
+    future.result(10)
+    batcher.close()
+    assert not errors
+
+
+@pytest.mark.timeout(20)
+def test_after_a_fork_a_call_fails_at_once():
+    with Batcher(PlainSession(Calls()), most=1, wait_s=0.0) as batcher:
+        batcher.submit(request(1, 3)).result(10)
+        if not (child := os.fork()):
+            code = 1
+            try:
+                batcher.submit(request(1, 3))
+            except EngineryError as error:
+                code = 0 if "made before a fork" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0

@@ -1,5 +1,6 @@
 """Compiles in the background: bounded, remembered, and ended with the router."""
 
+import os
 import threading
 import time
 
@@ -125,4 +126,64 @@ def test_a_compiler_that_ends_its_thread_keeps_nobody_waiting():
     assert found.find({"n": 3}) is None
     counts = found.counts()
     assert (counts.failed, counts.reason) == (1, "SystemExit: no licence for 1")
+    found.close()
+
+
+class Wordless(BaseException):
+    def __str__(self):
+        raise OSError("no words")
+
+
+@pytest.mark.timeout(20)
+def test_an_error_without_words_keeps_nobody_waiting():
+    def leave(_):
+        raise Wordless
+
+    found = JustInTime(leave)
+    with pytest.raises(EngineryError, match="the compiler ended: Wordless"):
+        found.wait({"n": 1})
+    found.close()
+
+
+@pytest.mark.timeout(20)
+def test_a_thread_that_could_not_be_started_is_started_later(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    found = JustInTime(runner_of)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert found.find({"n": 1}) is None
+        with pytest.raises(EngineryError, match="nothing is compiled: can't start new thread"):
+            found.wait({"n": 1})
+        found.close()
+    found = JustInTime(runner_of)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert found.find({"n": 1}) is None
+    assert found.wait({"n": 1})({})["sizes"] == {"n": 1}
+    found.close()
+
+
+@pytest.mark.timeout(20)
+def test_after_a_fork_what_the_other_process_compiles_is_compiled_here():
+    entered, go = threading.Event(), threading.Event()
+
+    def compiles(sizes):
+        entered.set()
+        assert go.wait(10)
+        return runner_of(sizes)
+
+    found = JustInTime(compiles)
+    found.find({"n": 1})
+    assert entered.wait(10)
+    if not (child := os.fork()):
+        go.set()
+        code = 1
+        try:
+            code = 0 if found.wait({"n": 1})({})["sizes"] == {"n": 1} else 2
+        finally:
+            os._exit(code)
+    go.set()
+    assert os.waitpid(child, 0)[1] == 0
     found.close()

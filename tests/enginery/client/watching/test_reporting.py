@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import socket
 import sys
 import threading
 from dataclasses import replace
@@ -14,12 +15,23 @@ from enginery.client.client import Client, Command, HealthCommand, HealthUrl, Re
 from enginery.client.fetch import BlobFetcher
 from enginery.client.locate import VersionLocator
 from enginery.client.resolve import Policy
+from enginery.client.watching.hooks import Post
 from enginery.client.watching.reporting import Reporter
 from enginery.client.watching.watch import ChannelWatcher
+from enginery.core.address import read_token
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import parse_reference
-from enginery.registry.rollouts.reports import SILENT_S, clear_reports, parse_report, read_reports, report_key
+from enginery.registry.rollouts.reports import (
+    SILENT_S,
+    TOKEN,
+    NodeReport,
+    SentReport,
+    clear_reports,
+    parse_report,
+    read_reports,
+    report_key,
+)
 from enginery.registry.rollouts.state import Gates, RolloutPlan
 from enginery.registry.rollouts.waves import parse_wave
 from pipeline.rollout import operations
@@ -228,3 +240,39 @@ def test_a_client_is_a_node(store, rollout, tmp_path, monkeypatch):
     monkeypatch.setenv("ENGINERY_LABELS", "canary")
     assert Client(store.uri).pull("digits:stable", tmp_path, machine="cpu").located.manifest.version == "2"
     assert SILENT_S > 120
+
+
+ANSWERS = {
+    "cut": b"HTTP/1.1 500 Gone\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    "leads to no URL": b"HTTP/1.1 302 Found\r\nLocation: http://[::x/\r\nContent-Length: 0\r\n\r\n",
+    "leads to no name": b"HTTP/1.1 302 Found\r\nLocation: http://" + b"a" * 300 + b"/\r\nContent-Length: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_whatever_a_url_answers_no_watcher_ends(answer):
+    def serve():
+        for _ in range(3):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        assert HealthUrl(url, 10)({}).failure
+        assert Post(url, 10)({})
+        with pytest.raises(UnavailableError, match="the report URL"):
+            ReportUrl(url, 10).send(SentReport("digits", "stable", "a", NodeReport("a", "", "1", "", "")))
+        thread.join()
+
+
+def test_a_token_is_one_line_whatever_surrounds_it(monkeypatch):
+    monkeypatch.setenv(TOKEN, " secret\n")
+    assert read_token(TOKEN) == "secret"
+    for wrong in ("two\nlines", "\u20ac"):
+        monkeypatch.setenv(TOKEN, wrong)
+        with pytest.raises(InputError, match="ENGINERY_REPORT_TOKEN holds no token"):
+            ReportUrl("http://127.0.0.1:9/").send(SentReport("digits", "stable", "a", NodeReport("a", "", "1", "", "")))

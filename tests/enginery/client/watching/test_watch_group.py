@@ -14,6 +14,7 @@ from enginery.core.errors import EngineryError, InputError, UnavailableError, Un
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference, parse_reference
 from enginery.registry.store.layout import feed_key
+from enginery.registry.versions.channels import rollback
 from enginery.registry.versions.feeds import set_feed
 from tests.enginery.client.watching.test_watch import Looks
 from tests.enginery.registries import engine, publish_engines
@@ -124,6 +125,28 @@ def test_a_late_feed_is_passed_by_and_never_leads_back(
     looks = [served(watch.once())["model3"] for _ in range(2 * LOOKS_A_CHANNEL)]
     assert looks[0] == "1" and looks[-1] == "2" and looks == sorted(looks)
     assert looks.index("2") < LOOKS_A_CHANNEL
+
+
+def test_a_late_feed_leads_nobody_back_who_could_not_pull(
+    store: CountingStore, group: Callable[..., GroupWatcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: object, **__: object) -> None:
+        raise UnavailableError("down")
+
+    watch = group("model3:candidate")
+    watch.once()
+    publish(store, "model3", "two")
+    late = store.objects[ROOT]
+    assert served(watch.once())["model3"] == "2"
+    rollback(store, "model3", "candidate")
+    swap = watch.once()[0]
+    store._write(ROOT, late)
+    swap.engine.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr("enginery.client.watching.watch.rank_each", down)
+        with pytest.raises(UnavailableError):
+            watch.once()
+    assert served(watch.once())["model3"] == "1"
 
 
 def test_what_is_no_feed_is_told(group: Callable[..., GroupWatcher], store: CountingStore) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from enginery.registry.store.base import FileStore, open_store
 from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.layout import blob_key, channel_key
 from enginery.registry.store.nearest import NearestStore, open_nearest
-from enginery.registry.versions.channels import promote
+from enginery.registry.versions.channels import promote, rollback
 from enginery.registry.versions.lookup import load, locate, read_channel
 from tests.enginery.registries import engine, flip, overwrite, publish_engines
 
@@ -187,6 +188,37 @@ def test_a_channel_never_moves_back_because_another_place_answered(places: Place
     overwrite(places.origin.store, STABLE, old or b"")
     places.mirror.error = UnavailableError("down")
     assert version() == "1"
+
+
+def test_a_mirror_whose_clock_is_ahead_leads_nobody_back(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = FileStore.now
+    later = {id(places.mirror.store): timedelta(hours=7)}
+    monkeypatch.setattr(FileStore, "now", lambda store: now(store) + later.get(id(store), timedelta()))
+
+    def version() -> str:
+        found = read_channel(places.store, "digits", "stable")
+        assert found is not None
+        return found.version
+
+    for content in ("one", "two"):
+        places.publish(content)
+    places.copy()
+    assert version() == "2"
+    rollback(places.origin.store, "digits", "stable")
+    places.mirror.error = UnavailableError("down")
+    assert version() == "1"
+    places.mirror.error, places.clock = None, 1000.0
+    assert version() == "1"
+
+
+@pytest.mark.parametrize("moves", ["1e999", "-1e999", "NaN", "null", '"x"', "[]"])
+def test_what_a_place_says_of_moves_is_refused_whatever_it_is(places: Places, moves: str) -> None:
+    places.publish("one")
+    places.copy()
+    state = places.mirror.store.read(STABLE) or b""
+    overwrite(places.mirror.store, STABLE, state.replace(b'"moves":1', f'"moves":{moves}'.encode()))
+    with pytest.raises(IntegrityError, match="channel digits:stable"):
+        read_channel(places.store, "digits", "stable")
 
 
 def test_a_tag_is_of_one_place(places: Places) -> None:
