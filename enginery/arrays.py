@@ -228,7 +228,8 @@ class StoredArray:
 def stored_arrays(path: Path) -> dict[str, StoredArray]:
     """The arrays of a file by name; an .npy file's single array is named ''.
 
-    Raises DataError when the file is missing, corrupt, of another kind, or holds anything but plain arrays.
+    Raises DataError when the file is missing, corrupt, of another kind, or holds anything but plain arrays, each name
+    once.
     """
     with _translate_errors(path, ""):
         if zipfile.is_zipfile(path):
@@ -238,7 +239,10 @@ def stored_arrays(path: Path) -> dict[str, StoredArray]:
             arrays = [_header(path, info.filename, info.file_size) for info in infos]
         else:
             arrays = [_header(path, None, path.stat().st_size)]
-    return {array.name: array for array in arrays}
+    found = {array.name: array for array in arrays}
+    if twin := next((array for array in arrays if found[array.name] is not array), None):
+        raise DataError(f"{twin} is in the file twice; keep one of the two")
+    return found
 
 
 def _header(path: Path, member: str | None, stored_bytes: int) -> StoredArray:

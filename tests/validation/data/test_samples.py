@@ -2,9 +2,11 @@
 
 import itertools
 import tracemalloc
+import warnings
 import zipfile
 from contextlib import nullcontext
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.arrays import check_inputs
+from enginery.arrays import check_inputs, stored_arrays
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
 from validation.data.samples import Samples, resize, sizes_of
@@ -408,3 +410,14 @@ def test_of_a_large_folder_few_headers_are_looked_at(tmp_path):
         Samples.open(tmp_path, inputs, ())
     np.save(tmp_path / "01.npy", np.zeros(4, "float32"))
     assert "all samples must be alike" in next(Samples.find_mistakes(tmp_path, inputs, ()))
+
+
+@pytest.mark.parametrize("names", [("x.npy", "x.npy"), ("x", "x.npy")])
+def test_an_array_that_is_there_twice_is_refused(tmp_path, names):
+    path, stored = tmp_path / "twice.npz", BytesIO()
+    np.save(stored, np.ones(3, np.float32))
+    with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings(action="ignore"):
+        for name in names:
+            archive.writestr(name, stored.getvalue())
+    with pytest.raises(DataError, match=r"'x'.* is in the file twice"):
+        stored_arrays(path)

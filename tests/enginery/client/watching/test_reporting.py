@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import resource
 import socket
 import sys
 import threading
@@ -276,3 +277,10 @@ def test_a_token_is_one_line_whatever_surrounds_it(monkeypatch):
         monkeypatch.setenv(TOKEN, wrong)
         with pytest.raises(InputError, match="ENGINERY_REPORT_TOKEN holds no token"):
             ReportUrl("http://127.0.0.1:9/").send(SentReport("digits", "stable", "a", NodeReport("a", "", "1", "", "")))
+
+
+def test_a_health_command_that_prints_without_end_takes_no_memory():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "took over 0.5 s" in HealthCommand("yes", 0.5)({}).failure
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10  # KiB
+    assert HealthCommand("sh -c 'head -c 1000000 /dev/zero'")({}).failure == ""
