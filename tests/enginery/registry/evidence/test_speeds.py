@@ -36,7 +36,7 @@ def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> Non
     speeds = measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries)
     assert list(speeds) == [entries[0].digest] and speeds[str(entries[0].digest)].seconds == 3.0
     assert not speeds[str(entries[0].digest)].busy
-    assert speeds[str(entries[0].digest)].buckets == ("batch=1", "batch=32", "batch=8")
+    assert speeds[str(entries[0].digest)].buckets == ("batch=1", "batch=8", "batch=32")
     assert measured_speeds(store, manifest, Machine(), entries) == {}
     tell("x86-64-v3", 7.0, "2026-11-22T08:00:00+00:00", gpus=("NVIDIA L4",))
     gpu = replace(entries[0], compute_capability=(8, 9))
