@@ -170,7 +170,7 @@ def test_a_key_is_revoked_while_the_registry_is_out_of_reach(
     def down(*_: object) -> None:
         raise UnavailableError("the registry is down")
 
-    monkeypatch.setattr(VersionLocator, "read_pointer", down)
+    monkeypatch.setattr(VersionLocator, "read_channel", down)
     monkeypatch.setattr(FeedReader, "read", down)
     with pytest.raises(UnavailableError):
         watch.once()
