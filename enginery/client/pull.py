@@ -73,6 +73,8 @@ class Pulled:
             return None
         if self.engine.target == FALLBACK:
             return f"FALLBACK: no engine of this version fits this machine; this is {self.engine.reason}"
+        if not self.engine.is_measured:
+            return f"UNPROVEN: {self.engine.unit} is not proven: {self.engine.reason}"
         return (
             f"UNPROVEN: {self.engine.unit} is not proven on this kind of machine ({self.engine.reason}); "
             f"run `enginery validate {self.located.manifest.model}@{self.located.manifest.version}` there first"

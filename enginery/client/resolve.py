@@ -34,6 +34,8 @@ from enginery.registry.manifest import EngineEntry
 PORTABLE = "gpu"
 # The target that stands for the version's ONNX model.
 FALLBACK = "onnx"
+# How the reason begins why an engine that would do is rejected by `Policy.proven_only`.
+_UNPROVEN = "unproven, and only proven engines may be used"
 
 if TYPE_CHECKING:
     from enginery.registry.trust.policy import TrustPolicy
@@ -116,7 +118,10 @@ class EngineRanking:
             kind = "compile cache" if self.policy.kind == "cache" else "engine"
             lines = [f"  {unit}: {reason}" for unit, reason in self.rejected] or [f"  it has no {kind}s at all"]
             remedy = "add the target to the spec and build, or choose"
-            if self.policy.kind == "cache":
+            if any(reason.startswith(_UNPROVEN) for _, reason in self.rejected):
+                kind = f"proven {kind}"
+                remedy = f"`enginery validate {self.what}` on such a machine proves what never ran there; or choose"
+            elif self.policy.kind == "cache":
                 remedy = "build one on such a machine (compile_cache in the spec)"
             raise UnknownNameError("\n".join([f"{self.what} has no {kind} for {wanted}; {remedy}:", *lines]))
         ranked = tuple(candidate.entry for candidate in self.candidates)
@@ -187,7 +192,7 @@ def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | Non
     if not entry.usable:
         return f"{entry.status}: {entry.reason}"
     if policy.proven_only and entry.status != "proven":
-        return f"unproven, and only proven engines may be used: {entry.reason}"
+        return f"{_UNPROVEN}: {entry.reason}"
     if policy.proven_only and _is_foreign(entry, machine):
         return f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
     return unmet[0].words if unmet else None

@@ -54,11 +54,12 @@ USABLE = ("proven", "unproven")
 class EngineEntry:
     """One unit of a version: an engine that can be pulled, or the reason why there is none.
 
-    status: 'proven' (ran on its hardware and passed), 'unproven' (never ran there), 'failed', 'refused'.
+    status: 'proven' (ran on its hardware and passed), 'unproven' (never ran there, or `is_measured` is not so),
+    'failed', 'refused'.
     reason: of the status, in words.  build_key: digest of the build request.
     graph: digest of the ONNX model it was compiled from.  scales: digest of the calibrated ranges of an int8 engine.
     digest, size_bytes, suffix: the engine's file; None without one.  report: digest of its validation report.
-    checks: numbers of checks that passed and failed.  requires: what a machine must have to run it.
+    checks: numbers of checks, as `Report.counts`.  requires: what a machine must have to run it.
     notes: messages of the compiler or a cast that users should know.
     sampling: as in `BuildRequest`; the inputs, outputs and profiles are then without those of the sampler.
     quantized_states: as in `BuildRequest`.
@@ -98,6 +99,11 @@ class EngineEntry:
     def usable(self) -> bool:
         """Whether the unit has an engine that may be pulled: proven or unproven."""
         return self.status in USABLE
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether each of its checks measured something; otherwise no run proves it without other golden data."""
+        return not self.checks.get("not_measured")
 
     @property
     def is_stripped(self) -> bool:

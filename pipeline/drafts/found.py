@@ -40,6 +40,7 @@ class FoundModel:
     metric: the task metric that it most likely wants, as a spec has it; empty where nothing is evident.
     states: inputs that seem to take what an output gave in the call before.
     targets: what it is served on, as a spec names it; 'cpu' where nothing says so.
+    refused: why it does not take the requests that were given, as far as that was tried.
     """
 
     name: str
@@ -54,6 +55,7 @@ class FoundModel:
     metric: Mapping[str, object] = field(default_factory=dict)
     states: tuple[State, ...] = ()
     targets: tuple[str, ...] = ("cpu",)
+    refused: str = ""
 
     def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
         """The same with other dims."""

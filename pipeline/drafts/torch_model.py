@@ -19,6 +19,7 @@ from pipeline.sources.onnx_header import format_shape
 from pipeline.sources.user_process import start_user_process
 from pipeline.spec.source import FILL_IN, Source
 from pipeline.spec.value_types import LARGEST_SIZE as MOST
+from validation.data.samples import find_wrong_names
 
 # Names of files and functions that say nothing of the model.
 _COMMON = frozenset({"model", "models", "net", "network", "main", "__init__", "build", "make", "create", "get_model"})
@@ -71,18 +72,21 @@ def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> Fo
             "weights: `source: {..., weights: weights.pt}` loads them; here they are what build() gives",
         )
         found = replace(found, inputs=name_axes(_tensors(seen)), notes=notes)
-        reading, sizes = _read_requests(seen, held, requests, run) if requests else (None, {})
+        reading, sizes, refused = _read_requests(seen, held, requests, run) if requests else (None, {}, "")
         if reading:
             found = _as_requested(found, reading)
+        elif refused:
+            found = replace(found, refused=refused, notes=(*found.notes, refused))
         found = found if found.unknown else _try_out(found, run, sizes, reading.ranges if reading else {})
     return replace(found, outputs=outputs[0] if outputs else ())
 
 
 def _read_requests(
     seen: SeenModel, held: Mapping[str, RequestInput], requests: Path, run: Run
-) -> tuple[Reading | None, dict[str, int]]:
+) -> tuple[Reading | None, dict[str, int], str]:
     """What the requests mean, as the module runs with the first of them, and the sizes of that; None where it does not,
-    or where they do not say."""
+    and why by the likeliest meaning, or where they do not say."""
+    refused = ""
     guesses = [TensorSpec(item.name, item.dtype, item.shape or ()) for item in seen.inputs]
     for reading in list_readings(guesses, held, any(item.any_rank for item in seen.inputs)):
         found = reading.named()
@@ -90,10 +94,15 @@ def _read_requests(
         try:
             request = next(read_samples(requests, found.inputs, dims, "bytes"))
             run(request)
-        except (DataError, ModelError, StopIteration):
+        except (DataError, ModelError) as error:
+            is_model = isinstance(error, ModelError)
+            refused = refused or (f"the model does not run with the first request: {error}" if is_model else str(error))
             continue
-        return found, check_inputs(found.inputs, request)
-    return None, {}
+        except StopIteration:
+            continue
+        return found, check_inputs(found.inputs, request), ""
+    wrong = find_wrong_names(held, [spec.name for spec in guesses], requests) if held else iter(())
+    return None, {}, refused or next(wrong, "")
 
 
 def _as_requested(found: FoundModel, reading: Reading) -> FoundModel:

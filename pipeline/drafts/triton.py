@@ -4,11 +4,13 @@ The fields are those of Triton's ModelConfig (https://github.com/triton-inferenc
 protobuf/model_config.proto).
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from enginery.client.layouts.protobuf_text import ProtoMessage, parse
 from enginery.core.errors import InputError
+from enginery.core.text import pluralize
 from pipeline.drafts.found import FoundDim, FoundModel, model_name
 from pipeline.drafts.onnx_model import look_at_onnx
 
@@ -39,7 +41,11 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     if model is None:
         raise InputError(f"{config}: no {name} beside it, nor in a folder of a version; put it there")
     found = look_at_onnx(model, str(model.resolve().relative_to(folder.resolve())))
-    notes = (*found.notes, f"{config.name}: max_batch_size {told.text('max_batch_size') or '0'}")
+    notes = (
+        *found.notes,
+        f"{config.name}: max_batch_size {told.text('max_batch_size') or '0'}",
+        *(f"{config.name}: {wrong}" for wrong in _find_unfit(found, told)),
+    )
     found = replace(found, name=model_name(told.text("name") or config.resolve().parent.name), notes=notes)
     return _take_kinds(_take_batch(_take_sizes(found, told), told), told)
 
@@ -48,9 +54,24 @@ def _version(path: Path) -> int:
     return int(path.parent.name) if path.parent.name.isdigit() else -1
 
 
+def _is_batched(told: ProtoMessage) -> bool:
+    return told.text("max_batch_size").isdigit() and int(told.text("max_batch_size")) > 0
+
+
+def _find_unfit(found: FoundModel, told: ProtoMessage) -> Iterator[str]:
+    """What the configuration says of inputs that the model does not have so, and that is not taken."""
+    known = {spec.name: len(spec.shape) - _is_batched(told) for spec in found.inputs}
+    for item in told.messages("input"):
+        name, served = item.text("name"), len(_served_shape(item))
+        if name not in known:
+            yield f"input {name!r}, which the model does not have; it has {', '.join(known)}"
+        elif served != known[name]:
+            yield f"input {name!r} has {pluralize(served, 'size')}, and the model takes {known[name]}: not taken"
+
+
 def _take_sizes(found: FoundModel, told: ProtoMessage) -> FoundModel:
     """A dim that is served at one size, or at several of them by other inputs, has these in the spec."""
-    batched = told.text("max_batch_size").isdigit() and int(told.text("max_batch_size")) > 0
+    batched = _is_batched(told)
     shapes = {item.text("name"): _served_shape(item) for item in told.messages("input")}
     sizes: dict[str, set[int]] = {}
     for spec in found.inputs:

@@ -105,7 +105,8 @@ def _read_labels(golden: GoldenSet, metric: TaskMetric) -> Any:
     score, labels = score_of(metric.terms), np.atleast_1d(golden.labels)
     found, case = score.read_labels(labels), next(iter(golden.of_kind("golden")), None)
     count = score.count_classes(case.expected) if case else None
-    if count is not None and labels.size and labels.max() >= count:
+    is_beyond = labels.size and (labels.max() >= (count or 0) or (labels.min() < 0 and not score.takes_negative))
+    if count is not None and is_beyond:
         have = f"labels are {labels.min():g}..{labels.max():g}, the output has {count} classes"
         raise DataError(f"metric {metric.terms.name}: {have}, which are 0..{count - 1}")
     return found

@@ -100,7 +100,7 @@ class Samples:
         if list(found) == [""] and len(inputs) + len(extra) == 1:
             found = {inputs[0].name: found[""]}
         found = {name: array for name, array in found.items() if name not in ignored}
-        wrong_names = list(_wrong_names(found, inputs, extra, path))
+        wrong_names = list(find_wrong_names(found, [spec.name for spec in inputs], path, extra))
         yield from wrong_names
         arrays = {name: array for name, array in found.items() if name in {*(spec.name for spec in inputs), *extra}}
         there = [spec for spec in inputs if spec.name in arrays]
@@ -312,7 +312,7 @@ def _name_arrays(
     wanted = [*(spec.name for spec in inputs), *extra]
     if list(found) == [""] and len(wanted) == 1:
         return {wanted[0]: found[""]}
-    _raise_first(_wrong_names(found, inputs, extra, path))
+    _raise_first(find_wrong_names(found, [spec.name for spec in inputs], path, extra))
     return {name: found[name] for name in wanted}
 
 
@@ -322,13 +322,14 @@ def _raise_first(wrong: Iterator[str]) -> None:
         raise DataError(told)
 
 
-def _wrong_names(
-    found: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
+def find_wrong_names(
+    found: Collection[str], inputs: Sequence[str], path: Path, extra: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Arrays that are missing, and those that nothing asks for."""
+    """What is said of arrays that are missing, and of those that nothing asks for. found: the names of those at `path`.
+    extra: names that are wanted beside those of the inputs."""
     beside = f", and beside them {', '.join(extra)}" if extra else ""
-    both = f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(spec.name for spec in inputs)}{beside}"
-    wanted = [*(spec.name for spec in inputs), *extra]
+    both = f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(inputs)}{beside}"
+    wanted = [*inputs, *extra]
     if list(found) == [""]:
         yield f"{path} holds a single array; {', '.join(wanted)} are needed: save them with numpy.savez"
         return

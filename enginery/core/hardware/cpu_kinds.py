@@ -180,7 +180,10 @@ def why_no_proof(request: BuildRequest) -> str | None:
     wanted, here = dict(request.toolchain).get(CPU_KIND) or kind_of(request.target), this_kind().name
     if not request.target.is_cpu or wanted == here:
         return None
-    return f"it needs a run on {wanted}; this CPU is {here}, and has other kernels: `enginery validate` there proves it"
+    return (
+        f"it needs a run on {wanted}; the CPU on this machine is {here}, and has other kernels: `enginery validate` "
+        "there proves it"
+    )
 
 
 CPU = Target("cpu")

@@ -47,12 +47,13 @@ class JudgedEntry(EngineEntry):
     on: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
 
     def on_cpu(self, kind: str | None) -> "JudgedEntry":
-        """The engine with its status on a kind of CPU. Unchanged for None and for a GPU engine.
+        """The engine with its status on a kind of CPU. Unchanged for None, for the kind that it was built for, and for
+        a GPU engine.
 
         An engine that was only proven on other kinds is unproven; one that failed on the kind it was built for stays
         failed, unless it was run on this kind.
         """
-        if kind is None or self.cpu is None or (kind not in self.on and not self.usable):
+        if kind in (None, self.cpu) or self.cpu is None or (kind not in self.on and not self.usable):
             return self
         tried = ", ".join(f"{status} on {other}" for other, (status, _) in sorted(self.on.items()))
         unknown = f"never run on {kind}, this kind of CPU" + (f" ({tried})" if tried else "")

@@ -149,7 +149,7 @@ def rollback(
             raise ConflictError(f"channel {model}:{name} serves version {channel.version} by now, another one")
         previous = read_history(store, channel).previous() if channel else None
         if previous is None:
-            reason = "has served one version only" if channel else "does not exist"
+            reason = f"served nothing before version {channel.version}" if channel else "does not exist"
             raise UnknownNameError(f"channel {model}:{name} {reason}; there is nothing to roll back to")
         data = store.read(manifest_key(model, previous.version))
         manifest = None if data is None else parse(data, model=model, version=previous.version)

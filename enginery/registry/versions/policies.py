@@ -172,26 +172,37 @@ def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str
     """
     reference = f"{manifest.model}@{manifest.version}"
     proven = [entry for entry in entries if entry.status == "proven"]
-    unproven = [entry.unit for entry in entries if entry.status == "unproven"]
-    validate = f"run `enginery validate {reference}` on a node with that GPU"
+    unproven = [entry for entry in entries if entry.status == "unproven"]
+    remedy = _remedy(reference, unproven)
+    serve = "add --proven-only and the channel serves only the proven ones"
     if not proven and not unproven:
         return f"channel {name!r}: {reference} has no usable engine; `enginery show {reference}` says why"
     if proven_only and not proven:
-        return f"channel {name!r}: {reference} has no proven engine; {validate}"
+        return f"channel {name!r}: {reference} has no proven engine; {remedy}"
     failing = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
     if failing and not proven_only and name not in OPEN_CHANNELS:
         return (
             f"channel {name!r} takes only proven engines; {reference} has failed where it was validated: "
-            f"{', '.join(failing[:3])}; `enginery show {reference}` says why; "
-            "add --proven-only and the channel serves only the proven ones"
+            f"{', '.join(failing[:3])}; `enginery show {reference}` says why"
+            f"{f'; {serve}' if proven else ''}"
         )
     if unproven and not proven_only and name not in OPEN_CHANNELS:
-        listed = join_first(unproven, 3)
+        listed = join_first([entry.unit for entry in unproven], 3)
         return (
             f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
-            f"{validate}, or add --proven-only and the channel serves only the proven ones"
+            f"{remedy}{f', or {serve}' if proven else ''}"
         )
     return None
+
+
+def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
+    """What proves engines: a run on their hardware, or golden data by which all of them is measured."""
+    said = []
+    if any(entry.is_measured for entry in unproven) or not unproven:
+        said.append(f"run `enginery validate {reference}` on such a node")
+    if blind := next((entry for entry in unproven if not entry.is_measured), None):
+        said.append(f"build again with other golden data ({blind.unit}: {blind.reason})")
+    return " and ".join(said)
 
 
 def refusal(

@@ -84,25 +84,12 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
         _write({path: lambda stream: stream.write(text)}, force)
         say(f"wrote {path}; fill in the files it names, then: enginery plan {path}")
         return
-    from pipeline.drafts.states import as_inputs
     from pipeline.drafts.text import write_spec
 
     is_file = ":" not in model or Path(model).exists()
     found, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
-    if found.unknown and requests:
-        raise InputError(f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests")
     states = [state.input for state in found.states] if requests else []
-    try:
-        # Requests were taken from a caller, who gave all of the inputs.
-        found, data = _split(as_inputs(found), requests, scaling) if requests else (found, {})
-    except DataError as error:
-        if named := next((name for name in states if repr(name) in str(error)), None):
-            raise DataError(
-                f"{error}. {named!r} is a state: write the spec without --from-requests, and its golden data as "
-                "sequences of steps (docs/guides/state.md); or record steps with the states that they were given "
-                "(recorder.append(streams.complete(inputs))), and they are inputs like others"
-            ) from error
-        raise
+    found, data = _split(found, requests, scaling) if requests else (found, {})
     text = write_spec(found, *data).encode()
     _write({path: lambda stream: stream.write(text), **{path.parent / name: data[name] for name in data}}, force)
     say(f"wrote {path}: {pluralize(len(found.inputs), 'input')}, {pluralize(len(found.dims), 'dim')}")
@@ -112,6 +99,8 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
         say(f"  {state.input} is a state: it takes what {state.output} gave in the call before")
     for name, dim in found.dims.items():
         say(f"  {name} {dim.min}..{dim.max}: {dim.why}")
+    if found.refused:
+        say(f"  {found.refused}")
     if found.unknown:
         say(f"  fill in: {', '.join(found.unknown)}; the lines are marked FILL_IN")
     say(f"read it, then: enginery plan {path}")
@@ -224,7 +213,29 @@ def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> 
 
 
 def _split(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
-    """The model with dims that hold the sizes of the requests, and what writes each file of samples."""
+    """The model with dims that hold the sizes of the requests, and what writes each file of samples.
+
+    Its states are inputs like others: requests were taken from a caller, who gave all of the inputs."""
+    if found.unknown:
+        said = f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests"
+        raise InputError(found.refused or said)
+    from pipeline.drafts.states import as_inputs
+
+    try:
+        return _split_inputs(as_inputs(found), requests, scaling)
+    except DataError as error:
+        if named := next((state.input for state in found.states if repr(state.input) in str(error)), None):
+            raise DataError(
+                f"{error}. {named!r} is a state: write the spec without --from-requests, and its golden data as "
+                "sequences of steps (docs/guides/state.md); or record steps with the states that they were given "
+                "(recorder.append(streams.complete(inputs))), and they are inputs like others"
+            ) from error
+        if found.refused and found.refused != str(error):
+            raise DataError(f"{found.refused}; nor do the requests fit what its layers say: {error}") from error
+        raise
+
+
+def _split_inputs(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
     from enginery.core.types import Dim
     from pipeline.drafts.requests import split_requests, write_samples
     from pipeline.spec.value_types import LARGEST_SIZE

@@ -69,6 +69,9 @@ def test_an_unproven_engine_comes_with_a_loud_note_or_not_at_all(store: Store, d
     manifest = publish_engines(store, [entry, engine(store)]).manifest
     pulled = pull(store, DIGITS, SM89, dest)
     assert "UNPROVEN" in str(pulled.warning) and json.loads(pulled.description.read_bytes())["status"] == "unproven"
+    blind = replace(pulled.engine, reason="not measured: y: constant", checks={"passed": 1, "not_measured": 1})
+    told = replace(pulled, resolution=replace(pulled.resolution, chosen=blind)).warning
+    assert told == f"UNPROVEN: {blind.unit} is not proven: not measured: y: constant", "a run would prove nothing"
     channels.promote(store, manifest, "stable", proven_only=True)
     for refuse in (
         lambda: pull(store, DIGITS, SM89, dest / "b", proven_only=True),

@@ -103,12 +103,15 @@ def test_every_rejection_has_its_reason() -> None:
     with pytest.raises(UnknownNameError) as error:
         resolve(entries[:4], SM89, proven_only=True, what="digits@1")
     assert str(error.value).splitlines() == [
-        "digits@1 has no engine for sm_89; add the target to the spec and build, or choose:",
+        "digits@1 has no proven engine for sm_89; `enginery validate digits@1` on such a machine proves what never ran "
+        "there; or choose:",
         "  sm_80 fp16 any: built for sm_80; this is sm_89",
         "  cpu fp16 any: built for cpu; this is sm_89",
         "  sm_89 int8 any: failed: because",
         "  sm_89 fp32 any: unproven, and only proven engines may be used: because",
     ]
+    with pytest.raises(UnknownNameError, match=r"has no engine for sm_89; add the target to the spec"):
+        resolve(entries[:2], SM89, proven_only=True)
 
 
 def test_the_why_names_what_it_was_preferred_to() -> None:

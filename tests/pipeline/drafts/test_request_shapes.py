@@ -70,6 +70,23 @@ def test_inputs_that_nothing_says_and_optional_ones_are_those_of_the_requests(tm
     assert look(tmp_path, "two", a=floats(5, 3)).unknown, "b has no default"
 
 
+@pytest.mark.parametrize(
+    ("function", "arrays", "said"),
+    [
+        ("two", {"a": (5, 3)}, "has no array 'b': it holds a; the model wants a, b"),
+        ("two", {"a": (5, 3), "b": (5, 3), "label": (5, 1)}, "has an array 'label' that nothing asks for"),
+        ("two", {"a": (5, 3), "b": (4, 3)}, "array 'b' has 4 samples, but 'a' has 5"),
+        ("sequence", {"x": (5, 6, 2)}, "the model does not run with the first request: "),
+    ],
+)
+def test_requests_that_do_not_fit_are_told_why(
+    tmp_path: Path, function: str, arrays: dict[str, tuple[int, ...]], said: str
+) -> None:
+    found = look(tmp_path, function, **{name: floats(*shape) for name, shape in arrays.items()})
+    assert said in found.refused
+    assert not look(tmp_path, "sequence", x=floats(9, 6, 3)).refused
+
+
 def test_no_size_is_fixed_at_another_than_the_requests_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing._Probe, "bounds", only_one)
     assert look(tmp_path, "convolved", input=floats(9, 3, 100)).inputs[0].shape == (1, 3, 100)

@@ -46,6 +46,14 @@ def sized(folder: Path, config: str, shape: str = "n,3,h,w") -> FoundModel:
     return look_at_triton(folder / "config.pbtxt", folder)
 
 
+def test_what_the_model_does_not_have_so_is_said_and_not_dropped_in_silence(tmp_path: Path) -> None:
+    found = sized(tmp_path, "max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}")
+    assert "config.pbtxt: input 'z', which the model does not have; it has x" in found.notes
+    assert "config.pbtxt: input 'x' has 1 size, and the model takes 3: not taken" in found.notes
+    right = sized(tmp_path / "right", "max_batch_size: 4 input {name: 'x' dims: [3, -1, 192]}").notes
+    assert not any("input" in note for note in right)
+
+
 @pytest.mark.parametrize(
     ("config", "sizes"),
     [

@@ -1,6 +1,7 @@
 """Task metrics over a golden set: against labels and the original model, and in the place of limits on drift."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -243,12 +244,13 @@ def test_limits_at_the_edges_are_twice_as_far_and_allow_one_wrong_answer(terms, 
     assert found.passed is (terms.name == "top_k")
 
 
+@pytest.mark.parametrize(("first", "have"), [(10, "10..17"), (-7, "-7..0")])
 @pytest.mark.parametrize("terms", [AccuracyTerms("y"), TopKTerms("y", k=2)], ids=["accuracy", "top_k"])
-def test_labels_that_the_output_has_no_classes_for_are_told_and_are_no_accuracy_of_0(terms):
+def test_labels_that_the_output_has_no_classes_for_are_told_and_are_no_accuracy_of_0(terms, first, have):
     def scores(inputs):
         return {"y": inputs["x"]}
 
     x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
-    labelled = freeze([{"x": x}], SPECS, DIMS, scores, 10 + np.arange(8))
-    with pytest.raises(DataError, match=r"labels are 10\.\.17, the output has 3 classes, which are 0\.\.2"):
+    labelled = freeze([{"x": x}], SPECS, DIMS, scores, first + np.arange(8))
+    with pytest.raises(DataError, match=re.escape(f"labels are {have}, the output has 3 classes, which are 0..2")):
         task_checks(Fake(scores), labelled, [TaskMetric(terms, {}, "labels")])

@@ -25,6 +25,8 @@ class Accuracy(Score[Array, Array]):
     A row with NaN has no answer, and is wrong.
     """
 
+    takes_negative = False
+
     def __init__(self, terms: AccuracyTerms) -> None:
         self.terms, self._right, self._rows = terms, 0, 0
 
@@ -64,6 +66,8 @@ class TopK(Score[Array, Array]):
     """The share of rows in which the wanted class is one of the k greatest values; of equal values the first counts as
     the greater one, as argmax takes it. Against the original model: its own likeliest class.
     """
+
+    takes_negative = False
 
     def __init__(self, terms: TopKTerms) -> None:
         self.terms, self._right, self._rows = terms, 0, 0

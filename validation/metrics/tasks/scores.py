@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -36,7 +36,12 @@ class TaskValue:
 
 
 class Score(ABC, Generic[W, A]):
-    """What was compared so far, case by case. The wanted answers of a case have the length of its answers."""
+    """What was compared so far, case by case. The wanted answers of a case have the length of its answers.
+
+    takes_negative: whether a label below 0 has a meaning, such as a place without one.
+    """
+
+    takes_negative: ClassVar[bool] = True
 
     @abstractmethod
     def read_wanted(self, outputs: Tensors) -> W:

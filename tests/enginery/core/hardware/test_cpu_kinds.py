@@ -92,7 +92,8 @@ def test_cpu_is_this_machine_and_a_run_proves_no_other_kind():
     other = next(kind.name for kind in KINDS if kind.name != this_kind().name)
     assert kind_of(CPU) == this_kind().name and kind_of(Target(other)) == other
     assert why_no_proof(graphs.request("cpu")) is None and why_no_proof(graphs.request("sm_89")) is None
-    assert f"needs a run on {other}; this CPU is {this_kind().name}" in str(why_no_proof(graphs.request(other)))
+    said = str(why_no_proof(graphs.request(other)))
+    assert f"needs a run on {other}; the CPU on this machine is {this_kind().name}" in said
     published = graphs.request("cpu", toolchain=((CPU_KIND, other),))
     assert other in str(why_no_proof(published)), "what an engine was built for counts, not what its target is called"
 

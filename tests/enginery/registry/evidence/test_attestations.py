@@ -94,3 +94,12 @@ def test_a_cpu_engine_has_a_status_on_each_kind_of_cpu(store: Store) -> None:
     )
     attest(store, manifest, on_kind(report(built, "failed"), "x86-64-v4-vnni"))
     assert status(None)[0] == status("arm64")[0] == "failed" and status("x86-64-v3")[0] == "proven"
+
+
+def test_a_cpu_engine_that_ran_on_its_kind_says_there_why_it_is_not_proven(store: Store) -> None:
+    built = replace(
+        engine(store, "cpu", status="unproven"), toolchain={CPU_KIND: "x86-64-v3"}, reason="not measured: y: constant"
+    )
+    entry = judge_entries(store, publish_engines(store, [built]).manifest)[0]
+    assert entry.on_cpu("x86-64-v3").reason == "not measured: y: constant"
+    assert entry.on_cpu("arm64").reason == "never run on arm64, this kind of CPU"

@@ -1,11 +1,13 @@
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.names import parse_reference
 from enginery.registry.evidence.attestations import attest
+from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import channel_key
 from enginery.registry.versions import channels, lookup
@@ -24,7 +26,7 @@ def test_promote_and_rollback_keep_a_history(store: Store) -> None:
         channels.promote(store, manifest, "stable", by="ada", why="because")
     assert channels.rollback(store, "digits", "stable", by="bob").version == "2"
     assert channels.rollback(store, "digits", "stable").version == "1"
-    with pytest.raises(UnknownNameError, match="nothing to roll back to"):
+    with pytest.raises(UnknownNameError, match="served nothing before version 1; there is nothing to roll back to"):
         channels.rollback(store, "digits", "stable")
     after = channels.promote(store, three, "stable")
     history = read_history(store, after)
@@ -69,6 +71,25 @@ def test_a_version_with_nothing_proven_cannot_serve_only_proven_engines(store: S
     manifest = publish_engines(store, [engine(store, "sm_89", status="unproven")]).manifest
     with pytest.raises(InputError, match="no proven engine"):
         channels.promote(store, manifest, "stable", proven_only=True)
+    with pytest.raises(InputError, match=r"enginery validate digits@1` on such a node$"):
+        channels.promote(store, manifest, "stable")  # and not the advice that it just refused
+
+
+def test_where_golden_data_measures_too_little_the_remedy_is_other_golden_data_and_no_run(store: Store) -> None:
+    why = "not measured: q: the same in all 8 golden samples"
+    counts = {"passed": 9, "failed": 0, "not_measured": 1}
+    blind = replace(engine(store, "cpu", status="unproven"), reason=why, checks=counts)
+    other = engine(store, "sm_89", status="unproven")
+
+    def refusal(*entries: EngineEntry, model: str) -> str:
+        with pytest.raises(InputError) as error:
+            channels.promote(store, publish_engines(store, list(entries), model=model).manifest, "stable")
+        return str(error.value)
+
+    said = refusal(blind, model="one")
+    assert said.endswith(f"build again with other golden data ({blind.unit}: {why})") and "validate" not in said
+    both = refusal(blind, other, engine(store, "sm_80"), model="two")
+    assert "run `enginery validate two@1` on such a node and build again" in both and "or add --proven-only" in both
 
 
 def test_references(store: Store) -> None:
