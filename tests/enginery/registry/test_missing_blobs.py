@@ -52,7 +52,7 @@ each_damage = pytest.mark.parametrize(
 @pytest.fixture
 def entries(store: Store) -> tuple[EngineEntry, EngineEntry]:
     """The first is preferred on a CPU."""
-    return engine(store, precision="int8"), engine(store, precision="fp32")
+    return engine(store, precision="fp32"), engine(store, precision="int8")
 
 
 @pytest.fixture
@@ -82,12 +82,12 @@ def test_pull_goes_on_to_the_next_engine_and_resolve_does_not_rank_what_is_lost(
 ) -> None:
     damage(store, str(entries[0].digest))
     pulled = pull(store, DIGITS, CPU, tmp_path / "engines")
-    assert pulled.engine.precision == "fp32" and pulled.path.read_bytes() == b"engine cpu fp32"
+    assert pulled.engine.precision == "int8" and pulled.path.read_bytes() == b"engine cpu int8"
     (line,) = pulled.warnings
-    assert line.startswith("LOST: cpu int8 onnxruntime: ")
+    assert line.startswith("LOST: cpu fp32 onnxruntime: ")
     answer = Client(store.uri).resolve("digits", "cpu")
-    assert [item.entry.precision for item in answer.candidates] == ["fp32"]
-    assert [unit for unit, why in answer.rejected if why.startswith("lost: ")] == ["cpu int8 onnxruntime"]
+    assert [item.entry.precision for item in answer.candidates] == ["int8"]
+    assert [unit for unit, why in answer.rejected if why.startswith("lost: ")] == ["cpu fp32 onnxruntime"]
     damage(store, str(entries[1].digest)) if damage is not lead_out else lose(store, str(entries[1].digest))
     with pytest.raises(IntegrityError, match=r"every engine of digits@1 that fits cpu is lost; .*build again"):
         pull(store, DIGITS, CPU, tmp_path / "engines")
@@ -99,7 +99,7 @@ def test_pull_goes_on_from_an_engine_whose_bytes_are_others(
 ) -> None:
     flip(store, str(entries[0].digest))
     pulled = pull(store, DIGITS, CPU, tmp_path)
-    assert pulled.engine.precision == "fp32" and "holds other bytes" in pulled.warnings[0]
+    assert pulled.engine.precision == "int8" and "holds other bytes" in pulled.warnings[0]
 
 
 @each_damage
@@ -107,9 +107,9 @@ def test_publishing_again_repairs_or_goes_on_beside_what_is_damaged(
     store: Store, entries: tuple[EngineEntry, EngineEntry], manifest: Manifest, damage: Damage, kind: str
 ) -> None:
     damage(store, str(entries[0].digest))
-    other = engine(store, precision="int8", data=b"other bytes of the compiler")
+    other = engine(store, precision="fp32", data=b"other bytes of the compiler")
     assert publish_engines(store, (other, entries[1])).manifest.version == "2"
-    assert engine(store, precision="int8") == entries[0]  # puts the very bytes back
+    assert engine(store, precision="fp32") == entries[0]  # puts the very bytes back
     assert verify(store, DIGITS).sound
 
 
@@ -118,13 +118,13 @@ def test_a_link_within_the_registry_is_a_blob(store: FileStore, manifest: Manife
     blob, moved = store.path(digest), store.root / "blobs" / "moved"
     blob.rename(moved)
     blob.symlink_to(moved)
-    assert store.has(digest) and store.read_blob(digest) == b"engine cpu int8"
+    assert store.has(digest) and store.read_blob(digest) == b"engine cpu fp32"
     moved.unlink()
     assert not store.has(digest)
 
 
 def test_a_look_at_engines_elsewhere_is_one_request_each(store_behind_proxy: ObjectStore, proxy: FaultyProxy) -> None:
-    manifest = publish_engines(store_behind_proxy, [engine(store_behind_proxy, precision=p) for p in ("int8", "fp32")])
+    manifest = publish_engines(store_behind_proxy, [engine(store_behind_proxy, precision=p) for p in ("fp32", "int8")])
     proxy.fine()
     assert Client(store_behind_proxy.uri).resolve("digits", "cpu").candidates
     assert proxy.count("HEAD", "blobs/") == 2
@@ -155,7 +155,7 @@ def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restor
 
         def is_set(self) -> bool:
             if len(seen) == 2:
-                engine(store, precision="int8")
+                engine(store, precision="fp32")
             return len(seen) == 3
 
         def wait(self, seconds: float) -> None:
@@ -165,4 +165,4 @@ def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restor
     swap = watch.run(Stop())  # type: ignore[arg-type]
     assert seen[0] == seen[1] != seen[2]
     assert swap is not None and swap.digest == entries[0].digest
-    assert [line for line in told if line.startswith("LOST: cpu int8")] == told[1:2], "told once"
+    assert [line for line in told if line.startswith("LOST: cpu fp32")] == told[1:2], "told once"
