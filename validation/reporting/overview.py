@@ -102,7 +102,8 @@ class TaskSection:
 
 @dataclass(frozen=True)
 class VersionPage:
-    """The names that the template uses. counts: engines by status.  groups: by target, without refused engines.
+    """The names that the template uses. counts: engines by status.  blind: how many of the unproven
+    golden data does not measure in full.  groups: by target, without refused engines.
 
     precisions: of any engine.  matrix: engines by target and precision.  beside: the three stages of each output side
     by side.  again: units that failed, each with the command that repeats it.  refusals: units by the reason.
@@ -114,6 +115,7 @@ class VersionPage:
     engines: tuple[EngineRow, ...]
     groups: tuple[TargetGroup, ...]
     counts: Mapping[str, int]
+    blind: int
     symbols: Mapping[str, str]
     verdict: Headline
     precisions: Sequence[str]
@@ -145,6 +147,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     for row in engines:
         matrix.setdefault(row.entry.target, {}).setdefault(row.entry.precision, []).append(row)
     counts = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
+    blind = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
     reports, original = version.reports, version.sources.get("onnx")
     # Quantized engines whose graph is the exported model itself: its author quantized it.
     untouched = [
@@ -159,7 +162,8 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         groups=tuple(_group_by_target([engine for engine in engines if engine.entry.status != "refused"])),
         counts=counts,
         symbols=_SYMBOLS,
-        verdict=_headline(counts),
+        blind=blind,
+        verdict=_headline(counts, blind),
         precisions=[name for name in PRECISIONS if any(name in row for row in matrix.values())],
         matrix=matrix,
         tasks=list(_tasks(version, engines)),
@@ -182,14 +186,16 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     )
 
 
-def _headline(counts: Mapping[str, int]) -> Headline:
+def _headline(counts: Mapping[str, int], blind: int) -> Headline:
     proven, unproven, failed = (counts[status] for status in ("proven", "unproven", "failed"))
     usable = pluralize(proven + unproven, "engine")
     if failed:
         rest = ", ".join(f"{counts[status]} {status}" for status in ("proven", "unproven") if counts[status])
         return Headline("failed", f"{pluralize(failed, 'engine')} failed; {rest or 'there is none to pull'}")
     if unproven:
-        return Headline("unproven", f"{proven} of {usable} proven, {unproven} not yet run on their hardware")
+        left = unproven - blind
+        said = [f"{blind} not measured in full"] * bool(blind) + [f"{left} not yet run on their hardware"] * bool(left)
+        return Headline("unproven", f"{proven} of {usable} proven, {', '.join(said)}")
     if proven:
         return Headline("proven", f"{'All ' if proven > 1 else ''}{usable} proven")
     return Headline("failed", "There is no engine to pull")

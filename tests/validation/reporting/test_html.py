@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from enginery.core.codec import decode, encode_document
-from enginery.core.reports.proof import Check, Report
+from enginery.core.reports.proof import Check, Report, unmeasured
 from tests.validation.page_data import joint_checks, version_report
 from validation.reporting.distributions import distributions
 from validation.reporting.html import metric_text
@@ -124,6 +124,19 @@ def test_the_headline_says_what_there_is(statuses, said):
     engine = version_report()["engines"][0]
     entries = [{**engine, "status": status} for status in statuses]
     assert overview({**version_report(), "engines": entries}).verdict.text == said
+
+
+def test_an_engine_that_ran_and_is_not_measured_is_not_said_to_have_never_run():
+    report = bare()
+    engine = {**report["engines"][0], "status": "unproven"}
+    report = {**report, "engines": [engine]}
+    blind = encode_document(unmeasured("engine", "y", "golden", "the same in all samples"))
+    for item in report["reports"]:
+        item["checks"] = [*(check for check in item["checks"] if check["passed"]), blind]
+    page = render(report)
+    assert overview(report).verdict.text == "0 of 1 engine proven, 1 not measured in full"
+    assert "1 not measured in full by the golden data" in page
+    assert "never run on their hardware" not in page and "Prove the unproven engines" not in page
 
 
 def test_the_least_version_renders():
