@@ -77,8 +77,8 @@ class Template:
         newest = store.objects[manifest_key(model, str(VERSIONS))]
         document = json.loads(self.channel)
         digest = sha256(newest).hexdigest()
-        for move in (document, *document["history"]):
-            move.update(version=str(VERSIONS), manifest=digest)
+        document.update(model=model, snapshots={})
+        document["move"].update(version=str(VERSIONS), manifest=digest)
         store.put(f"models/{model}/channels/candidate.json", canonical_json(document))
         return 1
 
