@@ -83,6 +83,7 @@ def test_a_run_is_seen_while_it_goes_on_with_the_end_of_what_it_prints(store: Fi
 
 
 def test_nothing_new_is_not_written_but_a_sign_of_life_is(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "precise_now", map("2026-11-28T11:00:{:02}.000+00:00".format, range(60)).__next__)
     tracker, writer = by_hand(store)
     tracker.emit(Started("export"))
     writer._round()
