@@ -95,6 +95,7 @@ def test_a_damaged_file_is_noticed_and_fetched_again(
 ) -> None:
     pull(cache.url, tmp_path / "first")
     kept = folder / "blobs" / digest_of_engine(store)
+    wait_until(kept.exists)  # a client has the bytes before they are verified and kept
     before = kept.stat()
     data = bytearray(ENGINE)
     data[1_000_000] ^= 1
