@@ -25,7 +25,7 @@ LOGGED = $(BIN)/python examples/logged.py $(VENV)/pip.log
 INSTALL = $(LOGGED) $(PIP) --editable
 # One pip unpacks on one core: half of all on each of two, and the last one adds what these leave out, or fails as they did.
 TWO_PIPS = $(LOGGED) sh -c "$(PIP) --no-deps torch ray & $(PIP) boto3 matplotlib onnx onnxruntime prefect; wait"
-SOURCES := builders validation pipeline enginery tests benchmarks examples charts docs
+SOURCES := builders validation pipeline enginesmith tests benchmarks examples charts docs
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
 .PHONY: demo demo-cluster test test-rest test-all check format bench proof docs site chart hunt house simulate zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
@@ -34,7 +34,7 @@ SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
 # $(1): the extras of the package.
 define set_up
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Enginery needs Python 3.11 or newer: make PYTHON=...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Enginesmith needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	@$(TWO_PIPS) || true
 	@$(INSTALL) '.[$(1)]'
@@ -103,13 +103,13 @@ house: $(VENV)/.installed
 	$(BIN)/python -m tests.house --write
 
 hunt: $(VENV)/.installed
-	ENGINERY_HOSTILE_EXAMPLES=$${ENGINERY_HOSTILE_EXAMPLES:-1000} $(BIN)/python -m pytest -n auto \
+	ENGINESMITH_HOSTILE_EXAMPLES=$${ENGINESMITH_HOSTILE_EXAMPLES:-1000} $(BIN)/python -m pytest -n auto \
 	  -m '' --hypothesis-profile hunt $$(grep -rl --include='test_*.py' hypothesis tests)
 
 conformance: $(VENV)/.installed
 	@$(INSTALL) '.[test,tvm,iree,xla]'
 	rm -rf build/conformance
-	ENGINERY_CONFORMANCE=all ENGINERY_CONFORMANCE_FOUND=build/conformance $(BIN)/python -m pytest -n 2 -m '' --dist worksteal --timeout 3600 tests/conformance \
+	ENGINESMITH_CONFORMANCE=all ENGINESMITH_CONFORMANCE_FOUND=build/conformance $(BIN)/python -m pytest -n 2 -m '' --dist worksteal --timeout 3600 tests/conformance \
 	  tests/builders/backends/test_iree.py tests/builders/backends/test_tvm.py tests/builders/backends/test_xla.py
 	$(BIN)/python -m tests.conformance.page --found build/conformance
 
@@ -117,10 +117,10 @@ node-tests: $(VENV)/.installed
 	$(BIN)/python -m tests.conformance.node_tests
 
 docs: $(VENV)/.installed
-	$(BIN)/enginery schema > docs/reference/spec.schema.json
-	$(BIN)/enginery schema --ensemble > docs/reference/ensemble.schema.json
+	$(BIN)/enginesmith schema > docs/reference/spec.schema.json
+	$(BIN)/enginesmith schema --ensemble > docs/reference/ensemble.schema.json
 	$(BIN)/python -m docs.commands > docs/reference/commands.md
-	env -u ENGINERY_REGISTRY $(BIN)/enginery deploy --print-yaml > prefect.yaml
+	env -u ENGINESMITH_REGISTRY $(BIN)/enginesmith deploy --print-yaml > prefect.yaml
 
 site: $(VENV)/.installed
 	$(SPHINX) docs build/site
@@ -134,7 +134,7 @@ cluster-test: $(VENV)/.installed
 
 azurite: $(VENV)/.installed
 	npm install --no-audit --no-fund --prefix build/azurite azurite@3
-	$(BIN)/python -m pytest -n 2 -m '' tests/enginery -k az
+	$(BIN)/python -m pytest -n 2 -m '' tests/enginesmith -k az
 
 site-check: $(VENV)/.installed
 	npm install --silent --no-fund --no-audit --prefix build/site-check axe-core@4.14.1

@@ -29,8 +29,8 @@ from benchmarks.bucket_replay import CpuStopwatch, WallStopwatch, pad, replay
 from benchmarks.text_encoder import write_encoder
 from benchmarks.traffic_traces import TRACES
 from builders.backends.compatibility import open_engine
-from enginery.core.reports.latency import BucketLatency, Quantile, SystemLoad
-from enginery.core.types import Session
+from enginesmith.core.reports.latency import BucketLatency, Quantile, SystemLoad
+from enginesmith.core.types import Session
 from pipeline.compile.steps.blobs import fetch_engine
 from pipeline.orchestration.run import RunOptions, open_run
 from pipeline.progress import Progress
@@ -50,7 +50,7 @@ from validation.traffic.trace import Trace
 TOP, BATCH, WAIT_S = 256, 8, 0.002
 # Share of the time that the engine would be busy without batches and padding.
 LOAD = 0.5
-# Engine seconds a day of a profile: what `enginery buckets` computed for this encoder (compiling and 36 MiB).
+# Engine seconds a day of a profile: what `enginesmith buckets` computed for this encoder (compiling and 36 MiB).
 PRICE_S = 128.0
 MOST = MOST_PROFILES
 COLUMNS = ("trace", "over brute force", "with a batcher", "buckets", "over powers of two", "over one profile",

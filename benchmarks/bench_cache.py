@@ -1,4 +1,5 @@
-"""How often an engine leaves the registry when many nodes pull it at once through `enginery cache`, and what it costs.
+"""How often an engine leaves the registry when many nodes pull it at once through `enginesmith cache`, and what it
+costs.
 
     python -m benchmarks.bench_cache --clients 200 --mb 100
 
@@ -25,11 +26,11 @@ from urllib.request import urlopen
 
 import psutil
 
-from enginery.client.client import Client
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.files import BlobDigest
-from enginery.registry.store.nearest import open_nearest
-from tests.enginery.registries import engine, publish_engines
+from enginesmith.client.client import Client
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.files import BlobDigest
+from enginesmith.registry.store.nearest import open_nearest
+from tests.enginesmith.registries import engine, publish_engines
 
 SPAN_BYTES = 32 << 20
 BLOCK_BYTES = 1 << 20
@@ -107,8 +108,8 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, object]:
         if cache.poll() is None:
             most = max(most, process.memory_info().rss)
             sent, came = (
-                metric(url, "enginery_cache_client_bytes_total"),
-                metric(url, "enginery_cache_origin_bytes_total"),
+                metric(url, "enginesmith_cache_client_bytes_total"),
+                metric(url, "enginesmith_cache_origin_bytes_total"),
             )
             if given.kill and sent > wanted / 2:
                 cache.send_signal(signal.SIGKILL)
@@ -120,7 +121,10 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, object]:
     for thread in pulls:
         thread.join()
     if cache.poll() is None:
-        sent, came = metric(url, "enginery_cache_client_bytes_total"), metric(url, "enginery_cache_origin_bytes_total")
+        sent, came = (
+            metric(url, "enginesmith_cache_client_bytes_total"),
+            metric(url, "enginesmith_cache_origin_bytes_total"),
+        )
         after = process.cpu_times()
         cpu = after.user + after.system - before.user - before.system
         cache.terminate()

@@ -27,8 +27,15 @@ from calibration_sides import SIZE, modelopt_quantize, ort_quantize, our_quantiz
 HELD_OUT = 32
 MODELS = ("resnet50", "resnet50-zero", "resnet18", "resnet18-zero")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-COSTS = ("enginery minmax", "enginery mse", "enginery entropy", "enginery percentile", "ort MinMax", "ort Percentile")
-WHOLE = ("enginery minmax", "ort MinMax")
+COSTS = (
+    "enginesmith minmax",
+    "enginesmith mse",
+    "enginesmith entropy",
+    "enginesmith percentile",
+    "ort MinMax",
+    "ort Percentile",
+)
+WHOLE = ("enginesmith minmax", "ort MinMax")
 # onnxruntime's histogram methods keep about 112 MB per sample.
 MOST_SAMPLES_KEPT = 32
 
@@ -210,7 +217,7 @@ def costs(folder: Path, counts: list[int]) -> dict[str, Any]:
 
 def qualities(folder: Path, count: int) -> dict[str, Any]:
     ours = ["searched", "minmax", "mse", "entropy", "percentile 99.99", "percentile 99.999", "moving-average"]
-    sides = [(f"enginery {name}", count) for name in ours] + [("ort MinMax", count)]
+    sides = [(f"enginesmith {name}", count) for name in ours] + [("ort MinMax", count)]
     sides += [("ort Percentile", min(count, MOST_SAMPLES_KEPT)), ("ort Entropy", min(count, MOST_SAMPLES_KEPT))]
     if importlib.util.find_spec("modelopt"):
         sides += [("modelopt max", count), ("modelopt entropy", min(count, MOST_SAMPLES_KEPT))]

@@ -1,10 +1,10 @@
 """Predicted greatest rate of a machine beside that of an open loop: `python -m benchmarks.bench_capacity [MODEL ...]`.
 
 Each model (digits, encoder, minilm) is built for this machine's CPU in fp32 and timed at several batches, as
-`enginery profile` does; its engine runs in one thread, as the generator needs a core of its own. From these times the
-greatest rate within a limit of p99 is predicted, and then measured by bisection over the rate, with arrivals whose
+`enginesmith profile` does; its engine runs in one thread, as the generator needs a core of its own. From these times
+the greatest rate within a limit of p99 is predicted, and then measured by bisection over the rate, with arrivals whose
 times are fixed before: against the engine, which one thread feeds by the policy of the batcher (bar: within 10 %), and
-against the server of `enginery load`, in Python. For the latter, what the server adds to a batch and to a request,
+against the server of `enginesmith load`, in Python. For the latter, what the server adds to a batch and to a request,
 timed with a session that answers at once, is a part of the prediction.
 
 A machine whose speed changes between the two (here by up to 1.5, with the load of its host) is at fault for a part of
@@ -26,15 +26,15 @@ from pathlib import Path
 
 import numpy as np
 
-import enginery
+import enginesmith
 from builders.backends.compatibility import open_engine
 from builders.execution.local import LocalExecutor
-from enginery.core.names import parse_reference
-from enginery.core.reports.latency import BucketLatency
-from enginery.core.types import Engine, Session, Tensors
-from enginery.registry.manifest import request_of
-from enginery.registry.store.base import Store, open_store
-from enginery.serving.padding import Padding
+from enginesmith.core.names import parse_reference
+from enginesmith.core.reports.latency import BucketLatency
+from enginesmith.core.types import Engine, Session, Tensors
+from enginesmith.registry.manifest import request_of
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.serving.padding import Padding
 from pipeline.canary.engines import ChosenEngine, choose
 from pipeline.capacity.server_overhead import time_server
 from pipeline.capacity.server_process import start_server
@@ -91,9 +91,9 @@ def main() -> None:
 def row(model: str, folder: Path) -> str:
     """The figures of one model."""
     registry = folder / "registry"
-    enginery.build(one_thread(model, folder), registry=str(registry), targets=["cpu"], precisions=["fp32"])
+    enginesmith.build(one_thread(model, folder), registry=str(registry), targets=["cpu"], precisions=["fp32"])
     store = open_store(str(registry))
-    chosen = choose(store, parse_reference(model), enginery.Machine.from_name("cpu").target, "fp32")
+    chosen = choose(store, parse_reference(model), enginesmith.Machine.from_name("cpu").target, "fp32")
     request, sizes = one_request(store, chosen, folder)
     blob = EngineBlob(request_of(chosen.entry), str(chosen.entry.digest), str(chosen.entry.suffix))
     plan = served(fetch_engine(store, blob, folder), request, folder)
@@ -199,7 +199,7 @@ def keeps_alone(
 
 
 def keeps_behind_server(plan: ServedEngine, limit: LatencyLimit, arrivals: PlannedArrivals, folder: Path) -> bool:
-    """Whether the limit is kept by the server of `enginery load`."""
+    """Whether the limit is kept by the server of `enginesmith load`."""
     messages = [REQUEST.pack(number, 0) for number in range(len(arrivals))]
     with start_server(plan, folder, len(arrivals)) as server:
         receiving = threading.Thread(target=server.receive, daemon=True)

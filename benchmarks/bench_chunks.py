@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.core.digest import digest_of_bytes
-from enginery.core.names import parse_reference
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions.lookup import locate
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.lookup import locate
 
 SMALLEST, LARGEST = 1 << 14, 1 << 18
 GEAR = np.random.default_rng(7).integers(0, 1 << 32, 256, dtype=np.uint64).astype(np.uint32)

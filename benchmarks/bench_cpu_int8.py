@@ -32,8 +32,8 @@ from torch import nn
 
 from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.session import open_model, session_options
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.types import BuildRequest, Target
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.types import BuildRequest, Target
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
@@ -278,7 +278,7 @@ def bench(name: str, case: tuple[Path, Arrays, Arrays], folder: Path, rounds: in
     model, place = onnx.load(path), folder / name
     place.mkdir()
     ranges = measured(model, calibration)
-    runners = {"onnxruntime fp32": plain(path), "enginery fp32": opened(engine(model, place / "fp32"))}
+    runners = {"onnxruntime fp32": plain(path), "enginesmith fp32": opened(engine(model, place / "fp32"))}
     op_types = ["MatMul"] if name in ("minilm", "encoder") else None
     runners["onnxruntime U8S8"] = plain(peer(path, calibration, place, op_types))
     whole = ENGINE.scheme()
@@ -289,7 +289,7 @@ def bench(name: str, case: tuple[Path, Arrays, Arrays], folder: Path, rounds: in
         runners[f"{precision} uint8"] = opened(engine(graph, place / f"{precision} uint8", NARROW))
         reduced, _ = write(model, precision, replace(whole, weight_levels=64), ranges)  # type: ignore[arg-type]
         runners[f"{precision} reduced"] = opened(engine(reduced, place / f"{precision} reduced"))
-    runners["enginery int4"] = opened(engine(write(model, "int4", whole, ranges)[0], place / "int4"))
+    runners["enginesmith int4"] = opened(engine(write(model, "int4", whole, ranges)[0], place / "int4"))
     expected = runners["onnxruntime fp32"](held_out)
     quality = {key: sqnr_db(expected, run(held_out)) for key, run in runners.items()}
     for batch in (1, 8):

@@ -1,13 +1,13 @@
-"""What Enginery adds to Ray: the time per unit of plan, dispatch and record on builds that compile nothing.
+"""What Enginesmith adds to Ray: the time per unit of plan, dispatch and record on builds that compile nothing.
 
 On one local Ray, in one run, for each number of units:
 
-- `enginery`: plan the units, build them by `steps.build` on a `RayExecutor`, every engine stored and on record;
+- `enginesmith`: plan the units, build them by `steps.build` on a `RayExecutor`, every engine stored and on record;
 - `dispatch`: jobs that do nothing, on the same executor: what is ours of the above, without plan, store and records;
 - `bare build`: the same builds (the same function on the worker, engines stored and on record) as bare Ray tasks;
 - `bare empty`: Ray tasks that do nothing at all.
 
-Enginery runs each job in a process of its own (`isolated`, which the bare tasks are not), or in the worker itself as
+Enginesmith runs each job in a process of its own (`isolated`, which the bare tasks are not), or in the worker itself as
 those are (`in worker`). Then the driver's memory with engines of 1 MiB and of 200 MiB.
 Usage: python -m benchmarks.bench_dispatch [--isolated 100] [--in-worker 100,1000,10000]
 """
@@ -27,8 +27,8 @@ import psutil
 from benchmarks import noop
 from builders.execution.jobs import Job, Watch, WorkerContext, ignore_event
 from builders.execution.ray import RayExecutor
-from enginery.core.types import BuildRequest, TensorSpec
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.types import BuildRequest, TensorSpec
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.composition import InProcess
 from pipeline.compile.plan import Selection, plan_builds
 from pipeline.compile.run_context import RunContext
@@ -132,7 +132,7 @@ def _timed(task: Any, items: Sequence[Any]) -> float:
 
 
 SIDES: dict[str, Callable[[int, bool, Path], float]] = {
-    "enginery": ours,
+    "enginesmith": ours,
     "dispatch": dispatch,
     "bare build": bare_build,
     "bare empty": bare_empty,
@@ -148,7 +148,7 @@ def round_of(count: int, isolated: bool) -> dict[str, Any]:
             per_unit[name] = round(1e3 * side(count, isolated, Path(folder)) / count, 3)
         cpu[name] = round(1e3 * (time.process_time() - begun) / count, 3)
     ratios = {
-        "enginery over bare build": round(per_unit["enginery"] / per_unit["bare build"], 2),
+        "enginesmith over bare build": round(per_unit["enginesmith"] / per_unit["bare build"], 2),
         "dispatch over bare empty": round(per_unit["dispatch"] / per_unit["bare empty"], 2),
     }
     jobs = "isolated" if isolated else "in worker"

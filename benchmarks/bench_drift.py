@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-ROWS = ("read", "enginery, one thread", "enginery, one thread, samples", "enginery", "polygraphy")
+ROWS = ("read", "enginesmith, one thread", "enginesmith, one thread, samples", "enginesmith", "polygraphy")
 ROUNDS = 3
 
 

@@ -15,15 +15,15 @@ from datetime import timedelta
 from hashlib import sha256
 
 from benchmarks.counting_store import CountingStore
-from enginery.core.digest import canonical_json, digest_of
-from enginery.registry import leases
-from enginery.registry.evidence.attestations import attest
-from enginery.registry.gc import GRACE, collect
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.layout import MANIFEST, blob_key, manifest_key, record_key
-from enginery.registry.versions import channels
-from tests.enginery.registries import engine, publish_engines, report
-from tests.enginery.registry.memory import MemoryStore
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.registry import leases
+from enginesmith.registry.evidence.attestations import attest
+from enginesmith.registry.gc import GRACE, collect
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.layout import MANIFEST, blob_key, manifest_key, record_key
+from enginesmith.registry.versions import channels
+from tests.enginesmith.registries import engine, publish_engines, report
+from tests.enginesmith.registry.memory import MemoryStore
 
 VERSIONS = 20
 TARGETS = ["cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_120"]

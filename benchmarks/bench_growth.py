@@ -3,7 +3,7 @@
     python -m benchmarks.bench_growth [--only samples layers units] [--factors 1 4 16] [--picture FILE.svg]
 
 A synthetic transformer (benchmarks/large_model.py) is built in fp32 and int8, the latter searched, with one of the
-three at 1, 4 and 16 times the start. The table has CPU seconds by step, as `enginery status RUN` has them, the
+three at 1, 4 and 16 times the start. The table has CPU seconds by step, as `enginesmith status RUN` has them, the
 command's own, and the power of the factor that each grows by between the last two (1: as its work does, 0: not). The
 picture needs `matplotlib`.
 """
@@ -69,18 +69,18 @@ def write_project(folder: Path, size: Size) -> None:
 def build(folder: Path) -> dict[str, float]:
     """CPU seconds by step of one build, and those of everything that is no step as 'command'."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    enginery("build", "spec.yaml", "--quiet", folder=folder)
+    enginesmith("build", "spec.yaml", "--quiet", folder=folder)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    (run,) = json.loads(enginery("status", "--json", folder=folder))["runs"]
-    spent = json.loads(enginery("status", run["run"], "--json", folder=folder))["spent"]
+    (run,) = json.loads(enginesmith("status", "--json", folder=folder))["runs"]
+    spent = json.loads(enginesmith("status", run["run"], "--json", folder=folder))["spent"]
     steps = {item["step"]: float(item["cpu_s"]) for item in spent}
     whole = sum(after[:2]) - sum(before[:2])
     return {**steps, "command": whole - sum(steps.values()), "whole": whole}
 
 
-def enginery(*words: str, folder: Path) -> str:
+def enginesmith(*words: str, folder: Path) -> str:
     """The output of a command on the folder's registry. Exit code 1 (an engine failed its proof) is none of ours."""
-    command = [sys.executable, "-m", "enginery", *words, "--registry", "registry"]
+    command = [sys.executable, "-m", "enginesmith", *words, "--registry", "registry"]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if ended.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(words)}: {ended.stderr[-2000:]}")

@@ -16,9 +16,9 @@ from onnx import ModelProto
 
 from builders.execution.jobs import Job
 from builders.execution.process import run_job
-from enginery.core.reports.latency import BucketLatency, LatencyTerms, Quantile
-from enginery.core.types import Dim, TensorSpec
-from enginery.registry.evidence.latencies import read_latency_report
+from enginesmith.core.reports.latency import BucketLatency, LatencyTerms, Quantile
+from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.registry.evidence.latencies import read_latency_report
 from pipeline.compile.steps.latency import MeasureEngine
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family

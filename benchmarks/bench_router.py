@@ -20,11 +20,11 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from enginery.core.types import ShapeProfile, TensorSpec
-from enginery.serving.batcher import Batcher
-from enginery.serving.buckets import RoutedEngine
-from enginery.serving.padding import Padding
-from enginery.serving.router import Router
+from enginesmith.core.types import ShapeProfile, TensorSpec
+from enginesmith.serving.batcher import Batcher
+from enginesmith.serving.buckets import RoutedEngine
+from enginesmith.serving.padding import Padding
+from enginesmith.serving.router import Router
 from tests.pipeline.quantization.small_nets import build
 
 CALLS, ROUNDS, BAR_US = 200, 200, 20.0

@@ -27,17 +27,17 @@ from typing import Any
 
 from benchmarks.scale.nodes import Node, Traffic, channel_node, feed_node, simulate
 from benchmarks.scale.registry import publish_version
-from enginery.client.client import Client
-from enginery.client.watching.looking import INTERVAL_S
-from enginery.core.hardware.machine import Machine
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import channel_history_key, channel_key
-from enginery.registry.store.s3.requests import client as s3_client
-from enginery.registry.versions import channels
-from enginery.registry.versions.feeds import set_feed
-from enginery.registry.versions.lookup import load, read_channel
-from tests.enginery.registry.counting import CountingStore
-from tests.enginery.s3_server import BUCKET, ENVIRONMENT, serving
+from enginesmith.client.client import Client
+from enginesmith.client.watching.looking import INTERVAL_S
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import channel_history_key, channel_key
+from enginesmith.registry.store.s3.requests import client as s3_client
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.feeds import set_feed
+from enginesmith.registry.versions.lookup import load, read_channel
+from tests.enginesmith.registry.counting import CountingStore
+from tests.enginesmith.s3_server import BUCKET, ENVIRONMENT, serving
 
 REGIONS, CHANNELS, VERSIONS, SAMPLE = 20, 20, 20, 100
 MACHINE = "sm_90"

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from builders.backends import discovery
-from enginery.core.types import Backend, Target
+from enginesmith.core.types import Backend, Target
 from pipeline.sources.onnx_model import specs_of
 from tests.conformance.trial import backend_of, request_for, target_for
 from tests.pipeline.quantization.small_nets import build

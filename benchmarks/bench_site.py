@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from enginery.registry.store.base import FileStore, open_store
-from enginery.registry.store.layout import channel_key, manifest_key
-from enginery.registry.versions import lookup
-from enginery.registry.versions.state import Channel, Move
+from enginesmith.registry.store.base import FileStore, open_store
+from enginesmith.registry.store.layout import channel_key, manifest_key
+from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.state import Channel, Move
 from pipeline.site.folder import STATE, SiteFolder, Written
 from pipeline.site.generate import SiteSources, write_site
 from tests.pipeline.site.sites import move, publish_small

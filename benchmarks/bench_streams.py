@@ -16,14 +16,14 @@ import numpy as np
 
 from builders.onnx_graphs.sampler import append_sampler
 from builders.reference import open_interpreter
-from enginery.core.sampling import GREEDY, SamplingSettings, as_built, sampling_states
-from enginery.core.state import State
-from enginery.core.types import Tensors
-from enginery.decoders import Decoder
-from enginery.generation import Generator
-from enginery.prompts import Prompt
-from enginery.sampling import first_inputs, settings_inputs
-from enginery.streams import Streams
+from enginesmith.core.sampling import GREEDY, SamplingSettings, as_built, sampling_states
+from enginesmith.core.state import State
+from enginesmith.core.types import Tensors
+from enginesmith.decoders import Decoder
+from enginesmith.generation import Generator
+from enginesmith.prompts import Prompt
+from enginesmith.sampling import first_inputs, settings_inputs
+from enginesmith.streams import Streams
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.decoding import REQUEST, SAMPLING, WIDTH, make_decoder
 from tests.stateful import CACHED, RECURRENT, write_stateful

@@ -1,10 +1,10 @@
 """Does a server fail a request while its engine is swapped? `python -m benchmarks.bench_swaps [SERVER] [--swaps N]`
 
 SERVER: `onnxruntime` is examples/swapping_server.py behind the plain layout; `triton-poll` and `triton-load` are Triton
-behind its repository, which it looks at every second or is told of by the hook. They need `ENGINERY_TRITON`
-(tests/enginery/client/layouts/triton_server.py). 200 swaps each, with four clients that ask without a pause; a version
-is published, then followed by a watch that looks once. Exit 1 if a request failed, if one that began after a swap was
-answered by an engine of before it, or if some engine answered none.
+behind its repository, which it looks at every second or is told of by the hook. They need `ENGINESMITH_TRITON`
+(tests/enginesmith/client/layouts/triton_server.py). 200 swaps each, with four clients that ask without a pause; a
+version is published, then followed by a watch that looks once. Exit 1 if a request failed, if one that began after a
+swap was answered by an engine of before it, or if some engine answered none.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from threading import Thread
 
 import numpy as np
 
-from enginery.client.client import Client, Plain, Post, Triton
-from enginery.client.layouts.base import Layout
-from enginery.client.watching.hooks import Hook
-from enginery.registry.store.base import Store, open_store
-from tests.enginery.client.layouts.engines import cpu_engine
-from tests.enginery.client.layouts.swap_load import SwapLoad, wait_for
-from tests.enginery.client.layouts.triton_server import find_triton, triton
-from tests.enginery.registries import publish_engines
+from enginesmith.client.client import Client, Plain, Post, Triton
+from enginesmith.client.layouts.base import Layout
+from enginesmith.client.watching.hooks import Hook
+from enginesmith.registry.store.base import Store, open_store
+from tests.enginesmith.client.layouts.engines import cpu_engine
+from tests.enginesmith.client.layouts.swap_load import SwapLoad, wait_for
+from tests.enginesmith.client.layouts.triton_server import find_triton, triton
+from tests.enginesmith.registries import publish_engines
 
 CLIENTS = 4
 EXAMPLE = Path(__file__).parents[1] / "examples" / "swapping_server.py"
@@ -60,7 +60,7 @@ def triton_server(dest: Path, folder: Path, *, poll: bool) -> Iterator[Started]:
     """Triton, which looks by itself or is told."""
     wheel = find_triton()
     if wheel is None:
-        sys.exit("ENGINERY_TRITON names no unpacked wheel of nvidia-pytriton")
+        sys.exit("ENGINESMITH_TRITON names no unpacked wheel of nvidia-pytriton")
     how = ["poll", "--repository-poll-secs", "1"] if poll else ["explicit", "--load-model", "digits"]
     with triton(wheel, dest, folder, "--model-control-mode", *how) as server:
         url = f"http://127.0.0.1:{server.port}/v2/repository/models/digits/load"

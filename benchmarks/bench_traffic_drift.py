@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from enginery.serving.drift import LEARN, RateDriftDetector
+from enginesmith.serving.drift import LEARN, RateDriftDetector
 
 STEADY, RISEN, WITHIN = 0.01, 0.03, 2000
 QUIET = 100_000

@@ -7,7 +7,7 @@ change. A step comes after 60 to 300 points of a flat series, and counts as foun
 the first 5 points after it shows a change within 5 points of it, and no look before.
 
 The noise is drawn, with replacement and scaled by sqrt(n / (n - 1)), from the logarithms of ratios and medians that
-`enginery profile` gave for one engine (examples/digits, fp32, batch 8) again and again on a machine of two cores, of
+`enginesmith profile` gave for one engine (examples/digits, fp32, batch 8) again and again on a machine of two cores, of
 which other programs used 85 to 93 % all the time. `normal` is normal noise of the same standard deviation.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.latency.changes import find_changes
 
 DAYS, STEP, WITHIN = 365, 1.03, 5

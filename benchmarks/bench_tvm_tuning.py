@@ -20,8 +20,8 @@ from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
 from builders.backends.optional_methods import GIVEN, GROWN
 from builders.backends.tvm import Tvm
-from enginery.core.hardware import targets
-from enginery.core.types import BuildRequest, Engine, TensorSpec
+from enginesmith.core.hardware import targets
+from enginesmith.core.types import BuildRequest, Engine, TensorSpec
 from validation.latency.measurement.paired import compare_times, run_interleaved
 
 NETWORK = """<ir_version: 9, opset_import: ["" : 17]>

@@ -2,7 +2,7 @@
 
 Each process starts as a server does: Python, torch, the model, torch.compile, one call. Cold, with an empty folder;
 warm out of torch's own portable cache (`torch.compiler.save_cache_artifacts`); and warm out of a compile cache as
-`enginery.warm_start` loads it. CPU seconds of the process and its children, the least of the rounds; the sides take
+`enginesmith.warm_start` loads it. CPU seconds of the process and its children, the least of the rounds; the sides take
 turns. The last columns are the same without what importing torch takes, on either side.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 ROUNDS = 3
-SIDES = ("cold", "portable", "enginery")
+SIDES = ("cold", "portable", "enginesmith")
 
 
 def main() -> None:
@@ -61,19 +61,19 @@ def start(name: str, side: str, folder: Path) -> None:
     begun = time.perf_counter()
     import torch
 
-    from enginery.compile_caches.archive import pack
-    from enginery.compile_caches.probes import record_probes
-    from enginery.compile_caches.recipe import CacheRecipe, CompileOptions
-    from enginery.compile_caches.warm_start import count_misses, open_cache
-    from enginery.core.digest import digest_of_file
+    from enginesmith.compile_caches.archive import pack
+    from enginesmith.compile_caches.probes import record_probes
+    from enginesmith.compile_caches.recipe import CacheRecipe, CompileOptions
+    from enginesmith.compile_caches.warm_start import count_misses, open_cache
+    from enginesmith.core.digest import digest_of_file
 
     imports_s = cpu_seconds()
     build, given = (conv, torch.rand(4, 3, 64, 64)) if name == "conv" else (transformer, torch.ones(4, 32).long())
     model, options, portable, own = build().eval(), CompileOptions(), folder / "portable", folder / "own.cache"
-    probes = {} if side == "enginery" else record_probes()
+    probes = {} if side == "enginesmith" else record_probes()
     if side == "portable":
         torch.compiler.load_cache_artifacts(portable.read_bytes())
-    warm = open_cache(own, digest_of_file(own)) if side == "enginery" else None
+    warm = open_cache(own, digest_of_file(own)) if side == "enginesmith" else None
     call: Callable[..., Any] = warm.compile(model) if warm else options.compile(model)
     call(given)
     used = {"cpu_s": cpu_seconds(), "wall_s": time.perf_counter() - begun, "imports_s": imports_s}

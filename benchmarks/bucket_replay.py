@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.types import Session
+from enginesmith.arrays import Array
+from enginesmith.core.types import Session
 from validation.traffic.batching import BatchPolicy
 from validation.traffic.trace import Trace
 

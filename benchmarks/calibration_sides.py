@@ -15,7 +15,7 @@ def our_quantize(
     """reuse: keep what was seen beside the data; another method then costs no inference."""
     import onnx
 
-    from enginery.core.types import QuantizationScheme
+    from enginesmith.core.types import QuantizationScheme
     from pipeline.quantization.schemes.qdq import quantize_int8
     from pipeline.quantization.statistics.methods import method, ranges
     from pipeline.quantization.statistics.observations import Observations
@@ -34,7 +34,7 @@ def our_quantize(
 
 
 def our_samples(data: Path) -> Any:
-    from enginery.core.types import Dim, TensorSpec
+    from enginesmith.core.types import Dim, TensorSpec
     from validation.data.samples import Samples
 
     spec = TensorSpec("x", "float32", ("batch", 3, SIZE, SIZE))
@@ -72,7 +72,7 @@ def our_search(model: Path, data: Path, out: Path, activation: Any, ranges_by: s
     """What a spec with `quantization.smoothing: auto` gives, without a floor: every convolution in int8."""
     import onnx
 
-    from enginery.core.types import Dim, QuantizationScheme, TensorSpec
+    from enginesmith.core.types import Dim, QuantizationScheme, TensorSpec
     from pipeline.quantization.schemes.qdq import quantize_int8
     from pipeline.quantization.search.search import choose
     from pipeline.quantization.settings.runs import group_runs

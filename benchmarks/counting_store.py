@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.enginery.registry.memory import MemoryStore
+from tests.enginesmith.registry.memory import MemoryStore
 
 PAGE = 1000
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
-from enginery.core.capabilities import Capabilities
-from enginery.core.errors import EngineryError
-from enginery.core.requirements import Requirement, for_target
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.requirements import Requirement, for_target
+from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 from pipeline.compile.steps.engines import BuildEngine
 from pipeline.values import EngineRecord
 
@@ -54,7 +54,7 @@ class Noop:
         return "it compiles nothing"
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
-        raise EngineryError("engines of noop hold nothing that could run; build them only")
+        raise EnginesmithError("engines of noop hold nothing that could run; build them only")
 
 
 def install() -> None:

@@ -12,9 +12,9 @@ import onnx
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
 from builders.backends.shape_profiles import profiles
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Engine
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import BuildRequest, Engine
 from pipeline.compile.plan import PlanCandidate, Selection, candidates
 from pipeline.compile.steps.keys import metrics_of
 from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
@@ -46,7 +46,7 @@ def main(spec_path: Path, folder: Path) -> None:
             graphs[item.variant] = written(spec, item.variant, model, seen, golden, folder)
         try:
             build_and_check(spec, item, graphs[item.variant], golden, folder)
-        except EngineryError as error:
+        except EnginesmithError as error:
             print(f"{item.target.name} {item.precision}: {error}", file=sys.stderr)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.recording.recorder import Recorder
+from enginesmith.recording.recorder import Recorder
 from validation.traffic.trace import Trace
 
 # 2026-03-02 00:00 UTC.

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginery.core.sampling import as_built, sampling_inputs, sampling_outputs
-from enginery.core.types import Backend, BuildRequest, Engine, QuantizedState, Sampling, Session, Tensors, TensorSpec
+from enginesmith.core.sampling import as_built, sampling_inputs, sampling_outputs
+from enginesmith.core.types import Backend, BuildRequest, Engine, QuantizedState, Sampling, Session, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +52,7 @@ def call_as_built(engine: Engine, inputs: Tensors) -> tuple[Engine, Tensors]:
 
 def complete(sampling: Sampling, inputs: Tensors) -> Tensors:
     """The inputs of a model with those that make its sampler take the likeliest token."""
-    from enginery.sampling import first_inputs
+    from enginesmith.sampling import first_inputs
 
     ids = inputs.get(sampling.ids)
     return inputs if ids is None or ids.ndim == 0 else {**first_inputs(sampling, len(ids)), **inputs}

@@ -21,10 +21,10 @@ from builders.onnx_graphs.constant_part import cut_constant_part, cut_varying_pa
 from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shard_names import graph_bytes, has_shards
 from builders.onnx_graphs.weights import embed, is_external
-from enginery.arrays import Array
-from enginery.core.errors import ModelError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.types import Tensors, Untyped
+from enginesmith.arrays import Array
+from enginesmith.core.errors import ModelError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.types import Tensors, Untyped
 
 # A graph with less is run in one thread, and so is a step of a model with state with less than the second.
 ONE_THREAD_BYTES, ONE_THREAD_STEP_BYTES = 1 << 20, 8 << 20

@@ -1,11 +1,11 @@
 """Makes everything that follows from the chart and the code: `make chart`. With `--check` it says what is out of date.
 
-files/gpus.yaml         generations and products, from enginery/core/hardware/gpu_generations.py
+files/gpus.yaml         generations and products, from enginesmith/core/hardware/gpu_generations.py
 files/dashboard.json    the Grafana dashboard, from manifests/grafana
 values.schema.json      from values.yaml and charts/values_schema.py
 README.md               the table of values, from the comments of values.yaml
 tests/charts/golden     the samples, rendered
-manifests/enginery      the chart as plain YAML
+manifests/enginesmith      the chart as plain YAML
 """
 
 import json
@@ -17,11 +17,11 @@ import yaml
 
 from charts import readme, renders
 from charts.values_schema import values_schema
-from enginery.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.gpu_generations import GENERATIONS
 
 ROOT = Path(__file__).parents[1]
 CHART = renders.CHART
-DASHBOARD = ROOT / "manifests/grafana/enginery.json"
+DASHBOARD = ROOT / "manifests/grafana/enginesmith.json"
 
 
 def inputs() -> Iterator[tuple[Path, str]]:
@@ -30,7 +30,7 @@ def inputs() -> Iterator[tuple[Path, str]]:
         item.sm: {"labels": item.labels, "products": {name: list(labels) for name, labels in item.products.items()}}
         for item in GENERATIONS
     }
-    head = "# Made from enginery/core/hardware/gpu_generations.py by `make chart`.\n"
+    head = "# Made from enginesmith/core/hardware/gpu_generations.py by `make chart`.\n"
     yield CHART / "files/gpus.yaml", head + yaml.safe_dump(gpus, sort_keys=False)
     if DASHBOARD.exists():
         yield CHART / "files/dashboard.json", DASHBOARD.read_text()
@@ -45,7 +45,7 @@ def outputs() -> Iterator[tuple[Path, str]]:
         yield ROOT / f"tests/charts/golden/{name}.yaml", renders.golden(name)
     values = yaml.safe_load((ROOT / "manifests/values.yaml").read_text())
     for name, text in renders.manifests(values).items():
-        yield ROOT / "manifests/enginery" / name, text
+        yield ROOT / "manifests/enginesmith" / name, text
 
 
 def outdated() -> list[str]:

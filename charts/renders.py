@@ -7,10 +7,10 @@ from typing import Any
 import helm_python as helm
 import yaml
 
-CHART = Path(__file__).parent / "enginery"
+CHART = Path(__file__).parent / "enginesmith"
 SAMPLES = ("minimal", "aws", "gke", "aks", "onprem")
 
-# The files of manifests/enginery, and the templates that each holds.
+# The files of manifests/enginesmith, and the templates that each holds.
 MANIFESTS = {
     "accounts": ("serviceaccounts",),
     "network": ("network/",),
@@ -24,7 +24,7 @@ MANIFESTS = {
 
 
 def rendered(
-    values: dict[str, Any], name: str = "enginery", namespace: str = "enginery", **options: Any
+    values: dict[str, Any], name: str = "enginesmith", namespace: str = "enginesmith", **options: Any
 ) -> dict[str, str]:
     """Templates by path ('ray/cluster.yaml') as `helm template` prints them; those that print nothing are left out.
 
@@ -71,7 +71,7 @@ def manifests(values: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-_HEAD = "# Made from charts/enginery and manifests/values.yaml by `make chart`; changes belong there.\n"
+_HEAD = "# Made from charts/enginesmith and manifests/values.yaml by `make chart`; changes belong there.\n"
 
 
 def _plain(text: str) -> str:

@@ -21,9 +21,9 @@ from charts.kubernetes_names import (
     ref,
 )
 from charts.kubernetes_schema import DEFINITIONS, EGRESS
-from enginery.core.hardware.gpu_generations import GENERATIONS
-from enginery.core.hardware.targets import names
-from enginery.core.types import PRECISIONS
+from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.targets import names
+from enginesmith.core.types import PRECISIONS
 
 # A whole number of CPUs may be given as one. So few bytes may not: `16` and `512m` were never meant. Nothing is none.
 _MORE_THAN_0 = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)"
@@ -218,7 +218,7 @@ def values_schema(values: Mapping[str, Any]) -> Schema:
     found["properties"]["gpuGroups"] = {"type": "array", "items": _group(found["properties"]["gpuGroupDefaults"])}
     # Helm adds it for a chart that is a dependency of another one.
     found["properties"]["global"] = OPEN
-    title = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the Enginery chart"}
+    title = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the Enginesmith chart"}
     resources = closed({"requests": _AMOUNTS, "limits": _AMOUNTS})
     return {**title, **found, "definitions": {**DEFINITIONS, "resources": resources}}
 

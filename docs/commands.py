@@ -7,23 +7,23 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from pipeline.cli import SECTIONS, enginery
+from pipeline.cli import SECTIONS, enginesmith
 
 WIDTH = 120
 HEAD = """# Commands
 
-Written from the command line by `make docs`; do not edit. `enginery COMMAND --help` says the same in a terminal.
+Written from the command line by `make docs`; do not edit. `enginesmith COMMAND --help` says the same in a terminal.
 """
 
 
 def markdown() -> str:
     """The whole page."""
-    context = click.Context(enginery, info_name="enginery", terminal_width=WIDTH, max_content_width=WIDTH)
-    parts = [HEAD, _text(enginery)]
+    context = click.Context(enginesmith, info_name="enginesmith", terminal_width=WIDTH, max_content_width=WIDTH)
+    parts = [HEAD, _text(enginesmith)]
     for section, names in SECTIONS.items():
         parts.append(f"## {section}")
         for name in names:
-            command = enginery.get_command(context, name)
+            command = enginesmith.get_command(context, name)
             assert command is not None  # noqa: S101 - a name of the same table
             parts += _parts(command, name, context)
     return "\n\n".join(part.strip() for part in parts) + "\n"

@@ -10,8 +10,8 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-project = "Enginery"
-author = "The authors of Enginery"
+project = "Enginesmith"
+author = "The authors of Enginesmith"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
 html_theme = "furo"

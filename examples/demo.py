@@ -18,20 +18,20 @@ from logged import run_logged, show_end
 
 HERE = Path(__file__).resolve().parent
 SPEC = HERE / "digits" / "digits.yaml"
-REGISTRY = Path(os.environ.get("ENGINERY_REGISTRY", "registry"))
+REGISTRY = Path(os.environ.get("ENGINESMITH_REGISTRY", "registry"))
 LOG = Path("build/demo.log")
-ENGINERY = str(Path(sys.executable).with_name("enginery"))
+ENGINESMITH = str(Path(sys.executable).with_name("enginesmith"))
 
 
 def run(*words: object, announce: bool = True) -> str:
     """What a command printed. announce: show it before it runs."""
-    command = ["enginery", *map(str, words)]
+    command = ["enginesmith", *map(str, words)]
     if announce:
         print(f"\n$ {shlex.join(command)}", flush=True)
     # A table as wide as this terminal, although it comes through a pipe.
     size = {"COLUMNS": str(shutil.get_terminal_size().columns), "FORCE_COLOR": "1", "PREFECT_LOGGING_COLORS": "0"}
     env = size if sys.stdout.isatty() and "--json" not in command else None
-    code, out = run_logged([ENGINERY, *command[1:]], LOG, shorten=step_of, capture=True, env=env)
+    code, out = run_logged([ENGINESMITH, *command[1:]], LOG, shorten=step_of, capture=True, env=env)
     if code:
         print(out, end="")
         show_end(LOG)
@@ -57,14 +57,14 @@ def classify(engine: Path) -> float:
 
 def show_site() -> None:
     """Print how to look at the registry as a website."""
-    print(f"look at what is in the registry: {os.path.relpath(ENGINERY)} serve --registry {REGISTRY}")
+    print(f"look at what is in the registry: {os.path.relpath(ENGINESMITH)} serve --registry {REGISTRY}")
 
 
 def main() -> None:
     """Run the demo."""
     begun, is_first = time.monotonic(), not REGISTRY.exists()
     if is_first:
-        print("Enginery demo: handwritten digits, from a trained PyTorch model to proven engines.")
+        print("Enginesmith demo: handwritten digits, from a trained PyTorch model to proven engines.")
         print(f"What Prefect, Ray and the compilers print: {LOG}")
     words = ("build", os.path.relpath(SPEC), "--registry", REGISTRY, "--runner", "prefect", "--executor", "ray")
     built = run(*words, announce=is_first)

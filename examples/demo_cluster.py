@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 SPEC = Path(__file__).resolve().parent / "digits" / "digits.yaml"
 GENERATIONS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120")
 # By module: the environment that has them need not be the one whose `bin` this Python is in.
-MODULES = {"prefect": "prefect", "enginery": "pipeline.cli"}
+MODULES = {"prefect": "prefect", "enginesmith": "pipeline.cli"}
 # The flows of the demo, the last one last, and the first word of the names of their runs.
 STARTS = {"compile-model": "compile", "choose-buckets": "buckets", "canary": "canary", "settle-canary": "settle"}
 FLOWS = tuple(STARTS)
@@ -41,7 +41,7 @@ def main() -> None:
     begun = time.monotonic()
     try:
         with ExitStack() as stack:
-            _show(stack, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginery-cluster-"))))
+            _show(stack, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginesmith-cluster-"))))
         print(f"\neverything is ended and gone; the demo took {time.monotonic() - begun:.0f} s")
     except KeyboardInterrupt:
         print("\ninterrupted; everything is ended and gone")
@@ -67,22 +67,23 @@ def _show(stack: ExitStack, folder: Path) -> None:
     traffic.mkdir()
     only = [part for name in FLOWS for part in ("--only", name)]
     _run(
-        ["enginery", "deploy", "--registry", str(registry), "--traffic", str(traffic), *REPLAY, *only, *ray],
+        ["enginesmith", "deploy", "--registry", str(registry), "--traffic", str(traffic), *REPLAY, *only, *ray],
         environment,
     )
-    worker = ["prefect", "worker", "start", "--pool", "enginery", "--name", "demo"]
+    worker = ["prefect", "worker", "start", "--pool", "enginesmith", "--name", "demo"]
     stack.enter_context(_process(worker, folder / "worker.log", environment))
-    _run(["enginery", "register", os.path.relpath(SPEC), "--registry", str(registry)], environment)
+    _run(["enginesmith", "register", os.path.relpath(SPEC), "--registry", str(registry)], environment)
     known = _follow(url, ["compile-model"], (0, 0))
-    _run(["enginery", "show", "digits", "--registry", str(registry)], environment)
+    _run(["enginesmith", "show", "digits", "--registry", str(registry)], environment)
 
     _run(
-        ["enginery", "promote", "digits@1", "digits:stable", "--proven-only", "--registry", str(registry)], environment
+        ["enginesmith", "promote", "digits@1", "digits:stable", "--proven-only", "--registry", str(registry)],
+        environment,
     )
     print("\nA server records its requests; then its clients send larger ones:", flush=True)
     _run(["drifting-server", str(registry), str(traffic), url], environment)
     _follow(url, FLOWS, known)
-    _run(["enginery", "history", "digits:stable", "--registry", str(registry)], environment)
+    _run(["enginesmith", "history", "digits:stable", "--registry", str(registry)], environment)
 
 
 def _follow(url: str, flows: Sequence[str], known: tuple[int, int]) -> tuple[int, int]:
@@ -126,7 +127,7 @@ def _ray_cluster() -> Iterator[str]:
             cluster.add_node(num_cpus=2, include_dashboard=False, **here)
         for generation in GENERATIONS:
             with _starting(generation):
-                cluster.add_node(num_cpus=1, num_gpus=1, labels={"enginery/sm": generation}, **here)
+                cluster.add_node(num_cpus=1, num_gpus=1, labels={"enginesmith/sm": generation}, **here)
         yield cluster.address
     finally:
         cluster.shutdown()

@@ -14,8 +14,8 @@ from threading import Thread
 
 import numpy as np
 
-import enginery
-from enginery.core.errors import DataError
+import enginesmith
+from enginesmith.core.errors import DataError
 
 IMAGES = Path(__file__).resolve().parent / "digits" / "golden.npz"
 # Requests before the clients change, and at most after that; share of them that is larger than any engine takes.
@@ -38,16 +38,16 @@ def requests() -> Iterator[np.ndarray]:
 
 def main(registry: str, traffic: str, server: str) -> None:
     """Serve until the alarm is sent."""
-    client = enginery.Client(registry)
+    client = enginesmith.Client(registry)
     with tempfile.TemporaryDirectory() as folder:
         pulled = client.pull_all("digits:stable", folder)
         version = pulled[0].located.manifest.version
-        alarm = enginery.DriftEvent("digits", version, registry, server)
+        alarm = enginesmith.DriftEvent("digits", version, registry, server)
         sent: list[Thread] = []
-        router = enginery.Router.opened(
+        router = enginesmith.Router.opened(
             pulled, reference_rate=USUALLY, on_drift=lambda drift: sent.append(alarm(drift))
         )
-        with router, enginery.Recorder(Path(traffic) / "digits.jsonl", model="digits") as recorder:
+        with router, enginesmith.Recorder(Path(traffic) / "digits.jsonl", model="digits") as recorder:
             for number, images in enumerate(requests()):
                 inputs = {"image": images}
                 recorder.append(inputs, number / PER_SECOND)

@@ -1,6 +1,6 @@
 """A server that changes its engine while it answers: ONNX Runtime behind HTTP, of the link `current` of a watch.
 
-    enginery pull digits:stable --watch --target cpu --dest engines --hook-url http://127.0.0.1:8000/reload
+    enginesmith pull digits:stable --watch --target cpu --dest engines --hook-url http://127.0.0.1:8000/reload
     python examples/swapping_server.py engines 8000
 
 POST /reload opens what `current` leads to now; it answers when that serves, so that the watch calls again where it does
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-import enginery
+import enginesmith
 
 TYPES = {"FP32": "float32", "FP16": "float16", "INT64": "int64", "INT32": "int32", "BOOL": "bool"}
 LARGEST_BYTES = 64 << 20
@@ -92,7 +92,7 @@ def open_served(current: Path) -> Served:
     folder = current.resolve()  # once: from here on it is this folder, wherever the link goes
     path = next(folder.glob("*.json"))
     described = json.loads(path.read_bytes())
-    run = enginery.open_onnx(path)
+    run = enginesmith.open_onnx(path)
     tuned = {name: opt for name, _, opt, _ in described["profiles"][0]["inputs"]}
     run({item["name"]: np.zeros(tuned[item["name"]], item["dtype"]) for item in described["inputs"]})
     return Served(folder, described["version"], run)

@@ -15,24 +15,24 @@ RUN case "${PYTHON_IMAGE}" in *@sha256:*) ;; *) \
 ARG PIP_EXTRA_INDEX_URL=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-RUN python -m venv /opt/enginery
-ENV PATH=/opt/enginery/bin:$PATH
+RUN python -m venv /opt/enginesmith
+ENV PATH=/opt/enginesmith/bin:$PATH
 COPY . .
 RUN pip install --constraint constraints.txt '.[control]'
 
 FROM ${PYTHON_IMAGE}
-LABEL org.opencontainers.image.title="enginery control" org.opencontainers.image.licenses="Apache-2.0"
+LABEL org.opencontainers.image.title="enginesmith control" org.opencontainers.image.licenses="Apache-2.0"
 # wget: KubeRay's probes of Ray. libgomp1: onnxruntime and torch.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends libgomp1 wget \
  && rm -rf /var/lib/apt/lists/* \
- && groupadd --gid 10001 enginery \
- && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin enginery
-COPY --from=build /opt/enginery /opt/enginery
-ENV PATH=/opt/enginery/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
+ && groupadd --gid 10001 enginesmith \
+ && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin enginesmith
+COPY --from=build /opt/enginesmith /opt/enginesmith
+ENV PATH=/opt/enginesmith/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
     DO_NOT_TRACK=1 PREFECT_SERVER_ANALYTICS_ENABLED=false RAY_USAGE_STATS_ENABLED=0
 WORKDIR /tmp
 USER 10001:10001
-RUN enginery doctor
-CMD ["enginery", "--help"]
+RUN enginesmith doctor
+CMD ["enginesmith", "--help"]

@@ -17,8 +17,8 @@ RUN case "${CUDA_IMAGE}" in *@sha256:*) ;; *) \
 RUN dnf install --assumeyes --setopt=install_weak_deps=False python3.11 python3.11-pip && dnf clean all
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-RUN python3.11 -m venv /opt/enginery
-ENV PATH=/opt/enginery/bin:$PATH
+RUN python3.11 -m venv /opt/enginesmith
+ENV PATH=/opt/enginesmith/bin:$PATH
 COPY . .
 RUN pip install --constraint constraints.txt '.[worker]'
 # On its own: two gigabytes, which its installer fetches from NVIDIA's index.
@@ -26,18 +26,18 @@ RUN pip install --constraint constraints.txt '.[worker]'
 RUN pip install --constraint constraints.txt '.[tensorrt]'
 
 FROM ${CUDA_IMAGE}
-LABEL org.opencontainers.image.title="enginery worker" org.opencontainers.image.licenses="Apache-2.0"
+LABEL org.opencontainers.image.title="enginesmith worker" org.opencontainers.image.licenses="Apache-2.0"
 # wget: KubeRay's probes of Ray. libgomp: onnxruntime and torch.
 # hadolint ignore=DL3041
 RUN dnf install --assumeyes --setopt=install_weak_deps=False libgomp python3.11 shadow-utils wget \
  && dnf clean all \
- && groupadd --gid 10001 enginery \
- && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /sbin/nologin enginery
-COPY --from=build /opt/enginery /opt/enginery
-ENV PATH=/opt/enginery/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
+ && groupadd --gid 10001 enginesmith \
+ && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /sbin/nologin enginesmith
+COPY --from=build /opt/enginesmith /opt/enginesmith
+ENV PATH=/opt/enginesmith/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
     DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /tmp
 USER 10001:10001
-RUN enginery doctor
-CMD ["enginery", "--help"]
+RUN enginesmith doctor
+CMD ["enginesmith", "--help"]

@@ -1,4 +1,4 @@
-"""What `import enginery` hands on: the verbs of the command line as functions."""
+"""What `import enginesmith` hands on: the verbs of the command line as functions."""
 
 import os
 import reprlib
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from enginery.core.errors import InputError
+from enginesmith.core.errors import InputError
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from enginery.compile_caches.recipe import BACKEND, PRECISION, CompileOptions
-from enginery.core.digest import digest_of
-from enginery.core.types import Target
+from enginesmith.compile_caches.recipe import BACKEND, PRECISION, CompileOptions
+from enginesmith.core.digest import digest_of
+from enginesmith.core.types import Target
 from pipeline.values import Json
 
 
@@ -26,7 +26,7 @@ class CacheUnit:
         return f"{self.target.name} {PRECISION} {BACKEND}"
 
     def to_json(self) -> Json:
-        """What `enginery plan --json` prints of it."""
+        """What `enginesmith plan --json` prints of it."""
         return {
             "target": self.target.name,
             "precision": PRECISION,

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from enginery.core.codec import encode_document
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.machine import describe_host
-from enginery.core.reports.free_running import FreeRunning
-from enginery.core.reports.prompts import PromptDrift
-from enginery.core.reports.proof import Report, Verdict, judge
-from enginery.core.text import now
-from enginery.core.types import BuildFailure
+from enginesmith.core.codec import encode_document
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.machine import describe_host
+from enginesmith.core.reports.free_running import FreeRunning
+from enginesmith.core.reports.prompts import PromptDrift
+from enginesmith.core.reports.proof import Report, Verdict, judge
+from enginesmith.core.text import now
+from enginesmith.core.types import BuildFailure
 from pipeline.quantization.notes import describe_share
 from pipeline.values import Attributed, Built, Json, Proof
 
@@ -112,7 +112,7 @@ class EngineResult:
         return f"{self.target} {self.precision} {self.backend}"
 
     def to_json(self) -> Json:
-        """What `enginery build --json` prints of it."""
+        """What `enginesmith build --json` prints of it."""
         row: Json = {
             "target": self.target,
             "precision": self.precision,
@@ -179,7 +179,7 @@ class Outcome:
         return replace(self, graphs=graphs, cached=cached)
 
     def to_json(self) -> Json:
-        """What `enginery build --json` prints."""
+        """What `enginesmith build --json` prints."""
         return {
             "model": self.model,
             "version": self.version,

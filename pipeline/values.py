@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from enginery.core.codec import OMIT_DEFAULT
-from enginery.core.reports.free_running import FreeRunning
-from enginery.core.reports.prompts import PromptDrift
-from enginery.core.reports.proof import Check, Spread
-from enginery.core.requirements import Requirement
-from enginery.core.text import pluralize
-from enginery.core.types import (
+from enginesmith.core.codec import OMIT_DEFAULT
+from enginesmith.core.reports.free_running import FreeRunning
+from enginesmith.core.reports.prompts import PromptDrift
+from enginesmith.core.reports.proof import Check, Spread
+from enginesmith.core.requirements import Requirement
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import (
     BuildFailure,
     BuildRequest,
     Dim,

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from builders.execution.starting import Start
-    from enginery.registry.store.base import Store
-    from enginery.registry.store.objects.store import ObjectStore
-    from tests.enginery.faulty_proxy import FaultyProxy
-    from tests.enginery.object_stores.kinds import ServerKind
-    from tests.enginery.object_stores.servers import Servers
+    from enginesmith.registry.store.base import Store
+    from enginesmith.registry.store.objects.store import ObjectStore
+    from tests.enginesmith.faulty_proxy import FaultyProxy
+    from tests.enginesmith.object_stores.kinds import ServerKind
+    from tests.enginesmith.object_stores.servers import Servers
     from tests.pipeline.projects import Project
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and with them everything that they start.
@@ -38,9 +38,9 @@ collect_ignore = ["cluster"]
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The default run tries the same examples every time, so that it fails for a change and not by chance; `make hunt` looks
 # for new ones.
-settings.register_profile("enginery", CALM, derandomize=True)
+settings.register_profile("enginesmith", CALM, derandomize=True)
 settings.register_profile("hunt", CALM, print_blob=True)
-settings.load_profile("enginery")
+settings.load_profile("enginesmith")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -116,7 +116,7 @@ def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_server: OneS
 def built_once() -> Path:
     """Project and registry after one build, to be copied."""
     packages = ("ml_dtypes", "numpy", "onnx", "onnxruntime", "tensorrt-rtx")
-    code = ("enginery", "builders", "validation", "pipeline", "tests/pipeline/projects.py", "pyproject.toml")
+    code = ("enginesmith", "builders", "validation", "pipeline", "tests/pipeline/projects.py", "pyproject.toml")
     return scheduling.made_once("built", scheduling.key_of(packages, code), _build)
 
 
@@ -157,7 +157,7 @@ def home(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def servers() -> Iterator["Servers"]:
     """Servers of every kind with the bucket `BUCKET`, and proxies in front of them, started when they are asked for."""
-    from tests.enginery.object_stores.servers import Servers
+    from tests.enginesmith.object_stores.servers import Servers
 
     with Servers() as found:
         yield found
@@ -172,7 +172,7 @@ def s3_server(servers: "Servers") -> str:
 @pytest.fixture
 def server_kind(request: pytest.FixtureRequest) -> "ServerKind":
     """S3; with `registries.on_each_bucket`, each kind of object store."""
-    from tests.enginery.object_stores.kinds import KINDS
+    from tests.enginesmith.object_stores.kinds import KINDS
 
     return KINDS[getattr(request, "param", "s3")]
 
@@ -180,18 +180,18 @@ def server_kind(request: pytest.FixtureRequest) -> "ServerKind":
 @pytest.fixture
 def s3_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Credentials that the servers take, and a cache of this test's own."""
-    from tests.enginery.object_stores.kinds import ENVIRONMENT, FOREIGN
+    from tests.enginesmith.object_stores.kinds import ENVIRONMENT, FOREIGN
 
     for name in FOREIGN:
         monkeypatch.delenv(name, raising=False)
-    for name, value in {**ENVIRONMENT, "ENGINERY_CACHE": str(tmp_path / "cache")}.items():
+    for name, value in {**ENVIRONMENT, "ENGINESMITH_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def s3_uri(s3_server: str, s3_environment: None) -> str:
     """The URI of a place in the S3 bucket where nothing is yet."""
-    from tests.enginery.object_stores.kinds import KINDS
+    from tests.enginesmith.object_stores.kinds import KINDS
 
     return KINDS["s3"].uri(s3_server, secrets.token_hex(8))
 
@@ -205,8 +205,8 @@ def bucket_uri(servers: "Servers", server_kind: "ServerKind", s3_environment: No
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> "Store":
     """An empty registry in a folder; with `registries.on_each_kind`, one of every kind."""
-    from enginery.registry.store.base import open_store
-    from tests.enginery.object_stores.kinds import KINDS
+    from enginesmith.registry.store.base import open_store
+    from tests.enginesmith.object_stores.kinds import KINDS
 
     kind = getattr(request, "param", "file")
     if kind == "file":
@@ -219,8 +219,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> "Store":
 @pytest.fixture
 def proxy(servers: "Servers", server_kind: "ServerKind", monkeypatch: pytest.MonkeyPatch) -> "FaultyProxy":
     """A proxy without faults yet, in front of the server; pauses are short, and parts small."""
-    from enginery.registry.store.objects import attempts, source
-    from tests.enginery.object_stores.kinds import GOOGLES_LIMIT
+    from enginesmith.registry.store.objects import attempts, source
+    from tests.enginesmith.object_stores.kinds import GOOGLES_LIMIT
 
     running_proxy = servers.proxy(server_kind.name)
     monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.001)
@@ -234,8 +234,8 @@ def proxy(servers: "Servers", server_kind: "ServerKind", monkeypatch: pytest.Mon
 @pytest.fixture
 def store_behind_proxy(proxy: "FaultyProxy", server_kind: "ServerKind", s3_environment: None) -> "ObjectStore":
     """An empty registry that is reached through the proxy."""
-    from enginery.registry.store.base import open_store
-    from enginery.registry.store.objects.store import ObjectStore
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.store.objects.store import ObjectStore
 
     store = open_store(server_kind.uri(proxy.url, secrets.token_hex(8)), create=True)
     assert isinstance(store, ObjectStore)

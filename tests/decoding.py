@@ -8,7 +8,7 @@ import onnx
 import yaml
 from onnx import numpy_helper
 
-from enginery.core.types import BuildRequest, Sampling, ShapeProfile, Target, TensorSpec
+from enginesmith.core.types import BuildRequest, Sampling, ShapeProfile, Target, TensorSpec
 
 VOCABULARY, WIDTH = 12, 8
 DECODER: dict[str, Any] = {

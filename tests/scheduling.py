@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from enginery.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.cpu_kinds import this_kind
 
 # Tests start servers and processes of their own: more workers than this wait for each other.
 MOST_WORKERS = 4

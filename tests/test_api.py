@@ -1,4 +1,4 @@
-"""`import enginery`: light, typed, and the same verbs as the command line."""
+"""`import enginesmith`: light, typed, and the same verbs as the command line."""
 
 import inspect
 import os
@@ -10,22 +10,25 @@ from typing import Any
 
 import pytest
 
-import enginery
-from enginery.core.errors import InputError, SpecError
-from enginery.registry.store.base import open_store
+import enginesmith
+from enginesmith.core.errors import InputError, SpecError
+from enginesmith.registry.store.base import open_store
 from pipeline.api import _join
 from pipeline.orchestration.run import RunOptions
 from tests.pipeline.projects import Project, write_project
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
-    code = "import sys, enginery; print(sorted({'pydantic', 'numpy', 'torch', 'click', 'pipeline'} & set(sys.modules)))"
+    code = (
+        "import sys, enginesmith; print(sorted({'pydantic', 'numpy', 'torch', 'click', 'pipeline'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_what_serving_code_uses_is_light_too(tmp_path: Path) -> None:
     code = (
-        "import sys, enginery; enginery.Recorder('traffic.jsonl').append({}); enginery.ObservationLog('log.jsonl')\n"
+        "import sys, enginesmith; enginesmith.Recorder('traffic.jsonl').append({}); "
+        "enginesmith.ObservationLog('log.jsonl')\n"
         "heavy = {'pipeline', 'pydantic', 'click', 'torch', 'onnx', 'onnxruntime', 'prefect', 'ray', 'jinja2'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -38,11 +41,11 @@ def test_what_serving_code_uses_is_light_too(tmp_path: Path) -> None:
 def test_build_then_pull(tmp_path: Path) -> None:
     write_project(tmp_path / "project")
     project = Project(tmp_path / "project")
-    outcome = enginery.build(project.spec, registry=project.registry, targets=["cpu"])
+    outcome = enginesmith.build(project.spec, registry=project.registry, targets=["cpu"])
     assert outcome.version == "1"
     assert not outcome.failed
     where = {"registry": project.registry, "dest": tmp_path / "engines"}
-    pulled = enginery.pull("tiny", target="cpu", precision="int8", **where)
+    pulled = enginesmith.pull("tiny", target="cpu", precision="int8", **where)
     assert pulled.path.is_file()
     assert pulled.engine.precision == "int8"
     assert pulled.warning is None
@@ -50,12 +53,12 @@ def test_build_then_pull(tmp_path: Path) -> None:
 
 
 def test_the_parameters_of_build_are_named_and_typed() -> None:
-    signature = inspect.signature(enginery.build, eval_str=True)
+    signature = inspect.signature(enginesmith.build, eval_str=True)
     _, *options = signature.parameters.values()
     assert {option.kind for option in options} == {inspect.Parameter.KEYWORD_ONLY}
     assert [option.name for option in options] == [field.name for field in fields(RunOptions)]
     assert all(option.annotation not in (object, Any, inspect.Parameter.empty) for option in options)
-    assert [option.name for option in options if f"{option.name}" not in str(enginery.build.__doc__)] == []
+    assert [option.name for option in options if f"{option.name}" not in str(enginesmith.build.__doc__)] == []
 
 
 @pytest.mark.parametrize(
@@ -78,14 +81,14 @@ def test_names_come_as_one_text_or_as_a_sequence(given: Any, wanted: str | None)
 )
 def test_build_refuses_what_is_of_another_kind(options: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        enginery.build("model.yaml", **options)
+        enginesmith.build("model.yaml", **options)
 
 
 def test_a_loaded_spec_is_refused_in_a_line(tmp_path: Path) -> None:
     write_project(tmp_path / "project")
-    loaded: Any = enginery.load_spec(Project(tmp_path / "project").spec)
+    loaded: Any = enginesmith.load_spec(Project(tmp_path / "project").spec)
     with pytest.raises(InputError, match="give a path or a URI") as caught:
-        enginery.build(loaded)
+        enginesmith.build(loaded)
     assert len(str(caught.value)) < 120
 
 
@@ -94,35 +97,35 @@ def test_an_empty_name_does_not_mean_everything(tmp_path: Path, options: Any) ->
     write_project(tmp_path / "project")
     project = Project(tmp_path / "project")
     with pytest.raises(InputError, match="has no name; give one, or leave it out for all of the spec"):
-        enginery.build(project.spec, registry=project.registry, **options)
+        enginesmith.build(project.spec, registry=project.registry, **options)
 
 
 def test_paths_and_references_of_another_kind_are_refused(tmp_path: Path) -> None:
     number: Any = 7
     with pytest.raises(InputError, match="spec 7: give the path of its file"):
-        enginery.load_spec(number)
+        enginesmith.load_spec(number)
     with pytest.raises(InputError, match="reference 7: give NAME, NAME@VERSION or NAME:CHANNEL"):
-        enginery.pull(number, registry=open_store(tmp_path, create=True).uri, dest=tmp_path)
+        enginesmith.pull(number, registry=open_store(tmp_path, create=True).uri, dest=tmp_path)
 
 
 def test_a_client_and_a_machine_refuse_what_is_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="registry 123: give a path, file://, s3://, gs:// or az://"):
-        enginery.Client(123)  # type: ignore[arg-type]
+        enginesmith.Client(123)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"'l4': give a pair such as \(8, 9\), or use Machine.from_name\('l4'\)"):
-        enginery.Machine("l4")  # type: ignore[arg-type]
+        enginesmith.Machine("l4")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="machine 89: give a Machine, or a target's name"):
-        enginery.Client(open_store(tmp_path, create=True).uri).resolve("tiny", machine=89)  # type: ignore[arg-type]
+        enginesmith.Client(open_store(tmp_path, create=True).uri).resolve("tiny", machine=89)  # type: ignore[arg-type]
     for wrong in ((8,), [8, 9], ("8", "9"), 89):
         with pytest.raises(InputError, match="give a pair"):
-            enginery.Machine(wrong)  # type: ignore[arg-type]
-    assert enginery.Machine((8, 9)) == enginery.Machine.from_name("sm_89")
+            enginesmith.Machine(wrong)  # type: ignore[arg-type]
+    assert enginesmith.Machine((8, 9)) == enginesmith.Machine.from_name("sm_89")
 
 
 def test_its_errors_are_the_projects_own(tmp_path: Path) -> None:
     with pytest.raises(SpecError):
-        enginery.load_spec(tmp_path / "gone.yaml")
+        enginesmith.load_spec(tmp_path / "gone.yaml")
     with pytest.raises(AttributeError, match="load_spec"):
-        enginery.nonsense  # noqa: B018 - the access is the test
+        enginesmith.nonsense  # noqa: B018 - the access is the test
 
 
 @pytest.mark.parametrize(("name", "options"), [("spec", []), ("ensemble", ["--ensemble"])])

@@ -13,6 +13,6 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_it_has_every_command_and_every_option_of_one() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert [name for name in COMMANDS if f"\n### enginery {name}\n" not in text] == []
-    section = text.partition("#### enginery canary run\n")[2].partition("\n#")[0]
+    assert [name for name in COMMANDS if f"\n### enginesmith {name}\n" not in text] == []
+    section = text.partition("#### enginesmith canary run\n")[2].partition("\n#")[0]
     assert "| `--traffic PATH` | File of recorded requests" in section and "[required]" in section

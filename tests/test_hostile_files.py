@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginery.core.codec import encode
-from enginery.core.digest import digest_of
-from enginery.core.errors import DataError, EngineryError
-from enginery.core.reports.proof import Report
-from enginery.core.types import Dim, TensorSpec
-from enginery.recording.traffic import encode_inputs, read_traffic
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.reports.proof import Report
+from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.recording.traffic import encode_inputs, read_traffic
 from pipeline.canary.verdicts import read_report_file
-from tests.enginery.registries import engine, report
+from tests.enginesmith.registries import engine, report
 from tests.hostile import damaged, documents, either, encoded
 from tests.validation.canary.reports import report as canary_report
 from validation.canary.judging.pairing import evidence_of
@@ -29,14 +29,14 @@ from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet, freeze
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
-FEW = settings(max_examples=int(os.environ.get("ENGINERY_HOSTILE_EXAMPLES", "60")))
+FEW = settings(max_examples=int(os.environ.get("ENGINESMITH_HOSTILE_EXAMPLES", "60")))
 SPEC = TensorSpec("x", "float32", ("batch", 2))
 BATCH = Dim("batch", 1, 2, 4)
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
 def calm(work: Callable[[], Any]) -> Any:
-    with suppress(EngineryError):
+    with suppress(EnginesmithError):
         return work()
     return None
 
@@ -72,7 +72,7 @@ def lines(*valid: dict[str, Any]) -> st.SearchStrategy[bytes]:
 
 
 def test_traffic(place: Path) -> None:
-    head = {"kind": "enginery-traffic", "format": 1, "sampling": 0.5}
+    head = {"kind": "enginesmith-traffic", "format": 1, "sampling": 0.5}
     request = {"at": 0.5, "inputs": encode_inputs({"x": X[:1]})}
     by_hand = {"at": 1.0, "inputs": {"x": [[1.0, 2.0]]}}
     attacked(place, "t.jsonl", lines(head, request, by_hand), lambda path: read_traffic(path, [SPEC]))
@@ -80,7 +80,7 @@ def test_traffic(place: Path) -> None:
 
 def test_observations(place: Path) -> None:
     engine_of = {"model": "m", "version": "1", "manifest": "a" * 64, "engine": "b" * 64, "target": "cpu"}
-    head = {"format": 1, "kind": "enginery-observations", "planned": 10, "precision": "fp32", **engine_of}
+    head = {"format": 1, "kind": "enginesmith-observations", "planned": 10, "precision": "fp32", **engine_of}
     seen = {"time": 1.0, "latency": 0.1, "ok": True, "request": "a"}
     failed = {"time": 2.0, "latency": 0.1, "ok": False, "request": 3, "error": "x", "sqnr_db": 3.0, "flipped": True}
 
@@ -93,7 +93,7 @@ def test_observations(place: Path) -> None:
     other = ObservationTable(place / "other.jsonl")
     for number in range(3):
         add_to(other, {**seen, "time": float(number), "request": number})
-    attacked(place, "o.jsonl", lines(head, seen, failed, {"kind": "enginery-end", "requests": 2, "died": "x"}), read)
+    attacked(place, "o.jsonl", lines(head, seen, failed, {"kind": "enginesmith-end", "requests": 2, "died": "x"}), read)
 
 
 def test_canary_reports(place: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_hunts_have_found(place: Path) -> None:
     criteria = [{**item, "low": 10**400} for item in valid["criteria"]]
     body = {**{key: value for key, value in valid.items() if key != "digest"}, "criteria": criteria}
     (place / "huge.json").write_text(json.dumps({**body, "digest": digest_of(body)}))
-    with pytest.raises(EngineryError, match="is not whole"):
+    with pytest.raises(EnginesmithError, match="is not whole"):
         read_report_file(place / "huge.json")
     np.save(place / "old.npy", X)
     data = (place / "old.npy").read_bytes()
@@ -182,7 +182,7 @@ def test_what_hunts_have_found(place: Path) -> None:
 
 
 def test_reports(tmp_path: Path) -> None:
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
 
     valid = report(engine(open_store(tmp_path / "registry", create=True))).to_json()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import builders
-import enginery
+import enginesmith
 import pipeline
 import validation
 
@@ -22,7 +22,7 @@ METHODS = {
     ("yaml", "unsafe_load"), ("yaml", "full_load"), ("yaml", "unsafe_load_all"), ("yaml", "full_load_all"),
     ("pd", "read_pickle"), ("hub", "load"), ("npy", "read_array"),
 }  # fmt: skip
-ROOMS = [Path(str(room.__file__)).parent for room in (builders, validation, pipeline, enginery)]
+ROOMS = [Path(str(room.__file__)).parent for room in (builders, validation, pipeline, enginesmith)]
 
 
 def forbidden(source: str) -> Iterator[str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from enginery.registry.store.base import open_store
-from pipeline.cli import enginery
-from tests.enginery.registries import engine, publish_engines
-from tests.enginery.registry.trust.keys import private, private_pem, written
+from enginesmith.registry.store.base import open_store
+from pipeline.cli import enginesmith
+from tests.enginesmith.registries import engine, publish_engines
+from tests.enginesmith.registry.trust.keys import private, private_pem, written
 
 SECRET = "hunter2hunter2"
 URIS = (
@@ -33,8 +33,8 @@ def secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (
         "AWS_SECRET_ACCESS_KEY",
         "AWS_SESSION_TOKEN",
-        "ENGINERY_SIGNING_KEY_PASSWORD",
-        "ENGINERY_IDENTITY_TOKEN",
+        "ENGINESMITH_SIGNING_KEY_PASSWORD",
+        "ENGINESMITH_IDENTITY_TOKEN",
     ):
         monkeypatch.setenv(name, SECRET)
     monkeypatch.setenv("HTTPS_PROXY", f"http://user:{SECRET}@proxy.example:1")
@@ -43,7 +43,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def said(*arguments: str) -> str:
-    found = CliRunner().invoke(enginery, list(arguments))
+    found = CliRunner().invoke(enginesmith, list(arguments))
     errors: list[str] = []
     error: BaseException | None = found.exception
     while error is not None:

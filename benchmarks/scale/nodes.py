@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from enginery.client.locate import VersionLocator
-from enginery.client.watching.feed_reader import FeedReader
-from enginery.client.watching.looking import pause_s
-from enginery.core.errors import EngineryError
-from enginery.registry.versions.state import Channel
-from tests.enginery.registry.counting import CountingStore
+from enginesmith.client.locate import VersionLocator
+from enginesmith.client.watching.feed_reader import FeedReader
+from enginesmith.client.watching.looking import pause_s
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.registry.versions.state import Channel
+from tests.enginesmith.registry.counting import CountingStore
 
 Look = Callable[[], Channel | dict[str, Channel] | None]
 
@@ -78,7 +78,7 @@ def simulate(
         with store.counted() as sent:
             try:
                 seen, node.failures = node.look(), 0
-            except EngineryError:
+            except EnginesmithError:
                 seen, node.failures = node.last, node.failures + 1
         extra = 0
         if seen != node.last:

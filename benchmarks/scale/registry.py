@@ -3,15 +3,15 @@ that the examples have: twelve engines a version, for each an attestation and a 
 
 from dataclasses import replace
 
-from enginery.core.codec import encode
-from enginery.core.digest import canonical_json
-from enginery.core.reports.proof import Check
-from enginery.registry.evidence.attestations import attest
-from enginery.registry.evidence.latencies import attach_latency
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.versions import channels
-from tests.enginery.registries import engine, publish_engines, report
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.reports.proof import Check
+from enginesmith.registry.evidence.attestations import attest
+from enginesmith.registry.evidence.latencies import attach_latency
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions import channels
+from tests.enginesmith.registries import engine, publish_engines, report
 from tests.validation.latency.reports import latency_report
 
 TARGETS = (

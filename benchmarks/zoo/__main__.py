@@ -1,4 +1,5 @@
-"""Takes graphs of other people's packages the whole way: download, `enginery init`, `enginery build`, peers, a page.
+"""Takes graphs of other people's packages the whole way: download, `enginesmith init`, `enginesmith build`, peers, a
+page.
 
     python -m benchmarks.zoo [--only NAME ...] [--backends onnxruntime ...] [--no-peers]
     python -m benchmarks.zoo --write

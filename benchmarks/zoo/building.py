@@ -1,4 +1,4 @@
-"""One graph taken the whole way: its file, inputs, the spec that `enginery init` writes, and `enginery build`."""
+"""One graph taken the whole way: its file, inputs, the spec that `enginesmith init` writes, and `enginesmith build`."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import psutil
 from benchmarks.zoo import environment
 from benchmarks.zoo.inputs import ROOT, make_inputs
 from benchmarks.zoo.packages import FOLDER, open_wheel
-from enginery.core.types import TensorSpec
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts.found import FoundDim, FoundModel
 from pipeline.drafts.onnx_model import look_at_onnx
 from pipeline.drafts.requests import write_samples
@@ -76,14 +76,14 @@ def fit(found: FoundModel, graph: Mapping[str, Any]) -> FoundModel:
 
 
 def build(folder: Path, backend: str) -> dict[str, Any]:
-    """What came of `enginery build` of a folder's spec with one backend: a result with `units`, or with `error`.
+    """What came of `enginesmith build` of a folder's spec with one backend: a result with `units`, or with `error`.
 
     With the first backend the registry is new; the others find in it what does not depend on a backend.
     """
     registry = folder / "registry"
     if backend == FIRST:
         shutil.rmtree(registry, ignore_errors=True)
-    command = [sys.executable, "-m", "enginery", "build", "spec.yaml", "--registry", "registry", "--quiet", "--json"]
+    command = [sys.executable, "-m", "enginesmith", "build", "spec.yaml", "--registry", "registry", "--quiet", "--json"]
     command += ["--backend", backend, "--target", TARGETS.get(backend, "cpu")]
     if backend != FIRST and backend not in TARGETS:
         command += ["--precision", _first_precision(folder)]

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.zoo.packages import read_image
-from enginery.arrays import Array
-from enginery.core.types import Shape
+from enginesmith.arrays import Array
+from enginesmith.core.types import Shape
 
 _WORDS = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8").split()
 _PHOTOGRAPHS = (

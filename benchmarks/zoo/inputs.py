@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.zoo.images import cut_photographs, draw_lines, draw_pages, draw_seals, draw_tables, turn
 from benchmarks.zoo.speech import cut_speech, speech
-from enginery.arrays import Array
-from enginery.core.types import Shape, Tensors, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.types import Shape, Tensors, TensorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 _TEXT = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split()).lower().encode()

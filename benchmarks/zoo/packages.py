@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "zoo"
 KNOWN: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("graphs.yaml").read_text(encoding="utf-8"))

@@ -11,20 +11,20 @@ from benchmarks.zoo.packages import FOLDER, KNOWN
 Results = Mapping[str, Mapping[str, Any]]
 _FILES = {
     "source": "as it came",
-    "enginery fp32": "fp32",
-    "enginery fp16": "fp16",
+    "enginesmith fp32": "fp32",
+    "enginesmith fp16": "fp16",
     "onnxconverter-common fp16": "converter-common fp16",
-    "enginery int8": "int8",
+    "enginesmith int8": "int8",
     "onnxruntime int8": "onnxruntime int8",
     "olive int8": "Olive int8",
 }
 _HEAD = """\
 # Graphs of other people's packages
 
-What `enginery init` and `enginery build` make of graphs that nobody here wrote. `make zoo` downloads the packages by
-pip, checks them by digest and writes this page; no graph is kept in the repository. Inputs are pages that were rendered
-or scanned, photographs, files, this project's own text and sentences that espeak-ng speaks (`benchmarks/zoo`). Specs
-are those that `enginery init` wrote, with narrower sizes where `graphs.yaml` says so, and nothing else: no
+What `enginesmith init` and `enginesmith build` make of graphs that nobody here wrote. `make zoo` downloads the packages
+by pip, checks them by digest and writes this page; no graph is kept in the repository. Inputs are pages that were
+rendered or scanned, photographs, files, this project's own text and sentences that espeak-ng speaks (`benchmarks/zoo`).
+Specs are those that `enginesmith init` wrote, with narrower sizes where `graphs.yaml` says so, and nothing else: no
 limits and no settings. Times and memory are of a machine of two cores with other work beside: compare columns, not
 rows.
 """
@@ -42,8 +42,8 @@ Median milliseconds of one run of one input: onnxruntime's default options, one 
 process.
 """
 _COSTS = """\
-Wall clock of `enginery build` from an empty registry: export, calibration, quantization, engines, proof and attribution
-of all precisions; and the peak of all its processes' memory together (PSS).
+Wall clock of `enginesmith build` from an empty registry: export, calibration, quantization, engines, proof and
+attribution of all precisions; and the peak of all its processes' memory together (PSS).
 """
 _OTHERS = """\
 What each takes or refuses, in the first precision of the spec (TensorRT for RTX: in every precision, for sm_80, built
@@ -107,7 +107,7 @@ def _reasons(results: Results) -> Iterator[str]:
 
 
 def _columns() -> list[str]:
-    return [f"**{title}**" if file.startswith("enginery") else title for file, title in _FILES.items()]
+    return [f"**{title}**" if file.startswith("enginesmith") else title for file, title in _FILES.items()]
 
 
 def _rows(judged: Results, show: Any) -> Iterator[list[str]]:

@@ -22,9 +22,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from enginery.arrays import Array
-from enginery.core.types import Tensors
-from enginery.registry.store.base import open_store
+from enginesmith.arrays import Array
+from enginesmith.core.types import Tensors
+from enginesmith.registry.store.base import open_store
 from validation.metrics.drift import Drift, measure
 
 ROUNDS = 15
@@ -51,7 +51,9 @@ def _units(folder: Path) -> list[dict[str, Any]]:
 def _ours(folder: Path, units: list[dict[str, Any]]) -> dict[str, Path]:
     """Our engines, by precision."""
     store = open_store(folder / "registry") if units else None
-    return {f"enginery {unit['precision']}": store.path(unit["digest"]) for unit in units if store and unit["digest"]}
+    return {
+        f"enginesmith {unit['precision']}": store.path(unit["digest"]) for unit in units if store and unit["digest"]
+    }
 
 
 def _made(name: str, make: Callable[[Path, Path, Tensors], None], folder: Path, arguments: Tensors) -> Path | str:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.signal import resample_poly
 
 from benchmarks.zoo.packages import unpack
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 RATE = 16_000
 _ESPEAK_RATE = 22_050  # of espeak-ng's formant synthesis

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from builders.as_built import WithFloatStates, WithoutSampler
 from builders.backends import discovery
-from enginery.core.errors import EngineryError, IntegrityError
-from enginery.core.hardware import cuda
-from enginery.core.hardware.evaluation import evaluate, judge
-from enginery.core.hardware.machine import Machine, cpu_here, gpu_here
-from enginery.core.requirements import Gpu, Requirement, Runtime, hardware_of
-from enginery.core.sampling import as_built
-from enginery.core.types import Backend, BuildRequest, Engine, Session, Target
+from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.hardware.evaluation import evaluate, judge
+from enginesmith.core.hardware.machine import Machine, cpu_here, gpu_here
+from enginesmith.core.requirements import Gpu, Requirement, Runtime, hardware_of
+from enginesmith.core.sampling import as_built
+from enginesmith.core.types import Backend, BuildRequest, Engine, Session, Target
 
 
 @contextmanager
@@ -40,12 +40,12 @@ def open_sampler(engine: Engine) -> Iterator[Session]:
 
 
 def check_compatible(backend: Backend, engine: Engine) -> None:
-    """Raise EngineryError unless `backend` can open `engine` here, IntegrityError where its file is not whole.
+    """Raise EnginesmithError unless `backend` can open `engine` here, IntegrityError where its file is not whole.
 
     What is checked, in this order: its backend, the installed versions, the hardware, the size of its file.
     """
     if reason := find_incompatibility(backend, engine.request):
-        raise EngineryError(f"{engine.path.name}: {reason}")
+        raise EnginesmithError(f"{engine.path.name}: {reason}")
     size = engine.path.stat().st_size if engine.path.exists() else None
     if size != engine.size_bytes:
         found = "is not there" if size is None else f"has {size} bytes"

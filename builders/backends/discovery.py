@@ -1,7 +1,7 @@
 """Finds backends by entry point, and makes them from typed options; no compiler is imported.
 
 A backend is a frozen dataclass (`types.Backend`) whose fields are its options. Any installed distribution adds
-one with a line in its pyproject.toml, under `[project.entry-points."enginery.backends"]`.
+one with a line in its pyproject.toml, under `[project.entry-points."enginesmith.backends"]`.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from enginery.core.capabilities import Capabilities
-from enginery.core.errors import EngineryError, InputError, UnknownNameError
-from enginery.core.hardware.cpu_kinds import HOST, kind_named, kind_of
-from enginery.core.text import format_bytes, suggest
-from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target, Untyped
+from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.errors import EnginesmithError, InputError, UnknownNameError
+from enginesmith.core.hardware.cpu_kinds import HOST, kind_named, kind_of
+from enginesmith.core.text import format_bytes, suggest
+from enginesmith.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target, Untyped
 
-GROUP = "enginery.backends"
+GROUP = "enginesmith.backends"
 # Names that users try and that are no backends: these stacks compile checkpoints of known architectures, not ONNX.
 LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
 _SPELLINGS = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrtllm": "tensorrt-llm", "mlc": "mlc-llm"}
@@ -33,12 +33,13 @@ def names() -> list[str]:
 
 
 def load(name: str) -> type[Backend]:
-    """The backend class of that name. Raises UnknownNameError for an unknown name, EngineryError for a broken one."""
+    """The backend class of that name. Raises UnknownNameError for an unknown name, EnginesmithError for a broken
+    one."""
     where = entry_point(name)
     try:
         return typing.cast("type[Backend]", _entries()[name].load())
     except (ImportError, AttributeError) as error:
-        raise EngineryError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
+        raise EnginesmithError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
 
 
 def entry_point(name: str) -> str:
@@ -126,17 +127,18 @@ def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[
         found[CPU_KIND] = kind_of(target)
         if (kind := kind_named(target.name)) and dict(options_of(backend)).get(can.options.cpu_level) == HOST:
             found["cpu"] = kind.level
-    return tuple(sorted({**found, f"enginery-{backend.name}": str(backend.revision)}.items()))
+    return tuple(sorted({**found, f"enginesmith-{backend.name}": str(backend.revision)}.items()))
 
 
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
-    """Raise EngineryError where the versions here are not those of the build key, which would then be a false one."""
+    """Raise EnginesmithError where the versions here are not those of the build key, which would then be a false
+    one."""
     here, wanted = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
     names = sorted((here.keys() | wanted.keys()) - {CPU_KIND})  # the kind matters to a proof, not to a build
     wrong = [name for name in names if here.get(name) != wanted.get(name)]
     if wrong:
         listed = ", ".join(f"{name} {here.get(name, 'absent')}, not {wanted.get(name, 'absent')}" for name in wrong)
-        raise EngineryError(
+        raise EnginesmithError(
             f"{platform.node()} has {listed}, which the plan was made for; install the same versions on every node"
         )
 
@@ -155,5 +157,5 @@ def _llm_stack(name: str) -> str | None:
     return (
         f"backend {name!r}: {title} is not built here: it serves a checkpoint with a runtime of its own, so no ONNX "
         "graph would prove it; use tensorrt or tensorrt-rtx for the step of a decoder with its cache as state, and "
-        f"{title} itself beside Enginery for paged attention (docs/decisions/0008-llm-stacks.md)"
+        f"{title} itself beside Enginesmith for paged attention (docs/decisions/0008-llm-stacks.md)"
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from enginery.core.types import Backend, BuildRequest, Engine, QuantizationScheme, Session, Shape, Target, Tensors
+from enginesmith.core.types import Backend, BuildRequest, Engine, QuantizationScheme, Session, Shape, Target, Tensors
 
 # A tensor as it was seen: numpy's name of its type, and its shape.
 TensorType = tuple[str, Shape]
@@ -49,7 +49,7 @@ class Refitting(Protocol):
     def refit(self, engine: Engine, model: Path, request: BuildRequest, workdir: Path) -> Engine:
         """The engine of `request` under `workdir`: the kernels of `engine` with the weights of `model`.
 
-        Raises EngineryError when the compiler does not take them.
+        Raises EnginesmithError when the compiler does not take them.
         """
 
 
@@ -137,7 +137,7 @@ class TimingCached(Protocol):
         tuned."""
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
-        """One cache with what both know. Raises EngineryError when they do not go together."""
+        """One cache with what both know. Raises EnginesmithError when they do not go together."""
 
 
 def timing_cached(backend: Backend) -> TimingCached | None:

@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Dim, ShapeProfile, Tensors, TensorSpec, list_sums
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import BuildRequest, Dim, ShapeProfile, Tensors, TensorSpec, list_sums
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from enginery.arrays import InputCheck
+    from enginesmith.arrays import InputCheck
 
 # A plan gives a CPU engine no more profiles than this and one; a backend that holds inputs to them needs them all.
 MOST_PROFILES = 64
@@ -81,7 +81,7 @@ def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarr
 def checked_outputs(
     request: BuildRequest, results: "list[np.ndarray]", sizes: dict[str, int], title: str
 ) -> "dict[str, np.ndarray]":
-    """The results by name. Raises EngineryError for one whose dtype, rank or size is not that of the request.
+    """The results by name. Raises EnginesmithError for one whose dtype, rank or size is not that of the request.
 
     A compiler that took two sizes for equal, or dropped a cast, gives such results.
     """
@@ -91,7 +91,7 @@ def checked_outputs(
         wanted = [sizes.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
         fits = array.ndim == len(wanted) and all(b in (None, a) for a, b in zip(array.shape, wanted, strict=True))
         if not fits or array.dtype.name != spec.dtype:
-            raise EngineryError(
+            raise EnginesmithError(
                 f"{title} answers {spec.name!r} with {array.dtype.name} {array.shape}, which should be {spec.dtype} "
                 f"{spec.shape} where {sizes}; its answers for this model cannot be used, take another backend"
             )

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from builders.execution.jobs import ChildTask, WorkerContext, decode_request
-from enginery.core.codec import decode, encode
-from enginery.core.errors import EngineryError, error_to_json
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import EnginesmithError, error_to_json
 
 _PR_SET_PDEATHSIG = 1
 # Reads from the parent, which never writes: when the parent is gone, `read` ends and the process group is killed.
@@ -72,7 +72,7 @@ def _outcome(task: ChildTask, workdir: Path) -> str:
     try:
         request = decode_request(task.request)
         return json.dumps({"value": encode(request.run(WorkerContext(workdir, task.store)))})
-    except EngineryError as error:
+    except EnginesmithError as error:
         traceback.print_exc()
         return json.dumps(error_to_json(error))
     except Exception as error:

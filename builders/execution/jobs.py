@@ -1,6 +1,6 @@
 """A job: a request that is run in a process of its own; what it may use and needs, who runs it, and its events.
 
-A request travels as JSON: the name under which its class is imported, and its fields as `enginery.core.codec` writes
+A request travels as JSON: the name under which its class is imported, and its fields as `enginesmith.core.codec` writes
 them. Events go to a watch in their order, from the thread that runs the job; their `name` is the job's.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, get_type_hints
 
-from enginery.core.codec import decode, encode
+from enginesmith.core.codec import decode, encode
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -111,7 +111,7 @@ class ProcessLimits:
 class Needs:
     """What a job asks of the node that it runs on. `LocalExecutor` uses only `gpus` and `alone`.
 
-    labels: node labels, e.g. {"enginery/sm": "sm_89"}.
+    labels: node labels, e.g. {"enginesmith/sm": "sm_89"}.
     required: whether the node must have all of them; else a node that has them is preferred.
     gpus: how many no other job may use while it runs.
     memory_mib: what a scheduler sets aside for it; it may use more, up to its limit.
@@ -137,13 +137,13 @@ class WorkerContext:
 
 
 class Request(Protocol[Result_co]):
-    """Work as a value: a frozen dataclass that `enginery.core.codec` can write, with the method that does it.
+    """Work as a value: a frozen dataclass that `enginesmith.core.codec` can write, with the method that does it.
 
     Its class, and that of its result, are found by import, in the worker as in the driver.
     """
 
     def run(self, context: WorkerContext) -> Result_co:
-        """Do it, in the process that calls this. Raises EngineryError."""
+        """Do it, in the process that calls this. Raises EnginesmithError."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Executor(Protocol):
     def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
         """The result of the job's request, tried again where that may help (`builders.execution.retries`).
 
-        Raises StepError (`errors.StepError` lists its kinds), or the EngineryError that the request raised.
+        Raises StepError (`errors.StepError` lists its kinds), or the EnginesmithError that the request raised.
         """
 
     def cancel(self) -> None:

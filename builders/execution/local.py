@@ -10,7 +10,7 @@ from builders.execution.process import run_job
 from builders.execution.retries import run_with_retries
 from builders.execution.starting import Start, spawn
 from builders.execution.workdir import workdir
-from enginery.core.errors import StepError
+from enginesmith.core.errors import StepError
 
 # What a job waits for: any job, and one that has to run alone.
 QUEUED = "a free slot"

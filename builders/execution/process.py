@@ -39,8 +39,8 @@ from builders.execution.jobs import (
 )
 from builders.execution.memory import held_mib, oom_kills
 from builders.execution.starting import FOLDER_VARIABLE, Child, Start, spawn
-from enginery.core.codec import decode, encode
-from enginery.core.errors import StepError, error_from_json
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import StepError, error_from_json
 
 TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384
@@ -62,7 +62,7 @@ def run_job(
 
     `cancelled` is called every `TICK_S`. `watch` gets the events of phases, output, memory and usage; the executor
     tells it the rest. start: how the process comes to be.
-    Raises the EngineryError that the request raised (class and message), or StepError: kind 'error' (any other
+    Raises the EnginesmithError that the request raised (class and message), or StepError: kind 'error' (any other
     exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory', 'node-memory' (the kernel killed
     it for that) or 'cancelled', with the end of the log.
     """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from builders.execution.jobs import Job, Result, Retrying, Watch
-from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginesmith.core.errors import EnginesmithError, IntegrityError, StepError, UnavailableError
 
 MOST_LOST = 3
 # Memory to ask for over the measured peak: it is measured every `process.TICK_S`, and the next one may be higher.
@@ -50,7 +50,7 @@ def run_with_retries(
                 raise _summarize(failures) from error
         except (UnavailableError, IntegrityError):
             raise  # says nothing about the job
-        except EngineryError as error:
+        except EnginesmithError as error:
             if not failures:
                 raise
             raise _summarize([*failures, StepError(str(error))]) from error

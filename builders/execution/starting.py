@@ -14,7 +14,7 @@ from typing import Protocol
 # How an interpreter is started; -P keeps its current folder out of what it imports.
 PYTHON = (sys.executable, "-P", "-X", "faulthandler")
 # Names the folder of a job to the job's own process.
-FOLDER_VARIABLE = "ENGINERY_JOB_FOLDER"
+FOLDER_VARIABLE = "ENGINESMITH_JOB_FOLDER"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def spawn(workdir: Path, lifeline: int) -> Child:
     words = ("builders.execution.child", str(workdir), str(lifeline), str(os.getpid()))
     with (workdir / "job.log").open("wb") as log:
         process = subprocess.Popen(
-            [*PYTHON, "-m", "enginery.rooms", *words], stdin=subprocess.DEVNULL, stdout=log,
+            [*PYTHON, "-m", "enginesmith.rooms", *words], stdin=subprocess.DEVNULL, stdout=log,
             stderr=subprocess.STDOUT, cwd=workdir, env={**environment(), **variables_of(workdir)},
             pass_fds=(lifeline,), start_new_session=True,
         )  # fmt: skip

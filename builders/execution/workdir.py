@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from enginery.core.errors import UnavailableError
+from enginesmith.core.errors import UnavailableError
 
-_PREFIX = "enginery-"
+_PREFIX = "enginesmith-"
 _LOCK = ".in-use"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 CONVERTING = frozenset(("Cast", "DequantizeLinear", "QuantizeLinear"))
 # Weights have so many axes. With fewer it may be a size, which a runtime wants to know when it opens the graph.

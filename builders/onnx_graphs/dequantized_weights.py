@@ -16,7 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from builders.onnx_graphs.bodies import list_reads
 from builders.onnx_graphs.weights import has_external
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 # The first opset whose DequantizeLinear has an axis.
 _PER_AXIS = 13

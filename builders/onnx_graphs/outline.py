@@ -15,7 +15,7 @@ from onnx import AttributeProto, ModelProto, TensorProto
 
 from builders.onnx_graphs.weights import LEAST_BYTES, load_graph, set_place
 from builders.onnx_graphs.wire import Field, decode, fields
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 
 # Of ModelProto, GraphProto, NodeProto (its domain's number is that of a model's graph) and TensorProto.
 _GRAPH, _NODE, _INITIALIZER, _ATTRIBUTE, _DOMAIN, _DATA_TYPE, _RAW_DATA = 7, 1, 5, 5, 7, 2, 9

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from builders.onnx_graphs.bodies import list_bodies
 from builders.onnx_graphs.safe_division import guard_divisions
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 
 if TYPE_CHECKING:
     import onnx

@@ -14,8 +14,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import walk_nodes
-from enginery.core.errors import ModelError
-from enginery.core.types import QuantizedState
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import QuantizedState
 
 
 def quantize_states(model: ModelProto, states: Iterable[QuantizedState]) -> None:
@@ -116,7 +116,7 @@ def _remove_unused(graph: GraphProto, state: QuantizedState) -> None:
 
 def _place(state: QuantizedState) -> str:
     """What the names of a state's nodes and tensors begin with."""
-    return f"enginery/state/{state.input}"
+    return f"enginesmith/state/{state.input}"
 
 
 def _producer(graph: GraphProto, tensor: str) -> tuple[int, NodeProto]:

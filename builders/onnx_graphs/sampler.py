@@ -21,16 +21,16 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from enginery.core.errors import ModelError
-from enginery.core.sampling import SEEN_NEXT, sampling_inputs, sampling_outputs
-from enginery.core.types import Sampling, TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.sampling import SEEN_NEXT, sampling_inputs, sampling_outputs
+from enginesmith.core.types import Sampling, TensorSpec
 
-DOMAIN = "enginery"
+DOMAIN = "enginesmith"
 _PREFIX = f"{DOMAIN}/Sample/"
 
 # `lowest` is the least number of float32, which models write in the place of minus infinity.
 _BODY = """
-<opset_import: ["" : 17], domain: "enginery">
+<opset_import: ["" : 17], domain: "enginesmith">
 Sample (logits, ids, seen, temperature, top_k, top_p, repetition_penalty, uniform, allowed, ranks, count, width)
     => (token, seen_next)
 {

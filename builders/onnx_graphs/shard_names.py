@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from builders.onnx_graphs.wire import fields, inner_fields, inner_text
-from enginery.core.digest import is_digest
-from enginery.core.errors import ModelError
+from enginesmith.core.digest import is_digest
+from enginesmith.core.errors import ModelError
 
 _GRAPH, _INITIALIZER, _EXTERNAL_DATA = 7, 5, 13  # of ModelProto, GraphProto, TensorProto
 

@@ -25,7 +25,7 @@ from builders.onnx_graphs.weights import (
     place_of,
     set_place,
 )
-from enginery.core.digest import is_digest
+from enginesmith.core.digest import is_digest
 
 # A larger weight has a shard to itself.
 SHARD_BYTES = 256 << 20

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
-from enginery.arrays import Array
-from enginery.core.errors import ModelError
+from enginesmith.arrays import Array
+from enginesmith.core.errors import ModelError
 
 # Smaller tensors stay in the graph: shape inference reads shapes, and a file for each scale gains nothing.
 LEAST_BYTES = 1024

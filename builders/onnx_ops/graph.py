@@ -21,7 +21,7 @@ from builders.onnx_ops.table import (
     Value,
     known_constant,
 )
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 
 Values = dict[str, Value]
 _REQUIRED = inspect.Parameter.empty

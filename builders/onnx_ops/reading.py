@@ -11,7 +11,7 @@ import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_ops.library import NumpyArray
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 
 NEWEST_OPSET = 28
 _OWN_DOMAINS = ("", "ai.onnx")

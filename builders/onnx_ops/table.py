@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from builders.onnx_ops.library import Array, ArrayLibrary, NumpyArray
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 
 Numbers = list[Any]
 ObjectArray = np.ndarray[Any, np.dtype[np.object_]]

@@ -15,7 +15,7 @@ from builders.onnx_ops.graph import known_operators
 from builders.onnx_torch.arrays import TORCH
 from builders.onnx_torch.module import OnnxModule, read
 from builders.onnx_torch.program import order_as_requested, program_of
-from enginery.core.types import BuildRequest
+from enginesmith.core.types import BuildRequest
 
 __all__ = ["operators", "to_guarded_program", "to_module", "to_program"]
 

@@ -20,8 +20,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from builders.onnx_ops.library import ArrayLibrary
 from builders.onnx_ops.table import must
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
-from enginery.core.errors import ModelError
-from enginery.core.types import Untyped
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import Untyped
 
 sym_max, sym_min = torch.sym_max, torch.sym_min
 to_numpy = to_array

@@ -16,7 +16,7 @@ from builders.onnx_ops.graph import BoundGraph, known_operators
 from builders.onnx_ops.reading import Body
 from builders.onnx_ops.table import MOST_NUMBERS, Lookups
 from builders.onnx_torch.arrays import NARROW, TORCH, asarray, dtype
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from builders.onnx_ops.reading import Body
-from enginery.core.errors import ModelError
-from enginery.core.types import BuildRequest
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import BuildRequest
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)

@@ -29,5 +29,5 @@ class DigitNet(nn.Module):
 
 
 def build(width: int = 16) -> nn.Module:
-    """The network without its weights; `enginery` loads them from the file that the spec names."""
+    """The network without its weights; `enginesmith` loads them from the file that the spec names."""
     return DigitNet(width)

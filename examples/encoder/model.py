@@ -68,5 +68,5 @@ class Encoder(nn.Module):
 
 
 def build(width: int = 64, heads: int = 4, layers: int = 2) -> nn.Module:
-    """The encoder without its weights; `enginery` loads them from the file that the spec names."""
+    """The encoder without its weights; `enginesmith` loads them from the file that the spec names."""
     return Encoder(width, heads, layers)

@@ -64,5 +64,5 @@ class Encoder(nn.Module):
 
 
 def build() -> nn.Module:
-    """The encoder without its weights; `enginery` loads them from the file that the spec names."""
+    """The encoder without its weights; `enginesmith` loads them from the file that the spec names."""
     return Encoder()

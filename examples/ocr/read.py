@@ -1,4 +1,4 @@
-"""Reads the text of a picture with the pulled version: `python read.py picture.png`, after `enginery build`."""
+"""Reads the text of a picture with the pulled version: `python read.py picture.png`, after `enginesmith build`."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image
 
-import enginery
+import enginesmith
 
 SIZE = 480, 160
 
@@ -20,11 +20,13 @@ def main() -> None:
     parser.add_argument("--precision", default="int8")
     asked = parser.parse_args()
     with TemporaryDirectory() as folder:
-        pulled = enginery.pull(
+        pulled = enginesmith.pull(
             "ocr:candidate", registry=asked.registry, target="cpu", precision=asked.precision, dest=folder
         )
         # The functions are this folder's ocr.py, as it was published.
-        whole = enginery.Ensemble.described(enginery.open_onnx, pulled.description, functions=enginery.load_function)
+        whole = enginesmith.Ensemble.described(
+            enginesmith.open_onnx, pulled.description, functions=enginesmith.load_function
+        )
         for picture in asked.pictures:
             image = np.asarray(Image.open(picture).convert("RGB").resize(SIZE))
             found = whole.run({"image": image})

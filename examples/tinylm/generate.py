@@ -1,17 +1,17 @@
-"""Writes text with a pulled engine, byte by byte: `python generate.py "The value of"`, after `enginery build`."""
+"""Writes text with a pulled engine, byte by byte: `python generate.py "The value of"`, after `enginesmith build`."""
 
 import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import enginery
-from enginery.core.errors import EngineryError
+import enginesmith
+from enginesmith.core.errors import EnginesmithError
 
 
-def pull(registry: str, precision: str, dest: str) -> enginery.Generator:
+def pull(registry: str, precision: str, dest: str) -> enginesmith.Generator:
     """A generator over the newest engine of a precision for this machine's CPU."""
-    pulled = enginery.pull("tinylm:candidate", registry=registry, target="cpu", precision=precision, dest=dest)
-    return enginery.Generator.opened(pulled)
+    pulled = enginesmith.pull("tinylm:candidate", registry=registry, target="cpu", precision=precision, dest=dest)
+    return enginesmith.Generator.opened(pulled)
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     asked = parser.parse_args()
     try:
         answers = answer(asked)
-    except (EngineryError, OSError) as error:
+    except (EnginesmithError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
     for text, found in zip(asked.prompts, answers, strict=True):
         print(text + bytes(found).decode(errors="replace"))
@@ -38,10 +38,11 @@ def main() -> None:
 
 def answer(asked: argparse.Namespace) -> list[list[int]]:
     """The bytes after each prompt."""
-    grammar = enginery.Grammar.json_schema(asked.schema.read_text()) if asked.schema else None
-    settings = enginery.SamplingSettings(asked.temperature, asked.top_k, asked.top_p, asked.repetition_penalty)
+    grammar = enginesmith.Grammar.json_schema(asked.schema.read_text()) if asked.schema else None
+    settings = enginesmith.SamplingSettings(asked.temperature, asked.top_k, asked.top_p, asked.repetition_penalty)
     prompts = [
-        enginery.Prompt(text.encode(), settings, asked.count, asked.seed, constraint=grammar) for text in asked.prompts
+        enginesmith.Prompt(text.encode(), settings, asked.count, asked.seed, constraint=grammar)
+        for text in asked.prompts
     ]
     with TemporaryDirectory() as folder:
         return pull(asked.registry, asked.precision, folder).generate(prompts)

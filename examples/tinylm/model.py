@@ -91,5 +91,5 @@ class Decoder(nn.Module):
 
 
 def build(width: int = 128, heads: int = 4) -> nn.Module:
-    """The decoder without its weights; `enginery` loads them from the file that the spec names."""
+    """The decoder without its weights; `enginesmith` loads them from the file that the spec names."""
     return Decoder(width, heads).eval()

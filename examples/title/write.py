@@ -1,4 +1,4 @@
-"""Titles what an agent did, with the pulled version: `python write.py "intent: ..."`, after `enginery build`."""
+"""Titles what an agent did, with the pulled version: `python write.py "intent: ..."`, after `enginesmith build`."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from writer import TitleWriter
 
-import enginery
+import enginesmith
 
 
 def main() -> None:
@@ -16,8 +16,10 @@ def main() -> None:
     parser.add_argument("--registry", default="registry")
     asked = parser.parse_args()
     with TemporaryDirectory() as folder:
-        pulled = enginery.pull("title:candidate", registry=asked.registry, target="cpu", precision="int8", dest=folder)
-        graphs = enginery.Ensemble.described(enginery.open_onnx, pulled.description).graphs
+        pulled = enginesmith.pull(
+            "title:candidate", registry=asked.registry, target="cpu", precision="int8", dest=folder
+        )
+        graphs = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled.description).graphs
         writer = TitleWriter(
             lambda inputs: graphs["encoder"].run(inputs)["last_hidden_state"],
             lambda inputs: graphs["decoder"].run(inputs)["logits"],

@@ -1,8 +1,8 @@
 """The blobs that a cache keeps on its disk: each is fetched from the registry once, however many clients ask for it.
 
-The first request for a blob starts a *fetch*: `enginery.registry.store.download` writes it into the partial file of a
-`BlobCache`, under that cache's lock of the digest, so that of several processes one fetches. Requests read the file as
-far as it has come; they get bytes before the digest of the whole is known, which harms nobody, because every client
+The first request for a blob starts a *fetch*: `enginesmith.registry.store.download` writes it into the partial file of
+a `BlobCache`, under that cache's lock of the digest, so that of several processes one fetches. Requests read the file
+as far as it has come; they get bytes before the digest of the whole is known, which harms nobody, because every client
 verifies what it gets. The file is kept only if it has the blob's digest: of other bytes the connections that read them
 are cut, they are fetched once more, and after that the blob is refused for a while.
 
@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from enginery.core.errors import EngineryError, IntegrityError
-from enginery.registry.store.base import Doubting
-from enginery.registry.store.cache import BlobCache
-from enginery.registry.store.download import Fill, download, journal_of
-from enginery.registry.store.files import BlobDigest
+from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.registry.store.base import Doubting
+from enginesmith.registry.store.cache import BlobCache
+from enginesmith.registry.store.download import Fill, download, journal_of
+from enginesmith.registry.store.files import BlobDigest
 from pipeline.cache_server.counts import CacheCounts
 from pipeline.cache_server.origin import NotServedError, Origin, SingleFlight, explain_error
 
@@ -219,7 +219,7 @@ class Blobs:
         if error is None:
             return None
         self._counts.origin_errors.labels("blob").inc()
-        if isinstance(error, EngineryError):
+        if isinstance(error, EnginesmithError):
             found = explain_error(error)
         else:  # a full disk, a stop
             found = NotServedError(503, f"the cache cannot keep this blob: {getattr(error, 'strerror', None) or error}")

@@ -18,25 +18,29 @@ class CacheCounts:
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.requests = self._counter(
-            "enginery_cache_requests", "Requests by kind (blob, document, list) and result.", ("kind", "result")
+            "enginesmith_cache_requests", "Requests by kind (blob, document, list) and result.", ("kind", "result")
         )
-        self.client_bytes = self._counter("enginery_cache_client_bytes", "Bytes of blobs that were sent to clients.")
-        self.origin_bytes = self._counter("enginery_cache_origin_bytes", "Bytes of blobs that came from the registry.")
+        self.client_bytes = self._counter("enginesmith_cache_client_bytes", "Bytes of blobs that were sent to clients.")
+        self.origin_bytes = self._counter(
+            "enginesmith_cache_origin_bytes", "Bytes of blobs that came from the registry."
+        )
         self.origin_requests = self._counter(
-            "enginery_cache_origin_requests",
+            "enginesmith_cache_origin_requests",
             "Questions to the registry by kind (blob, document, list, size).",
             ("kind",),
         )
         self.origin_errors = self._counter(
-            "enginery_cache_origin_errors", "Questions that the registry did not answer, or with damage.", ("kind",)
+            "enginesmith_cache_origin_errors", "Questions that the registry did not answer, or with damage.", ("kind",)
         )
-        self.damaged = self._counter("enginery_cache_damaged", "Blobs whose bytes were others than their digest says.")
-        self.fetching = Gauge("enginery_cache_fetching", "Blobs that are being fetched now.", registry=self.registry)
+        self.damaged = self._counter(
+            "enginesmith_cache_damaged", "Blobs whose bytes were others than their digest says."
+        )
+        self.fetching = Gauge("enginesmith_cache_fetching", "Blobs that are being fetched now.", registry=self.registry)
 
     def watch_disk(self, folder: Path, limit_bytes: int) -> None:
         """Tell how many bytes of blobs are in the cache's folder, and its bound."""
-        self._gauge("enginery_cache_disk_bytes", "Bytes of whole blobs on the disk.", lambda: _bytes_in(folder))
-        self._gauge("enginery_cache_limit_bytes", "Bound of these bytes.", lambda: float(limit_bytes))
+        self._gauge("enginesmith_cache_disk_bytes", "Bytes of whole blobs on the disk.", lambda: _bytes_in(folder))
+        self._gauge("enginesmith_cache_limit_bytes", "Bound of these bytes.", lambda: float(limit_bytes))
 
     def _counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(name, meaning, labels, registry=self.registry)

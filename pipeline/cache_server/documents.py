@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from enginery.registry.store.base import Store
+from enginesmith.registry.store.base import Store
 from pipeline.cache_server.counts import CacheCounts
 from pipeline.cache_server.origin import NotServedError, Origin, SingleFlight
 from pipeline.cache_server.served import Listing

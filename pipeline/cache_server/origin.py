@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from enginery.core.errors import EngineryError, IntegrityError
-from enginery.registry.store.base import Store
-from enginery.registry.store.nearest import Say, open_nearest
+from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.nearest import Say, open_nearest
 from pipeline.cache_server.counts import CacheCounts
 
 Value = TypeVar("Value")
@@ -47,7 +47,7 @@ class Origin:
         self._counts.origin_requests.labels(kind).inc()
         try:
             return await self.run(lambda: question(self.store()))
-        except EngineryError as error:
+        except EnginesmithError as error:
             self._counts.origin_errors.labels(kind).inc()
             raise explain_error(error) from error
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from enginery.core.errors import EngineryError, InputError, UnavailableError
-from enginery.registry.store.base import absolute_uri
-from enginery.registry.store.cache import BlobCache
-from enginery.registry.store.files import reachable
-from enginery.registry.store.layout import MARKER
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
+from enginesmith.registry.store.base import absolute_uri
+from enginesmith.registry.store.cache import BlobCache
+from enginesmith.registry.store.files import reachable
+from enginesmith.registry.store.layout import MARKER
 from pipeline.cache_server.application import CacheApplication
 from pipeline.cache_server.blobs import Blobs
 from pipeline.cache_server.counts import CacheCounts
@@ -103,7 +103,7 @@ async def _tell_absence(origin: Origin, say: Callable[[str], object]) -> None:
     """Say why the registry cannot be read now, if so: a cache starts without it, and asks again with every request."""
     try:
         await origin.run(lambda: origin.store().read(MARKER))
-    except EngineryError as error:
+    except EnginesmithError as error:
         say(f"{error}; until then requests for what is not kept are refused")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from enginery.registry.store.layout import BLOBS, FEEDS, MARKER, MODELS, is_key
+from enginesmith.registry.store.layout import BLOBS, FEEDS, MARKER, MODELS, is_key
 
 Kind = Literal["blob", "document"]
 Listing = Literal["keys", "names"]

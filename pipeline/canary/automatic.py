@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from enginery.core.errors import InputError
-from enginery.core.hardware.machine import target_named
-from enginery.core.names import Reference, check_channel, check_model, check_version
-from enginery.core.types import Target
-from enginery.registry.evidence.canaries import canaries, canary_target, verdict_on
-from enginery.registry.store.base import Store, written_at
-from enginery.registry.store.layout import manifest_key
-from enginery.registry.versions import lookup
-from enginery.registry.versions.state import read_history
+from enginesmith.core.errors import InputError
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.names import Reference, check_channel, check_model, check_version
+from enginesmith.core.types import Target
+from enginesmith.registry.evidence.canaries import canaries, canary_target, verdict_on
+from enginesmith.registry.store.base import Store, written_at
+from enginesmith.registry.store.layout import manifest_key
+from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.state import read_history
 from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.settle import attach
@@ -69,7 +69,7 @@ def sides_of(store: Store, wanted: CanaryRequest) -> tuple[Reference, Reference]
     if incumbent.manifest == candidate.digest:
         return f"{model}:{channel} serves {candidate.version} already"
     if wanted.traffic is None:
-        return "no recorded traffic is named; `enginery deploy --traffic PLACE` names it"
+        return "no recorded traffic is named; `enginesmith deploy --traffic PLACE` names it"
     sides = Reference(model, version=candidate.version), Reference(model, version=incumbent.version)
     target = target_named(wanted.target)
     try:
@@ -119,7 +119,7 @@ def canary(store: Store, wanted: CanaryRequest, say: Callable[[str], None]) -> C
             choose(store, side, target, None)
     except InputError as error:
         return CanaryOutcome(f"it cannot run here: {error}")
-    with place_at(str(wanted.traffic)) as place, tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
+    with place_at(str(wanted.traffic)) as place, tempfile.TemporaryDirectory(prefix="enginesmith-canary-") as folder:
         place.refresh()
         recorded = [place.folder / f"{wanted.model}{suffix}" for suffix in SUFFIXES]
         traffic = next((path for path in recorded if path.is_file()), None)

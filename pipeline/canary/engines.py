@@ -7,19 +7,19 @@ from pathlib import Path
 
 from builders.backends import discovery
 from builders.backends.compatibility import open_engine
-from enginery.client.resolve import Policy, rank_engines
-from enginery.core.errors import InputError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.cuda import DEFAULT_MODE, gpus
-from enginery.core.hardware.machine import Machine
-from enginery.core.names import Reference
-from enginery.core.types import Target
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.evidence.latencies import measured_speeds
-from enginery.registry.manifest import EngineEntry, Manifest, request_of
-from enginery.registry.store.base import Store
-from enginery.registry.trust import require
-from enginery.registry.versions.lookup import locate
+from enginesmith.client.resolve import Policy, rank_engines
+from enginesmith.core.errors import InputError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.cuda import DEFAULT_MODE, gpus
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.names import Reference
+from enginesmith.core.types import Target
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.evidence.latencies import measured_speeds
+from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.trust import require
+from enginesmith.registry.versions.lookup import locate
 from pipeline.canary.ensembles import fetch_ensemble, why_graph_not_here
 from pipeline.canary.isolated import IsolatedSession, isolate
 from pipeline.compile.steps.blobs import fetch_engine
@@ -59,7 +59,7 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
 
 
 def choose_unrun(store: Store, reference: Reference, target: Target, precision: str | None) -> ChosenEngine:
-    """The engine of a version that `enginery pull` would give on a machine of this target; it need not be this one.
+    """The engine of a version that `enginesmith pull` would give on a machine of this target; it need not be this one.
 
     precision: None for the one that fits best.
     Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.

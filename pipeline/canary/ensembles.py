@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from builders.backends import discovery
 from builders.backends.compatibility import open_engine
-from enginery.core.ensemble import EnsembleFunction, order_nodes
-from enginery.core.types import Engine, Target, TensorSpec
-from enginery.registry.ensembles import functions_of, pinned_engines
-from enginery.registry.manifest import EngineEntry, Manifest, request_of
-from enginery.registry.store.base import Store
+from enginesmith.core.ensemble import EnsembleFunction, order_nodes
+from enginesmith.core.types import Engine, Target, TensorSpec
+from enginesmith.registry.ensembles import functions_of, pinned_engines
+from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
+from enginesmith.registry.store.base import Store
 from pipeline.compile.steps.blobs import fetch_engine
 from pipeline.values import EngineBlob
 
 if TYPE_CHECKING:
-    from enginery.ensembles import Ensemble
+    from enginesmith.ensembles import Ensemble
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class FetchedEnsemble:
     def open(self) -> "Iterator[Ensemble]":
         """The whole as one session; its functions run in this process. Raises what the backends raise, and ModelError
         for a function that cannot be imported."""
-        from enginery.ensembles import Ensemble, EnsembleGraph, call_rows, function_node
-        from enginery.user_code.calling import load_function
+        from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows, function_node
+        from enginesmith.user_code.calling import load_function
 
         found = dict[str, EnsembleGraph]()
         with ExitStack() as stack:

@@ -16,9 +16,9 @@ from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from enginery.core.errors import EngineryError
-from enginery.core.types import Session, Tensors, TensorSpec, Untyped
-from enginery.core.worker_thread import WorkerThread
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import Session, Tensors, TensorSpec, Untyped
+from enginesmith.core.worker_thread import WorkerThread
 from validation.canary.concurrent import TrafficSegment, serve_requests
 from validation.canary.replay import ReplayClock, ServedRequest, Timed, serve
 
@@ -54,11 +54,13 @@ class IsolatedSession:
         return served or self._failed()
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
-        """Serve so many requests at once from now on, each thread warmed up. Raises EngineryError where the engine
+        """Serve so many requests at once from now on, each thread warmed up. Raises EnginesmithError where the engine
         cannot be opened so many times."""
-        failure: EngineryError | str | None = self._ask(Prepare(in_flight, tuple(warmup)), "before the first request")
-        if isinstance(failure, EngineryError):
-            raise EngineryError(
+        failure: EnginesmithError | str | None = self._ask(
+            Prepare(in_flight, tuple(warmup)), "before the first request"
+        )
+        if isinstance(failure, EnginesmithError):
+            raise EnginesmithError(
                 f"it cannot have {in_flight} requests in flight here ({failure}); give fewer with --in-flight"
             ) from failure
 
@@ -102,7 +104,7 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
     """The engine that `opener`, which is pickled, opens in a process of its own.
 
     role: 'candidate' or 'baseline', for messages.  thread_safe: whether several threads may run one session at once.
-    Raises the EngineryError that `opener` raises, and one for whatever else ends the opening.
+    Raises the EnginesmithError that `opener` raises, and one for whatever else ends the opening.
     """
     ours, theirs = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=_serve, args=(theirs, opener, thread_safe), daemon=True)
@@ -116,13 +118,13 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
     theirs.close()
     try:
         try:
-            found: Sequence[TensorSpec] | EngineryError = ours.recv()
+            found: Sequence[TensorSpec] | EnginesmithError = ours.recv()
         except EOFError:
-            raise EngineryError(
+            raise EnginesmithError(
                 f"the {role}'s engine ended its process while it was opened: {_describe_end(process)}; it serves "
                 "nothing here"
             ) from None
-        if isinstance(found, EngineryError):
+        if isinstance(found, EnginesmithError):
             raise found
         yield IsolatedSession(process, ours, found)
     finally:
@@ -174,7 +176,7 @@ class Workers:
         self._opener = (lambda: nullcontext(session)) if thread_safe else opener
         self._warmup, self._count = warmup, in_flight
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[EngineryError | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[EnginesmithError | None] = queue.SimpleQueue()
         for number in range(in_flight):
             # In a thread it would end that thread, and the request would be waited for.
             WorkerThread(f"in flight {number}", self._run, _end_process).start()
@@ -216,8 +218,8 @@ def _end_process(error: BaseException) -> None:
     os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
 
 
-def _as_engine_error(error: Exception) -> EngineryError:
-    return error if isinstance(error, EngineryError) else EngineryError(f"{type(error).__name__}: {error}")
+def _as_engine_error(error: Exception) -> EnginesmithError:
+    return error if isinstance(error, EnginesmithError) else EnginesmithError(f"{type(error).__name__}: {error}")
 
 
 def _describe_end(process: BaseProcess) -> str:

@@ -8,21 +8,21 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from enginery.core.codec import encode
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import DataError, InputError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.names import Reference
-from enginery.core.parsing import find
-from enginery.core.text import format_plain
-from enginery.core.types import Session, Target
-from enginery.recording.json_lines import LineFile
-from enginery.recording.recorder import end_of, header_of
-from enginery.recording.traffic import RecordedTraffic, read_traffic
-from enginery.registry.ensembles import load_pinned
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.store.files import make_folder, reachable
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.names import Reference
+from enginesmith.core.parsing import find
+from enginesmith.core.text import format_plain
+from enginesmith.core.types import Session, Target
+from enginesmith.recording.json_lines import LineFile
+from enginesmith.recording.recorder import end_of, header_of
+from enginesmith.recording.traffic import RecordedTraffic, read_traffic
+from enginesmith.registry.ensembles import load_pinned
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.files import make_folder, reachable
 from pipeline.canary.engines import ChosenEngine, check_alike, check_shared_gpu, choose, open_isolated
 from pipeline.canary.isolated import IsolatedSession
 from pipeline.canary.verdicts import WrittenReport, circumstances, thresholds_of, write_report
@@ -118,7 +118,7 @@ def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: ReplayClock | N
     if any((wanted.out / f"{name}.jsonl").exists() for name in SIDES):
         raise InputError(
             f"{wanted.out} has the observations of a canary already; name another --out, or judge those: "
-            f"enginery canary judge --candidate {wanted.out}/candidate.jsonl --baseline {wanted.out}/baseline.jsonl"
+            f"enginesmith canary judge --candidate {wanted.out}/candidate.jsonl --baseline {wanted.out}/baseline.jsonl"
         )
     sides = [
         choose(store, reference, wanted.target, wanted.precision) for reference in (wanted.candidate, wanted.baseline)
@@ -126,7 +126,7 @@ def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: ReplayClock | N
     limits, source = thresholds_of(sides[0].manifest)
     check_shared_gpu(wanted.target)
     with ExitStack() as stack:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginery-canary-"))) for _ in sides]
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginesmith-canary-"))) for _ in sides]
         sessions = [
             stack.enter_context(open_isolated(store, role, side, folder))
             for role, side, folder in zip(SIDES, sides, folders, strict=True)

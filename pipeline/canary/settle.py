@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from enginery.core.errors import ConflictError, InputError, UnknownNameError
-from enginery.core.names import check_channel, check_model, check_version
-from enginery.core.origin import user
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.evidence.canaries import (
+from enginesmith.core.errors import ConflictError, InputError, UnknownNameError
+from enginesmith.core.names import check_channel, check_model, check_version
+from enginesmith.core.origin import user
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.evidence.canaries import (
     UNKNOWN,
     CanaryVerdict,
     attach_canary,
@@ -24,12 +24,12 @@ from enginery.registry.evidence.canaries import (
     list_served,
     verdict_on,
 )
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import canary_key, evidence_prefix
-from enginery.registry.trust import require
-from enginery.registry.versions import channels, lookup, policies
-from enginery.registry.versions.state import Channel, read_history
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import canary_key, evidence_prefix
+from enginesmith.registry.trust import require
+from enginesmith.registry.versions import channels, lookup, policies
+from enginesmith.registry.versions.state import Channel, read_history
 from pipeline.canary.verdicts import canary_passes, roll_back
 from pipeline.rollout.operations import Operator, start
 from validation.canary.report import MOST_BYTES, CanaryReport, read_report
@@ -107,7 +107,7 @@ def _target_verdict(
     if not built:
         reason = (
             f"{reference} has no{proven} engine for it; build one, promote by hand, or name the targets that count: "
-            f"`enginery policy set {where} --canary-on TARGETS`"
+            f"`enginesmith policy set {where} --canary-on TARGETS`"
         )
     elif not compared:
         reason = (
@@ -117,8 +117,9 @@ def _target_verdict(
     else:
         reason = (
             f"no canary ran there against {channel.version}; a deployment `canary` for that hardware brings it "
-            "(`enginery deploy --only canary`, for Ray with `--on`; in the chart a group of `gpuGroups`), or on such a "
-            f"node `enginery canary run --candidate {reference} --baseline {where} --traffic FILE --attach`"
+            "(`enginesmith deploy --only canary`, for Ray with `--on`; in the chart a group of `gpuGroups`), or on "
+            "such a "
+            f"node `enginesmith canary run --candidate {reference} --baseline {where} --traffic FILE --attach`"
         )
     return TargetVerdict(target, MISSING, reason)
 
@@ -163,7 +164,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
     serving = lookup.read_channel(store, check_model(model), check_channel(channel))
     found = lookup.versions(store, model)
     if not found:
-        raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
+        raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginesmith list` shows what there is")
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
     failed = _find_fail(store, serving)
@@ -232,7 +233,7 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
             start(store, candidate, channel, plan, who, proven_only=serving.proven_only)
             return f"rollout started: {model}:{channel} -> {version}, in {len(plan.waves)} waves"
         counts = require(store, candidate).counts
-        with tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
+        with tempfile.TemporaryDirectory(prefix="enginesmith-canary-") as folder:
             paths = [Path(folder) / f"{digest}.json" for digest in dict.fromkeys(reports)]
             for path in paths:
                 path.write_bytes(store.read_blob(path.stem))

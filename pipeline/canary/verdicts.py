@@ -5,19 +5,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginery.core import parsing
-from enginery.core.digest import digest_of_bytes
-from enginery.core.errors import ConflictError, InputError, UnknownNameError
-from enginery.core.hardware.machine import describe_host
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.text import join_first, now
-from enginery.registry.evidence.canaries import canary_target
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.store.files import reachable, write_whole
-from enginery.registry.versions import channels, lookup
-from enginery.registry.versions.lookup import Channel
-from enginery.registry.versions.policies import CanaryPass
+from enginesmith.core import parsing
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import ConflictError, InputError, UnknownNameError
+from enginesmith.core.hardware.machine import describe_host
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.text import join_first, now
+from enginesmith.registry.evidence.canaries import canary_target
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.files import reachable, write_whole
+from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions.lookup import Channel
+from enginesmith.registry.versions.policies import CanaryPass
 from pipeline.compile.run_context import versions
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
@@ -91,7 +91,7 @@ def circumstances(source: str, notes: Sequence[str], traffic: TrafficReplayed, t
     source: where the thresholds are from.  target: what the canary ran on ('sm_89'), None or '' where unknown.
     """
     return Circumstances(
-        now(), describe_host(), versions("enginery", "numpy"), source, traffic, tuple(notes), target or None
+        now(), describe_host(), versions("enginesmith", "numpy"), source, traffic, tuple(notes), target or None
     )
 
 
@@ -106,7 +106,7 @@ def write_report(report: CanaryReport, out: Path) -> WrittenReport:
 def read_report_file(path: Path) -> CanaryReport:
     """The report in a file. Raises InputError where there is none, IntegrityError for one that is damaged."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file; `enginery canary run` writes report.json into its --out folder")
+        raise InputError(f"{path}: no such file; `enginesmith canary run` writes report.json into its --out folder")
     with reachable(f"reading {path}"), path.open("rb") as stream:
         return read_report(stream.read(MOST_BYTES + 1))
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from enginery.core.errors import DataError
-from enginery.core.reports.load import ServerOverhead
-from enginery.core.text import format_plain
-from enginery.core.types import Dim
-from enginery.registry.evidence.attestations import JudgedEntry
+from enginesmith.core.errors import DataError
+from enginesmith.core.reports.load import ServerOverhead
+from enginesmith.core.text import format_plain
+from enginesmith.core.types import Dim
+from enginesmith.registry.evidence.attestations import JudgedEntry
 from pipeline.capacity.measured import TimedEngineKind, fits, names_not_timed
 from pipeline.capacity.prices import MachinePrices
 from pipeline.capacity.workloads import AskedWorkload
@@ -202,7 +202,7 @@ class Forecaster:
             seen = any(each.entry.digest == entry.digest for each in timed)
             names = names_not_timed(entry, wanted, timed) or ([] if seen or self.prices else [entry.target])
             for name in names:
-                command = f"enginery validate {self.reference} --target {entry.target}"
+                command = f"enginesmith validate {self.reference} --target {entry.target}"
                 reason = f"not measured; on such a machine: {command}"
                 yield EngineCapacity(entry.unit, name, entry.digest, name if name in wanted else None, reason=reason)
         for name in wanted:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.core.errors import DataError, InputError
-from enginery.core.reports.load import LoadReport, LoadTerms
-from enginery.core.types import Tensors
-from enginery.recording.traffic import RecordedTraffic, read_traffic
-from enginery.registry.manifest import request_of
-from enginery.registry.store.base import Store
-from enginery.serving.padding import padding_of
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.reports.load import LoadReport, LoadTerms
+from enginesmith.core.types import Tensors
+from enginesmith.recording.traffic import RecordedTraffic, read_traffic
+from enginesmith.registry.manifest import request_of
+from enginesmith.registry.store.base import Store
+from enginesmith.serving.padding import padding_of
 from pipeline.canary.engines import ChosenEngine
 from pipeline.capacity.load_test import run_load
 from pipeline.capacity.workloads import sizes_of_request

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.load import LoadReport, LoadTerms
-from enginery.core.text import now
+from enginesmith.arrays import Array
+from enginesmith.core.reports.load import LoadReport, LoadTerms
+from enginesmith.core.text import now
 from pipeline.capacity.server_overhead import time_server
 from pipeline.capacity.server_process import start_server
 from validation.latency.machine import SystemLoadMonitor, machine

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from enginery.core.hardware.gpu_generations import GENERATIONS, generation_of
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.reports.latency import BucketLatency, LatencyReport, MachineKind
-from enginery.core.reports.load import ServerOverhead
-from enginery.registry.evidence.attestations import JudgedEntry, judge_entries
-from enginery.registry.evidence.latencies import latency_reports
-from enginery.registry.evidence.loads import load_reports
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store
+from enginesmith.core.hardware.gpu_generations import GENERATIONS, generation_of
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.reports.latency import BucketLatency, LatencyReport, MachineKind
+from enginesmith.core.reports.load import ServerOverhead
+from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries
+from enginesmith.registry.evidence.latencies import latency_reports
+from enginesmith.registry.evidence.loads import load_reports
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
 from validation.capacity.batch_times import merge_buckets
 
 

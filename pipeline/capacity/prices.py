@@ -16,8 +16,8 @@ from typing import Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from enginery.core.errors import UnknownNameError
-from enginery.core.hardware.targets import parse_targets
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.core.hardware.targets import parse_targets
 from pipeline.spec.document import load_document
 from pipeline.spec.mistakes import Kind
 from pipeline.spec.value_types import Loc, Mistakes, SpecPart

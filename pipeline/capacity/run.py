@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginery.core.errors import DataError, InputError
-from enginery.core.types import Dim
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.types import Dim
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store
 from pipeline.capacity.forecast import CapacityForecast, Forecaster, ServingTerms, best_engines
 from pipeline.capacity.measured import TimedEngineKind, timed_engines, usable_engines
 from pipeline.capacity.prices import MachinePrices, read_prices
@@ -93,7 +93,7 @@ def prepare(
         words = f" in {terms.precision}" if terms.precision else ""
         raise InputError(
             f"{reference} has no engine{words} that was timed, on any machine; time its engines where they run:"
-            f" enginery validate {reference}"
+            f" enginesmith validate {reference}"
         )
     asked = _asked(spec, leading_dim(timed[0].entry.inputs), terms)
     forecaster = Forecaster(

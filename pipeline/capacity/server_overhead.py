@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.core.errors import UnavailableError
-from enginery.core.reports.load import ServerOverhead
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.reports.load import ServerOverhead
 from pipeline.capacity.server_process import RunningServer, start_server
 from validation.load.server import REQUEST, ServedEngine
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from enginery.arrays import Array
-from enginery.core.codec import encode
-from enginery.core.errors import EngineryError, UnavailableError
+from enginesmith.arrays import Array
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import EnginesmithError, UnavailableError
 from validation.load.server import ANSWER, END, FIRST, ServedEngine
 
 # Seconds that a server may take to its first answer.
@@ -78,7 +78,7 @@ class RunningServer:
 def start_server(plan: ServedEngine, folder: Path, requests: int) -> Iterator[RunningServer]:
     """A server in a process of its own, which is ended with the context. requests: how many it will get, at most.
 
-    Raises EngineryError with what it printed where it gives no first answer, UnavailableError after START_S.
+    Raises EnginesmithError with what it printed where it gives no first answer, UnavailableError after START_S.
     """
     path, log = folder / "plan.json", folder / "server.log"
     path.write_text(json.dumps(encode(plan)))
@@ -112,7 +112,7 @@ def _first_answer(connection: socket.socket, process: "subprocess.Popen[bytes]",
             if not (more := connection.recv(ANSWER.size - len(data))):
                 code = process.wait()
                 words = log.read_text(errors="replace").strip().splitlines()[-8:]
-                raise EngineryError(
+                raise EnginesmithError(
                     f"the server ended with exit status {code} before its first answer: " + "\n".join(words)
                 )
             data += more
@@ -120,5 +120,7 @@ def _first_answer(connection: socket.socket, process: "subprocess.Popen[bytes]",
         raise UnavailableError(f"the server gave no answer within {START_S:g} s; is the machine overloaded?") from None
     number, _, seconds = ANSWER.unpack(data)
     if number != FIRST:
-        raise EngineryError(f"the server's first message is {number}; another Enginery is installed beside this one")
+        raise EnginesmithError(
+            f"the server's first message is {number}; another Enginesmith is installed beside this one"
+        )
     return float(seconds)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError, InputError
-from enginery.core.types import Dim
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.types import Dim
 from validation.capacity.greatest_rate import REQUESTS, SIMULATIONS, Workload, poisson_workload, recorded_workload
 from validation.latency.measurement.buckets import parse_sizes, tuned_for
 from validation.traffic.trace import Trace

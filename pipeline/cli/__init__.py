@@ -1,6 +1,6 @@
-"""The `enginery` command: finds a command's file, runs it, and turns errors into one message and an exit code.
+"""The `enginesmith` command: finds a command's file, runs it, and turns errors into one message and an exit code.
 
-Nothing heavy is imported here: `enginery --help` answers in under 0.3 s.
+Nothing heavy is imported here: `enginesmith --help` answers in under 0.3 s.
 """
 
 import atexit
@@ -13,11 +13,11 @@ from typing import NoReturn
 
 import click
 
-from enginery.core.errors import EngineryError, SpecError
-from enginery.core.text import visible
+from enginesmith.core.errors import EnginesmithError, SpecError
+from enginesmith.core.text import visible
 from pipeline.cli.streams import code_of_lost, leave, prepare_streams, say
 
-# Where a command's file is, and what it does, by section of `enginery --help`; those of every day first.
+# Where a command's file is, and what it does, by section of `enginesmith --help`; those of every day first.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
         "init": ("models.init", "Write a spec by looking at a model."),
@@ -123,9 +123,9 @@ _COMMAND = "command"
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="enginery", prog_name="enginery")
+@click.version_option(package_name="enginesmith", prog_name="enginesmith")
 @click.pass_context
-def enginery(ctx: click.Context) -> None:
+def enginesmith(ctx: click.Context) -> None:
     """Compile a model for every GPU generation in a fleet, prove each engine, publish it.
 
     Exit codes: 0 done, 1 a build or check failed, 2 bad input, 3 something the run depends on is out of reach, 130
@@ -136,7 +136,7 @@ def enginery(ctx: click.Context) -> None:
 
 # Commands of which nothing is kept when they are interrupted.
 _KEEP_NOTHING = frozenset({"capacity", "load", "profile", "traffic", "trend"})
-# The packages that each extra of `enginery` installs, as far as anything here imports them (`google.protobuf` comes
+# The packages that each extra of `enginesmith` installs, as far as anything here imports them (`google.protobuf` comes
 # with onnx, `google.cloud` does not). tests/pipeline/cli/test_extras.py holds it to pyproject.toml.
 _PACKAGES = {
     "build": ("PIL google jinja2 junitparser matplotlib ml_dtypes numpy onnx onnx_ir onnxruntime prometheus_client "
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     chosen: dict[str, str] = {}
     try:
         # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
-        code = enginery(arguments, standalone_mode=False, obj=chosen) or 0
+        code = enginesmith(arguments, standalone_mode=False, obj=chosen) or 0
     except (click.Abort, KeyboardInterrupt):
         kept = "" if chosen.get(_COMMAND) in _KEEP_NOTHING else "; what was finished is kept, and is not done again"
         _say_last(chosen, "interrupted", [f"interrupted{kept}"])
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         say(f"error: {remedy}")
         leave(3)
-    except EngineryError as error:
+    except EnginesmithError as error:
         _say_last(chosen, "error", _entries(error))
         leave(error.exit_code)
     except SystemExit as ended:
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     leave(code)
 
 
-def _entries(error: EngineryError) -> list[str]:
+def _entries(error: EnginesmithError) -> list[str]:
     """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
     found = []
     for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
@@ -217,15 +217,15 @@ def _remedy(error: ModuleNotFoundError) -> str | None:
     """What to install for a missing package; None if it is one of our own, which is a bug."""
     name = error.name or ""
     package = name.split(".")[0]
-    if not package or package in ("builders", "validation", "pipeline", "enginery"):
+    if not package or package in ("builders", "validation", "pipeline", "enginesmith"):
         return None
     extra = extra_of(name)
-    what = f"'enginery[{extra}]'" if extra else package
+    what = f"'enginesmith[{extra}]'" if extra else package
     return f"this needs {package}, which is not installed: pip install {what}"
 
 
 def extra_of(module: str) -> str | None:
-    """The extra of `enginery` that installs a module ('google.cloud.storage'); None where none does."""
+    """The extra of `enginesmith` that installs a module ('google.cloud.storage'); None where none does."""
     parts = module.split(".")
     names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((_EXTRAS[name] for name in names if name in _EXTRAS), None)

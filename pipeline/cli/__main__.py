@@ -1,4 +1,4 @@
-"""`python -m pipeline.cli`: the `enginery` command where its script is not on the path."""
+"""`python -m pipeline.cli`: the `enginesmith` command where its script is not on the path."""
 
 from pipeline.cli import main
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from enginery.core.address import HttpAddress, parse_address
-from enginery.core.errors import InputError
-from enginery.core.text import visible_json
-from enginery.core.types import PRECISIONS
-from enginery.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.core.address import HttpAddress, parse_address
+from enginesmith.core.errors import InputError
+from enginesmith.core.text import visible_json
+from enginesmith.core.types import PRECISIONS
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ def path_option(name: str, meaning: str, shown: bool | str = False, **kind: bool
 
 
 def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Command], Command]:
-    """`--registry`, from ENGINERY_REGISTRY, else `default`; passed as `registry`. shown: the default in the help."""
+    """`--registry`, from ENGINESMITH_REGISTRY, else `default`; passed as `registry`. shown: the default in the help."""
     return click.option(
         "--registry",
         metavar="URI",
-        envvar="ENGINERY_REGISTRY",
+        envvar="ENGINESMITH_REGISTRY",
         default=default,
         show_default=shown,
         show_envvar=True,
@@ -188,7 +188,7 @@ def precisions_option(shown: str) -> Callable[[Command], Command]:
 
 def backends_option(shown: str) -> Callable[[Command], Command]:
     """`--backend` for several; passed as `backends: str | None`."""
-    return _several("--backend", "backends", "BACKENDS", "Compiler, as `enginery backends` lists it", shown)
+    return _several("--backend", "backends", "BACKENDS", "Compiler, as `enginesmith backends` lists it", shown)
 
 
 # `--target`, `--precision` and `--backend`, which narrow a spec; passed as `targets`, `precisions`, `backends`.
@@ -275,7 +275,7 @@ log_format_option = click.option(
     type=click.Choice(LOG_FORMATS),
     default="text",
     show_default=True,
-    envvar="ENGINERY_LOG_FORMAT",
+    envvar="ENGINESMITH_LOG_FORMAT",
     show_envvar=True,
     expose_value=False,
     callback=lambda ctx, _, value: ctx.ensure_object(dict).update({LOG_FORMAT: value}),
@@ -310,7 +310,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 trust_option = click.option(
     "--trust",
     type=click.Path(path_type=Path),
-    envvar="ENGINERY_TRUST_POLICY",
+    envvar="ENGINESMITH_TRUST_POLICY",
     show_envvar=True,
     help="Trust policy (YAML): which signatures a version needs.",
 )

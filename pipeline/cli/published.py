@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pipeline.cli.options import shown_progress
 
 if TYPE_CHECKING:
-    from enginery.registry.manifest import Manifest
-    from enginery.registry.store.base import Store
+    from enginesmith.registry.manifest import Manifest
+    from enginesmith.registry.store.base import Store
     from pipeline.canary.engines import ChosenEngine
     from pipeline.compile.run_context import RunContext
 
@@ -23,9 +23,9 @@ def vouched_manifest(store: "Store", reference: str, trust: Path | None = None) 
     """The manifest of a version, and whether signatures of it were required and held. trust: as of `require`.
 
     Raises UnknownNameError for none, UntrustedError without the signatures that the trust policy requires."""
-    from enginery.core.names import parse_reference
-    from enginery.registry.trust import require
-    from enginery.registry.versions.lookup import locate
+    from enginesmith.core.names import parse_reference
+    from enginesmith.registry.trust import require
+    from enginesmith.registry.versions.lookup import locate
 
     manifest = locate(store, parse_reference(reference)).manifest
     return manifest, bool(require(store, manifest, trust).signers)
@@ -33,7 +33,7 @@ def vouched_manifest(store: "Store", reference: str, trust: Path | None = None) 
 
 def target_names(manifest: "Manifest", text: str) -> set[str]:
     """The names of a version's targets that names separated by commas stand for; of one that it has not, its own."""
-    from enginery.core.hardware.targets import match_targets, parse_targets
+    from enginesmith.core.hardware.targets import match_targets, parse_targets
 
     known = [*(entry.hardware for entry in (*manifest.engines, *manifest.caches))]
     found = (match_targets(name, known) or parse_targets(name) for name in text.split(","))
@@ -59,9 +59,9 @@ def published_engine(
 
     Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
     """
-    from enginery.core.hardware.machine import target_named
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
+    from enginesmith.core.hardware.machine import target_named
+    from enginesmith.core.names import parse_reference
+    from enginesmith.registry.store.base import open_store
     from pipeline.canary.engines import choose
 
     store = open_store(registry)

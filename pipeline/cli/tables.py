@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.text import visible
+from enginesmith.core.text import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from enginery.core.digest import digest_of_file, digest_of_path, is_digest
-from enginery.core.text import pluralize
-from enginery.core.types import CALIBRATED, CPU_KIND, BuildRequest
+from enginesmith.core.digest import digest_of_file, digest_of_path, is_digest
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.compile.closure.code import Root, backend_root, find_code
 from pipeline.compile.last_builds import Inputs, LastBuild, recall_builds
 from pipeline.compile.run_context import NotOnRecord, RunContext
@@ -108,7 +108,7 @@ def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     """What changed, in words: 'weights w.safetensors changed', 'dims.batch.max: 8 -> 16'.
 
-    A file that is not read any more is left out: what used to name it changed as well. Modules of Enginery stand in
+    A file that is not read any more is left out: what used to name it changed as well. Modules of Enginesmith stand in
     one line: 'code of validation.comparison.sessions and validation.metrics.drift changed'.
     """
     names, found = sorted(before.keys() | now.keys()), list[str]()

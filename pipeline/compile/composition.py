@@ -6,7 +6,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 from pipeline.compile.caches.judged import JudgedCache
 from pipeline.compile.caches.plan import check_required_caches, plan_caches
 from pipeline.compile.missed import MissedGraphs, find_missed, search_missed
@@ -92,7 +92,7 @@ class InProcess:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model exported, quantized and planned: all that `enginery plan` needs. ranges: what calibration observed, or
+    """A model exported, quantized and planned: all that `enginesmith plan` needs. ranges: what calibration observed, or
     failed of.
 
     missed: graphs of the plan that a search shall take the place of.
@@ -168,7 +168,7 @@ def calibrate(
     """`observe_all`, or why the samples could not be observed."""
     try:
         return observe_all(spec, exported, context, run)
-    except EngineryError as error:
+    except EnginesmithError as error:
         return fail_step("calibrate", error, context)
 
 
@@ -195,7 +195,7 @@ def search_asked(
         return dict.fromkeys(kinds, ranges) if isinstance(ranges, StepFailure) else {}
     try:
         return run.call(choose, kinds, spec, exported, ranges, context)
-    except EngineryError as error:
+    except EnginesmithError as error:
         return dict.fromkeys(kinds, fail_step("search int8", error, context))
 
 
@@ -277,7 +277,7 @@ def plan_plain(
     context: RunContext,
     run: StepRunner,
 ) -> BuildPlan:
-    """The plan of the units of the exported model itself. Raises EngineryError where one that must be is refused."""
+    """The plan of the units of the exported model itself. Raises EnginesmithError where one that must be is refused."""
     if not variants:
         return BuildPlan(spec.model, ())
     graphs = run.map(quantize, variants, spec, exported, None, {}, context)

@@ -1,4 +1,4 @@
-"""What a build would do and why, in names that the spec's owner knows: what `enginery plan` says.
+"""What a build would do and why, in names that the spec's owner knows: what `enginesmith plan` says.
 
 It is answered from the records as far as they go, without running a job or writing anything. What they lack is either
 made first (`prepare`), so that every build key is complete, or left open: a unit whose graph is not on record is
@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from enginery.registry.store.base import Store
+from enginesmith.registry.store.base import Store
 from pipeline.cache_unit import CacheUnit
 from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.causes import Causes
@@ -137,7 +137,7 @@ class UnitForecast:
     proven_again: bool = False
 
     def to_json(self) -> Json:
-        """What `enginery plan --json` prints of it; without a graph it has no build key and no request."""
+        """What `enginesmith plan --json` prints of it; without a graph it has no build key and no request."""
         request = self.unit.request if self.unit else None
         return {
             "target": self.item.target.name,
@@ -174,7 +174,7 @@ class Forecast:
     caches: tuple[CacheUnit, ...] = ()
 
     def to_json(self) -> Json:
-        """What `enginery plan --json` prints."""
+        """What `enginesmith plan --json` prints."""
         changes = [vars(change) for change in self.changes]
         units = [*(unit.to_json() for unit in self.units), *(unit.to_json() for unit in self.caches)]
         return {"model": self.model, "missing": list(self.missing), "changes": changes, "units": units}

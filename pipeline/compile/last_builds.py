@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginery.core.codec import encode
-from enginery.core.digest import digest_of
-from enginery.core.types import BuildRequest
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import digest_of
+from enginesmith.core.types import BuildRequest
 from pipeline.compile.run_context import RunContext
 
 # What steps read, by stage ('export', 'calibration', 'golden', 'proof'), then by name: a digest, or a value as text.

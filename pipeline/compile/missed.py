@@ -7,9 +7,9 @@ golden set like any other. A search that fails leaves the graph failed, and ever
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from enginery.core.errors import EngineryError
-from enginery.core.reports.proof import OVERLAP, describe
-from enginery.core.text import pluralize
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.proof import OVERLAP, describe
+from enginesmith.core.text import pluralize
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.graphs import quantize
 from pipeline.compile.steps.search import search_for_limits
@@ -76,7 +76,7 @@ def search_missed(
         made = [(item, quantize(graph.variant, spec, exported, ranges, choices, context)) for item, graph in pairs]
         beside = describe_deciding(spec)
         return tuple(_describe_search(graph, item.why, choices[item.kind], beside) for item, graph in made)
-    except EngineryError as error:
+    except EnginesmithError as error:
         if stops_run(error):
             raise
         names = " and ".join(item.name for item in missed)

@@ -8,11 +8,11 @@ from functools import lru_cache
 from builders.backends import discovery as backends
 from builders.backends.optional_methods import get_scheme
 from builders.backends.shape_profiles import profiles
-from enginery.core.errors import EngineryError, InputError
-from enginery.core.reports.proof import describe
-from enginery.core.requirements import Weights
-from enginery.core.sampling import as_built
-from enginery.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.reports.proof import describe
+from enginesmith.core.requirements import Weights
+from enginesmith.core.sampling import as_built
+from enginesmith.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.compile.causes import Causes
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
@@ -103,7 +103,7 @@ def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
         names = [name for name in spec.backends if not selection.backends or name in selection.backends]
         raise InputError(
             f"none of the backends ({', '.join(names)}) builds for {', '.join(missing)}; "
-            "`enginery backends` says what does"
+            "`enginesmith backends` says what does"
         )
     return missing
 
@@ -125,12 +125,12 @@ def plan_builds(
 
 
 def check_required(plan: BuildPlan) -> None:
-    """Stop when a unit that the spec requires is refused, or has no graph. Raises EngineryError."""
+    """Stop when a unit that the spec requires is refused, or has no graph. Raises EnginesmithError."""
     without = [unit for unit in plan.units if unit.action == "refused" or unit.graph.failure]
     lines = [f"{unit.name}: {unit.reason}" for unit in without if unit.required]
     if lines:
         remedy = "change the spec, or take them out of build.required"
-        raise EngineryError(
+        raise EnginesmithError(
             "\n".join([f"units that the spec requires are refused, so nothing is published; {remedy}:", *lines])
         )
 

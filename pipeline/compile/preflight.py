@@ -14,11 +14,11 @@ from pathlib import Path
 
 from builders.backends import discovery
 from builders.onnx_graphs.shard_names import graph_bytes, list_weight_files
-from enginery.core.errors import EngineryError, ModelError
-from enginery.core.state import step_inputs
-from enginery.core.text import format_bytes
-from enginery.core.types import Precision, TensorSpec
-from enginery.user_code.entry_point import missing_function, source_files
+from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.state import step_inputs
+from enginesmith.core.text import format_bytes
+from enginesmith.core.types import Precision, TensorSpec
+from enginesmith.user_code.entry_point import missing_function, source_files
 from pipeline.sources.arguments import wrong_arguments
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
 from pipeline.sources.request import MOST_EMBEDDED_BYTES
@@ -200,5 +200,5 @@ def _wrong_samples(
         try:
             found = Samples.find_mistakes(path, inputs, spec.named_dims(), extra, others)
             yield from ((loc, text) for text in found)
-        except EngineryError as error:
+        except EnginesmithError as error:
             yield loc, str(error)

@@ -16,14 +16,14 @@ from typing import NoReturn, TypeVar
 
 from builders.backends.installed import PackageNotFoundError, version, versions_of
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
-from enginery.core.codec import decode, encode_fields
-from enginery.core.digest import digest_of
-from enginery.core.errors import EngineryError, IntegrityError, SpecError, StepError, UnavailableError
-from enginery.core.text import now
-from enginery.registry.builds.build_history import History
-from enginery.registry.builds.build_lock import hold_build_lock
-from enginery.registry.builds.records import RecordSource, StoredRecords, recall_from, remember
-from enginery.registry.store.base import Store
+from enginesmith.core.codec import decode, encode_fields
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import EnginesmithError, IntegrityError, SpecError, StepError, UnavailableError
+from enginesmith.core.text import now
+from enginesmith.registry.builds.build_history import History
+from enginesmith.registry.builds.build_lock import hold_build_lock
+from enginesmith.registry.builds.records import RecordSource, StoredRecords, recall_from, remember
+from enginesmith.registry.store.base import Store
 from pipeline.progress.events import Finished, Progress, Waiting
 from pipeline.values import StepFailure
 
@@ -146,14 +146,14 @@ def shown_turn(context: RunContext, name: str, what: str) -> Iterator[None]:
         yield
 
 
-def stops_run(error: EngineryError) -> bool:
+def stops_run(error: EnginesmithError) -> bool:
     """Whether an error says nothing about what a step worked on, so that the run must end: something is out of reach, a
     blob is damaged, or the step was cancelled."""
     cancelled = isinstance(error, StepError) and error.kind == "cancelled"
     return cancelled or isinstance(error, UnavailableError | IntegrityError)
 
 
-def fail_step(name: str, error: EngineryError, context: RunContext) -> StepFailure:
+def fail_step(name: str, error: EnginesmithError, context: RunContext) -> StepFailure:
     """The failure that takes the place of a step's result, so that only what needs the result fails with it.
 
     Raises the error itself where it says nothing about what the step worked on (`stops_run`), and for mistakes in a

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from builders.backends import discovery
-from enginery.core.reports.proof import OVERLAP, PADDING, Check
+from enginesmith.core.reports.proof import OVERLAP, PADDING, Check
 from pipeline.outcome import JudgedUnit
 from pipeline.values import Built
 

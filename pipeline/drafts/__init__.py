@@ -1,1 +1,1 @@
-"""A first spec for a model that is already there, written by looking at it: `enginery init MODEL`."""
+"""A first spec for a model that is already there, written by looking at it: `enginesmith init MODEL`."""

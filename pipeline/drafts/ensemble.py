@@ -5,9 +5,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from enginery.core.errors import InputError
-from enginery.core.state import State, step_inputs
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import InputError
+from enginesmith.core.state import State, step_inputs
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts.found import FoundModel, model_name
 from pipeline.drafts.states import as_inputs, stem_of
 from pipeline.drafts.text import quote, write_spec
@@ -15,8 +15,8 @@ from pipeline.sources.onnx_header import HeaderTensor, format_shape
 from pipeline.spec.source import FILL_IN
 
 _HEAD = """\
-# Written by `enginery init`: several graphs as one model (docs/guides/ensembles.md). What was found stands in the
-# comments. `enginery plan THIS_FILE` shows what would be built and why.
+# Written by `enginesmith init`: several graphs as one model (docs/guides/ensembles.md). What was found stands in the
+# comments. `enginesmith plan THIS_FILE` shows what would be built and why.
 """
 # Inputs of such names go to several graphs, where their shapes are the same.
 _SHARED = re.compile(r"mask|len(gth)?s?$", re.IGNORECASE)

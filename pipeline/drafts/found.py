@@ -4,9 +4,9 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from enginery.core.errors import DataError
-from enginery.core.state import State
-from enginery.core.types import PLUS, TensorSpec
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State
+from enginesmith.core.types import PLUS, TensorSpec
 
 # How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
 LARGEST_BATCH = 8

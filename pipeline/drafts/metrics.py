@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from enginery.core.state import without_states
-from enginery.core.types import TensorSpec
+from enginesmith.core.state import without_states
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts.states import find_states
 
 # A last axis from here on is a vocabulary.

@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 
 from builders.onnx_graphs.dependence import find_source
-from enginery.core.errors import ModelError
-from enginery.core.state import without_states
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.state import without_states
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts.fixed_axes import fixed_axes
 from pipeline.drafts.found import FoundModel, model_name, name_axes
 from pipeline.drafts.metrics import suggest_metric

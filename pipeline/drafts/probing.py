@@ -15,8 +15,8 @@ import onnx
 from builders.onnx_graphs.outline import lacks_lists
 from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
-from enginery.core.errors import ModelError
-from enginery.core.types import PLUS, Dim, Tensors, TensorSpec, rename_dims
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, rename_dims
 from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
 from validation.golden.golden_set import edge_sizes
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core import parsing
-from enginery.core.errors import DataError, InputError
-from enginery.core.text import format_bytes
-from enginery.core.types import Dim, Tensors, TensorSpec
-from enginery.recording.json_lines import JsonLinesReader
-from enginery.recording.traffic import MOST_LINE_BYTES, decode_input, read_traffic
+from enginesmith.arrays import Array
+from enginesmith.core import parsing
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.text import format_bytes
+from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.recording.json_lines import JsonLinesReader
+from enginesmith.recording.traffic import MOST_LINE_BYTES, decode_input, read_traffic
 from validation.data.samples import Samples
 
 if TYPE_CHECKING:

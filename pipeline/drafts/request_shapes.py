@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays import Array, dtype_of, stored_arrays
-from enginery.core.errors import DataError, EngineryError
-from enginery.core.types import TensorSpec
-from enginery.recording.json_lines import JsonLinesReader
-from enginery.recording.traffic import MOST_LINE_BYTES, decode_input
+from enginesmith.arrays import Array, dtype_of, stored_arrays
+from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.types import TensorSpec
+from enginesmith.recording.json_lines import JsonLinesReader
+from enginesmith.recording.traffic import MOST_LINE_BYTES, decode_input
 from pipeline.drafts.found import name_axes
 from pipeline.drafts.request_files import FILES, LINES, MOST_JSON_BYTES
 from validation.data.stored import find_arrays
@@ -80,7 +80,7 @@ def _observe(path: Path) -> Iterator[dict[str, RequestInput]]:
         elif kind == ".json" and path.stat().st_size <= MOST_JSON_BYTES:
             read = json.loads(path.read_text(encoding="utf-8"))
             yield from (_observe_json(item) for item in (read if isinstance(read, list) else [read]))
-    except (EngineryError, ValueError, TypeError, AttributeError, OSError, RecursionError):
+    except (EnginesmithError, ValueError, TypeError, AttributeError, OSError, RecursionError):
         return
 
 

@@ -10,10 +10,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from enginery.arrays import check_inputs, describe_nonfinite
-from enginery.core.errors import DataError
-from enginery.core.text import pluralize
-from enginery.core.types import Dim, Tensors, TensorSpec
+from enginesmith.arrays import check_inputs, describe_nonfinite
+from enginesmith.core.errors import DataError
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import Dim, Tensors, TensorSpec
 from pipeline.drafts.found import is_batch
 from pipeline.drafts.request_files import Scaling, read_requests
 from validation.data.batches import leading_dim

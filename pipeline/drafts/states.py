@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from enginery.core.state import State, without_states
-from enginery.core.types import TensorSpec
+from enginesmith.core.state import State, without_states
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts.found import FoundModel
 
 # What distinguishes the name of a state on its way in from that on its way out: `state` and `stateN`, `h0` and `hn`,

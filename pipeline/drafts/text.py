@@ -9,8 +9,8 @@ from pipeline.drafts.metrics import find_token_ids
 from pipeline.spec.source import FILL_IN
 
 _HEAD = """\
-# Written by `enginery init`; what was found stands in the comments. Every path is relative to this file.
-# `enginery plan THIS_FILE` shows what would be built and why; `enginery schema` prints all keys.
+# Written by `enginesmith init`; what was found stands in the comments. Every path is relative to this file.
+# `enginesmith plan THIS_FILE` shows what would be built and why; `enginesmith schema` prints all keys.
 """
 
 

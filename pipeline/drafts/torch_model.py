@@ -6,11 +6,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from enginery.arrays import check_inputs
-from enginery.core.errors import DataError, InputError, ModelError
-from enginery.core.types import Dim, Tensors, TensorSpec
-from enginery.user_code.describing import EXAMPLES, SeenModel
-from enginery.user_code.task import LookAtModel, RanOnce, RunOnce, Task
+from enginesmith.arrays import check_inputs
+from enginesmith.core.errors import DataError, InputError, ModelError
+from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.user_code.describing import EXAMPLES, SeenModel
+from enginesmith.user_code.task import LookAtModel, RanOnce, RunOnce, Task
 from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, model_name, name_axes
 from pipeline.drafts.probing import Run, find_dims
 from pipeline.drafts.request_shapes import Reading, RequestInput, list_readings, observe_requests

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from enginery.client.layouts.protobuf_text import ProtoMessage, parse
-from enginery.core.errors import InputError
-from enginery.core.text import pluralize
+from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
+from enginesmith.core.errors import InputError
+from enginesmith.core.text import pluralize
 from pipeline.drafts.found import FoundDim, FoundModel, model_name
 from pipeline.drafts.onnx_model import look_at_onnx
 

@@ -20,19 +20,19 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from enginery.client.judging import locate_engines
-from enginery.client.resolve import Policy
-from enginery.core.errors import EngineryError, IntegrityError, UnavailableError
-from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.names import Reference
-from enginery.core.reports.latency import LatencyReport
-from enginery.core.types import Precision, Target
-from enginery.registry.evidence.latencies import MeasuredSpeed, latencies, newest_on, speeds_of
-from enginery.registry.manifest import EngineEntry
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import registered_key
-from enginery.registry.versions.lookup import DEFAULT_CHANNELS, catalogue
+from enginesmith.client.judging import locate_engines
+from enginesmith.client.resolve import Policy
+from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.names import Reference
+from enginesmith.core.reports.latency import LatencyReport
+from enginesmith.core.types import Precision, Target
+from enginesmith.registry.evidence.latencies import MeasuredSpeed, latencies, newest_on, speeds_of
+from enginesmith.registry.manifest import EngineEntry
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import registered_key
+from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS, catalogue
 from pipeline.fleet.groups import Hardware
 from pipeline.fleet.inventory import RuntimeName, Version
 from pipeline.spec.document import load_document
@@ -41,7 +41,7 @@ from pipeline.spec.value_types import Channel, ModelName, SpecPart, TargetName, 
 
 GPUS = parse_targets("gpu")
 # What the chart's `helm test` leaves in the registry; no machine serves it.
-SELFTEST = "enginery-helm-test"
+SELFTEST = "enginesmith-helm-test"
 
 
 class Serve(SpecPart):
@@ -187,7 +187,7 @@ def _look(store: Store, demand: Demand) -> Served:
         located, engines = locate_engines(store, demand.reference, Policy())
     except UnavailableError:
         raise
-    except EngineryError as error:
+    except EnginesmithError as error:
         return Served(demand, problem=str(error))
     manifest = located.manifest
     targets = parse_spec_targets(manifest.spec.get("targets"))
@@ -199,7 +199,7 @@ def _look(store: Store, demand: Demand) -> Served:
     def read_reports() -> Mapping[str, list[LatencyReport]]:
         try:
             return latencies(located.documents or store, manifest)
-        except IntegrityError:  # `enginery verify` says which; without times accuracy ranks
+        except IntegrityError:  # `enginesmith verify` says which; without times accuracy ranks
             return {}
 
     return Served(
@@ -220,5 +220,5 @@ def parse_spec_targets(names: object) -> tuple[Target, ...] | None:
         return None
     try:
         return tuple(target for name in names for target in parse_targets(str(name)))
-    except EngineryError:
+    except EnginesmithError:
         return None

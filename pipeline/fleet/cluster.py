@@ -12,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
-from enginery.core.errors import InputError, UnavailableError
-from enginery.core.parsing import find, read
-from enginery.core.types import Untyped
+from enginesmith.core.errors import InputError, UnavailableError
+from enginesmith.core.parsing import find, read
+from enginesmith.core.types import Untyped
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.inventory import fleet_of_nodes
 
@@ -65,7 +65,8 @@ def connection_to(access: Access) -> Untyped:
         from kubernetes import client, config
     except ImportError as error:
         raise UnavailableError(
-            f"reading a cluster needs the extra `kubernetes` ({error}); run `pip install 'enginery[kubernetes]'`, or "
+            f"reading a cluster needs the extra `kubernetes` ({error}); run `pip install 'enginesmith[kubernetes]'`, "
+            "or "
             "give `--inventory -` what `kubectl get nodes -o json` prints"
         ) from error
     settings = client.Configuration()

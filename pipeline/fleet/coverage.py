@@ -1,15 +1,15 @@
-"""Whether the registry has an engine of a model for a group of nodes, as `enginery.client.resolve` ranks engines."""
+"""Whether the registry has an engine of a model for a group of nodes, as `enginesmith.client.resolve` ranks engines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from enginery.client.resolve import PORTABLE, EngineRanking, Policy, rank_engines
-from enginery.core.hardware.machine import Machine
-from enginery.core.text import join_first
-from enginery.core.types import Precision
-from enginery.registry.manifest import EngineEntry
+from enginesmith.client.resolve import PORTABLE, EngineRanking, Policy, rank_engines
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.text import join_first
+from enginesmith.core.types import Precision
+from enginesmith.registry.manifest import EngineEntry
 from pipeline.fleet.catalog import Catalog, Demand, Served
 from pipeline.fleet.groups import NodeGroup
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from enginery.core.hardware.machine import Machine
-from enginery.core.types import Target
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.types import Target
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Hardware:
     machine: the machine that a pod on such a node sees. That of a MIG slice has no product: engines tuned for the whole
     GPU are not tuned for it.
     label: the GPU's name by the node's labels, without what MIG and sharing add ('NVIDIA-A100-SXM4-40GB').
-    product: its short name ('a100'), also of a slice; None for one that `enginery.core.hardware.targets` does not have.
-    mig: the slice, '1g.10gb'.  sharing: 'time-slicing' or 'mps', by `replicas` pods at once.
+    product: its short name ('a100'), also of a slice; None for one that `enginesmith.core.hardware.targets` does not
+    have. mig: the slice, '1g.10gb'.  sharing: 'time-slicing' or 'mps', by `replicas` pods at once.
     """
 
     machine: Machine

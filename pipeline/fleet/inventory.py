@@ -17,12 +17,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from enginery.core import parsing
-from enginery.core.errors import InputError, SpecError, UnknownNameError
-from enginery.core.hardware.gpu_generations import GENERATIONS, generation_of
-from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.text import find_nearest
+from enginesmith.core import parsing
+from enginesmith.core.errors import InputError, SpecError, UnknownNameError
+from enginesmith.core.hardware.gpu_generations import GENERATIONS, generation_of
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.text import find_nearest
 from pipeline.fleet.groups import Fleet, GpuPart, Hardware, LeftOut, NodeGroup, group_nodes
 from pipeline.fleet.labels import parts_of
 from pipeline.spec.document import parse_document

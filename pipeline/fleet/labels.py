@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from enginery.core.hardware.gpu_generations import product_of
-from enginery.core.hardware.machine import Machine
+from enginesmith.core.hardware.gpu_generations import product_of
+from enginesmith.core.hardware.machine import Machine
 from pipeline.fleet.groups import GpuPart, Hardware, LeftOut
 
 _NVIDIA = "nvidia.com/"

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from enginery.core.errors import InputError
-from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.types import Target
+from enginesmith.core.errors import InputError
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.types import Target
 from pipeline.fleet.catalog import Catalog, Served
 from pipeline.fleet.coverage import Coverage, Known, find_unwanted_groups, list_coverage
 from pipeline.fleet.groups import Fleet, Hardware, NodeGroup

@@ -6,13 +6,13 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from builders.backends import discovery
-from enginery.core.errors import EngineryError
-from enginery.core.reports.ranking import accuracy_order
-from enginery.core.types import BuildRequest, Precision, Target
-from enginery.registry.builds.build_history import Expectation, History
-from enginery.registry.manifest import EngineEntry, request_of
-from enginery.registry.store.base import Store
-from enginery.registry.versions.lookup import DEFAULT_CHANNELS
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.ranking import accuracy_order
+from enginesmith.core.types import BuildRequest, Precision, Target
+from enginesmith.registry.builds.build_history import Expectation, History
+from enginesmith.registry.manifest import EngineEntry, request_of
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS
 from pipeline.fleet.coverage import Coverage
 
 Predictor = Callable[[str, BuildRequest], Expectation | None]
@@ -208,7 +208,7 @@ def _find_prerequisite(item: Coverage, unit: WantedUnit) -> str:
             if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == wanted:
                 fate = "failed" if entry.status == "failed" else "was refused"
                 return f"it {fate} when the version was built; the same spec would give the same"
-    return "" if served.registered else "register its spec: `enginery register SPEC`"
+    return "" if served.registered else "register its spec: `enginesmith register SPEC`"
 
 
 def _explain_refusal(entry: EngineEntry, target: Target) -> str:
@@ -222,7 +222,7 @@ def _explain_refusal(entry: EngineEntry, target: Target) -> str:
 def _ask_backend(request: BuildRequest) -> str:
     try:
         backend = discovery.configure(request.backend, dict(request.options))
-    except EngineryError:
+    except EnginesmithError:
         return ""
     return (backend.refuses(request) or "") if backend.versions() else ""
 
@@ -231,7 +231,7 @@ def _request_for(entry: EngineEntry, target: Target) -> BuildRequest | None:
     """The request of an engine, for another target; None for an entry that keeps too little of its own."""
     try:
         return replace(request_of(entry), target=target)
-    except EngineryError:
+    except EnginesmithError:
         return None
 
 

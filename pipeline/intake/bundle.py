@@ -9,16 +9,16 @@ imported by a computed name, and files that the code opens.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from enginery.core.digest import canonical_json, digest_of_file
-from enginery.core.errors import ConflictError, InputError
-from enginery.core.origin import user
-from enginery.core.text import now
-from enginery.registry.leases import hold_lease
-from enginery.registry.registered_specs import KEPT, Registration, SpecBundle, outside, parse
-from enginery.registry.store.base import Store, change
-from enginery.registry.store.files import reachable
-from enginery.registry.store.layout import registered_key
-from enginery.user_code.entry_point import source_files
+from enginesmith.core.digest import canonical_json, digest_of_file
+from enginesmith.core.errors import ConflictError, InputError
+from enginesmith.core.origin import user
+from enginesmith.core.text import now
+from enginesmith.registry.leases import hold_lease
+from enginesmith.registry.registered_specs import KEPT, Registration, SpecBundle, outside, parse
+from enginesmith.registry.store.base import Store, change
+from enginesmith.registry.store.files import reachable
+from enginesmith.registry.store.layout import registered_key
+from enginesmith.user_code.entry_point import source_files
 from pipeline.spec.ensembles.model import LoadedEnsemble
 from pipeline.spec.model import ModelSpec
 

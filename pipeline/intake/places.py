@@ -12,13 +12,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from builders.execution.workdir import workdir
-from enginery.core.digest import check_digest
-from enginery.core.errors import InputError, IntegrityError, SpecError, UnavailableError
-from enginery.core.names import check_model, is_path
-from enginery.registry.registered_specs import find
-from enginery.registry.store.base import open_store
-from enginery.registry.store.buckets import EXAMPLES, bucket_at, is_in_bucket
-from enginery.registry.store.files import make_folder, reachable, start_atomic_write
+from enginesmith.core.digest import check_digest
+from enginesmith.core.errors import InputError, IntegrityError, SpecError, UnavailableError
+from enginesmith.core.names import check_model, is_path
+from enginesmith.registry.registered_specs import find
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.buckets import EXAMPLES, bucket_at, is_in_bucket
+from enginesmith.registry.store.files import make_folder, reachable, start_atomic_write
 from pipeline.intake.bundle import MOST_BYTES
 from pipeline.spec.model import ModelSpec, load_spec
 
@@ -53,7 +53,7 @@ class Bucket:
 
     def refresh(self) -> None:
         """Make the copy equal to the bucket. Raises UnavailableError, and InputError for too much data."""
-        from enginery.registry.store.objects.listing import objects_below
+        from enginesmith.registry.store.objects.listing import objects_below
 
         bucket = bucket_at(self.uri)
         found = {item.name: item for item in objects_below(bucket) if is_path(item.name)}
@@ -73,13 +73,13 @@ class Bucket:
 
     def has(self, name: str) -> bool:
         """Whether the bucket holds a file; none is fetched. Raises UnavailableError."""
-        from enginery.registry.store.objects.listing import objects_below
+        from enginesmith.registry.store.objects.listing import objects_below
 
         return any(item.name == name for item in objects_below(bucket_at(self.uri)))
 
     def _fetch(self, name: str) -> None:
-        from enginery.registry.store.objects.api import Declined
-        from enginery.registry.store.objects.reading import stream_blob
+        from enginesmith.registry.store.objects.api import Declined
+        from enginesmith.registry.store.objects.reading import stream_blob
 
         path = self.folder / name
         with reachable(f"writing {path}"):
@@ -123,7 +123,7 @@ SCHEME = "registered:"
 
 @dataclass(frozen=True)
 class Found:
-    """A spec's local file. address: what `enginery build` takes for the same spec; the path unless it is a copy."""
+    """A spec's local file. address: what `enginesmith build` takes for the same spec; the path unless it is a copy."""
 
     address: str
     path: Path
@@ -164,7 +164,7 @@ def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
     """A copy of a registered spec's files, each verified. The newest one's address has its digest too, since another
     spec may be the newest tomorrow."""
     if registry is None:
-        raise SpecError([f"{address}: lies in a registry; say in which (--registry, ENGINERY_REGISTRY)"])
+        raise SpecError([f"{address}: lies in a registry; say in which (--registry, ENGINESMITH_REGISTRY)"])
     model, _, digest = address.removeprefix(SCHEME).partition("@")
     store = open_store(registry)
     found = find(store, check_model(model), check_digest(digest) if digest else None)
@@ -186,7 +186,7 @@ def _in_bucket(address: str) -> Iterator[Found]:
     """A copy of the files beside a spec in a bucket."""
     prefix, question, options = address.partition("?")
     folder, _, name = prefix.rpartition("/")
-    missing = InputError(f"{address}: there is no such file; `enginery catalog` takes a place of many specs")
+    missing = InputError(f"{address}: there is no such file; `enginesmith catalog` takes a place of many specs")
     if not name.endswith((".yaml", ".yml")):  # all that lies beside it would be copied first: perhaps the whole bucket
         raise missing
     with place_at(f"{folder}{question}{options}") as place:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from enginery.core.codec import encode, encode_document
-from enginery.core.errors import UnknownNameError
-from enginery.registry.evidence.build_details import RECIPE
-from enginery.registry.manifest import EngineEntry, Manifest
+from enginesmith.core.codec import encode, encode_document
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.registry.evidence.build_details import RECIPE
+from enginesmith.registry.manifest import EngineEntry, Manifest
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.attributions import attribute
 from pipeline.compile.steps.engines import recall_engine
@@ -33,7 +33,7 @@ class AttributionAnswer:
     failed: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """An item of `enginery attribute --json`."""
+        """An item of `enginesmith attribute --json`."""
         found = encode_document(self.found) if self.found else None
         return {**encode(self.attributed), "attribution": found, "failed": self.failed}
 

@@ -10,10 +10,10 @@ from builders.as_built import build_engine
 from builders.backends import discovery
 from builders.backends.compatibility import open_engine
 from builders.execution.jobs import Job, WorkerContext
-from enginery.core.codec import encode
-from enginery.core.types import BuildRequest
-from enginery.registry.manifest import request_of
-from enginery.registry.store.base import open_store
+from enginesmith.core.codec import encode
+from enginesmith.core.types import BuildRequest
+from enginesmith.registry.manifest import request_of
+from enginesmith.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set
@@ -69,7 +69,7 @@ class RebuiltEngine:
     rebuilt: bool
 
     def to_json(self) -> dict[str, object]:
-        """What `enginery check-reproducible --json` prints."""
+        """What `enginesmith check-reproducible --json` prints."""
         published = {"digest": self.chosen.entry.digest, "rebuilt": self.rebuilt}
         return {**encode(self.chosen.identity), **self.report.to_json(), "published": published}
 
@@ -86,7 +86,7 @@ def check_reproducible(chosen: ChosenEngine, times: int, context: RunContext) ->
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)
     limits = engine_limits(spec, "build")
-    with TemporaryDirectory(prefix="enginery-rebuild-") as folder:
+    with TemporaryDirectory(prefix="enginesmith-rebuild-") as folder:
         noise = GoldenSet.load(fetch(context.store, manifest.golden, Path(folder) / "golden")).noise
         built = []
         for index in range(times):

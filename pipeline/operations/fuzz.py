@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
-from enginery.registry.manifest import request_of
-from enginery.registry.store.base import open_store
+from enginesmith.registry.manifest import request_of
+from enginesmith.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_graph, golden_set, open_session, runnable
@@ -23,7 +23,7 @@ from validation.fuzz.run import FuzzReport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from enginery.core.types import Tensors
+    from enginesmith.core.types import Tensors
     from validation.fuzz.cases import FuzzCase
 
 
@@ -108,7 +108,7 @@ def fuzz_published(
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)
     registry = context.store.uri.removeprefix("file://")
-    command = ["enginery", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
+    command = ["enginesmith", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(seed)]
     sizes = {dim: {str(size): count for size, count in counts.items()} for dim, counts in (histogram or {}).items()}
     terms = FuzzTerms(seed, cases, tuple(command), sizes or None, only)

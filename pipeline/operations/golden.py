@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from enginery.core.codec import OMIT_DEFAULT
-from enginery.core.digest import is_digest
-from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.names import parse_reference
-from enginery.registry.ensembles import require_model
-from enginery.registry.store.base import Store
-from enginery.registry.versions.lookup import load, locate, models, versions
+from enginesmith.core.codec import OMIT_DEFAULT
+from enginesmith.core.digest import is_digest
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.ensembles import require_model
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions.lookup import load, locate, models, versions
 from pipeline.compile.steps.blobs import fetch
 from pipeline.spec.model import ModelSpec, load_spec
 
@@ -76,7 +76,7 @@ def describe_golden(store: Store, digest: str) -> Shown:
     """What a golden set holds, and the versions that use it. Raises DataError for a blob that is no golden set."""
     from validation.golden.golden_set import GoldenSet
 
-    with TemporaryDirectory(prefix="enginery-golden-") as folder:
+    with TemporaryDirectory(prefix="enginesmith-golden-") as folder:
         golden = GoldenSet.load(fetch(store, digest, Path(folder) / "golden.safetensors"))
         cases = tuple((case.name, case.kind) for case in golden.cases)
         versions, lengths = tuple(_uses(store).get(digest, ())), golden.sequences.lengths if golden.sequences else ()

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from builders.execution.jobs import Job, Needs
-from enginery.core.errors import InputError
-from enginery.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
-from enginery.registry.evidence.latencies import read_latency_report
+from enginesmith.core.errors import InputError
+from enginesmith.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
+from enginesmith.registry.evidence.latencies import read_latency_report
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import engine_limits, model_shapes

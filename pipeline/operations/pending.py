@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from enginery.core.errors import EngineryError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.names import check_model, check_version, version_order
-from enginery.core.types import Target
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.trust import require
-from enginery.registry.versions import lookup
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.names import check_model, check_version, version_order
+from enginesmith.core.types import Target
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.trust import require
+from enginesmith.registry.versions import lookup
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate import revalidate, why_not_here, why_unmeasured
 from pipeline.operations.revalidate_ensemble import ensemble_not_here, revalidate_ensemble
@@ -53,7 +53,7 @@ def list_pending(store: Store, only: str | None = None, on: Target | None = None
     """Of each model's newest version and of the versions that its channels serve, the unproven engines that run here.
 
     only: that model alone.  on: as for `pending_of`.
-    A version that cannot be read is left out with a warning; `enginery verify` names it too.
+    A version that cannot be read is left out with a warning; `enginesmith verify` names it too.
     """
     for model in lookup.models(store) if only is None else [check_model(only)]:
         found = lookup.versions(store, model)
@@ -62,7 +62,7 @@ def list_pending(store: Store, only: str | None = None, on: Target | None = None
         for version in sorted({*found[-1:], *(served & set(found))}, key=version_order):
             try:
                 pending = pending_of(store, model, version, on=on)
-            except EngineryError as error:
+            except EnginesmithError as error:
                 logging.getLogger(__name__).warning("%s@%s is left out: %s", model, version, error)
                 continue
             if pending.engines:
@@ -103,7 +103,7 @@ def prove(item: Pending, context: RunContext) -> list[PendingProof]:
         run = revalidate_ensemble if item.manifest.graphs else revalidate
         found = run(item.manifest, context, engines=digests, again=False)
         return [PendingProof(item.reference, each.entry.unit, each.verdict, each.reason) for each in found]
-    except EngineryError as error:
+    except EnginesmithError as error:
         return [PendingProof(item.reference, None, "error", str(error))]
 
 

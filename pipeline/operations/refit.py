@@ -1,4 +1,4 @@
-"""`enginery refit`: a published engine's kernels with other weights, without a build, proven and published anew.
+"""`enginesmith refit`: a published engine's kernels with other weights, without a build, proven and published anew.
 
 The weights come from a spec or from another version. A unit is refitted when the engine of the same unit was built for
 it (its manifest says so), everything else of its build request is the same, and the two ONNX models differ in their
@@ -15,11 +15,18 @@ from builders.backends import discovery
 from builders.backends.optional_methods import get_refitting
 from builders.execution.jobs import Job, Needs, WorkerContext
 from builders.execution.process import enter_phase
-from enginery.core.errors import EngineryError, InputError, IntegrityError, ModelError, StepError, UnavailableError
-from enginery.core.requirements import Weights
-from enginery.core.types import BuildRequest
-from enginery.registry.manifest import EngineEntry, Manifest, request_of
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import (
+    EnginesmithError,
+    InputError,
+    IntegrityError,
+    ModelError,
+    StepError,
+    UnavailableError,
+)
+from enginesmith.core.requirements import Weights
+from enginesmith.core.types import BuildRequest
+from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.causes import explain_change
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph
@@ -82,7 +89,7 @@ class Refit:
     reason: str = ""
 
     def to_json(self) -> dict[str, str | None]:
-        """A row of `enginery refit --json`."""
+        """A row of `enginesmith refit --json`."""
         return {"unit": self.request.unit, "kernels": self.kernels, "engine": self.engine, "reason": self.reason}
 
 
@@ -154,7 +161,7 @@ def _refit(item: Refit, entry: EngineEntry, base: Manifest, spec: ModelSpec, con
         record = context.run_job(context.executor if on_gpu else context.local, name, job)
     except (UnavailableError, IntegrityError):
         raise
-    except EngineryError as error:
+    except EnginesmithError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
         context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))

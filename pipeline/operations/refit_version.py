@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 from builders.backends import discovery
 from builders.backends.optional_methods import get_scheme
-from enginery.core.digest import canonical_json, digest_of
-from enginery.core.hardware.cpu_kinds import why_no_proof
-from enginery.core.origin import user
-from enginery.core.parsing import parse_json
-from enginery.core.reports.proof import Approved, Report, approve
-from enginery.core.text import now
-from enginery.core.types import QUANTIZED, BuildRequest
-from enginery.registry.evidence.build_details import LAYERS
-from enginery.registry.manifest import EngineEntry, Manifest, request_of
-from enginery.registry.versions.publish import Published, publish
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.hardware.cpu_kinds import why_no_proof
+from enginesmith.core.origin import user
+from enginesmith.core.parsing import parse_json
+from enginesmith.core.reports.proof import Approved, Report, approve
+from enginesmith.core.text import now
+from enginesmith.core.types import QUANTIZED, BuildRequest
+from enginesmith.registry.evidence.build_details import LAYERS
+from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
+from enginesmith.registry.versions.publish import Published, publish
 from pipeline.compile.publication.draft import entry_of, list_refitted
 from pipeline.compile.publication.provenance import SBOM, STATEMENT, with_provenance
 from pipeline.compile.run_context import RunContext
@@ -64,7 +64,7 @@ def publish_refitted(
     """Prove what can be proven here, and publish the other version again with the refitted engines.
 
     done: each refitted engine with what was wanted.  channel: the one to move to the new version.
-    Raises as `enginery.registry.versions.publish.publish`.
+    Raises as `enginesmith.registry.versions.publish.publish`.
     """
     judged = [_judge(wanted, other, context) for _, wanted in done]
     approved, others = _keep(other, {item.built.unit.name for item in judged}, context)

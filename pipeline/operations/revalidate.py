@@ -11,17 +11,17 @@ from pydantic import ValidationError
 
 from builders.backends import discovery
 from builders.backends.compatibility import find_incompatibility
-from enginery.core.digest import digest_of
-from enginery.core.errors import IntegrityError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.origin import this_process
-from enginery.core.parsing import parse_json
-from enginery.core.reports.proof import Report, describe_unmeasured, find_unmeasured
-from enginery.registry.ensembles import require_model
-from enginery.registry.evidence.attestations import MAX_BYTES, judge_entries
-from enginery.registry.manifest import EngineEntry, Manifest, make_request, request_of
-from enginery.registry.store.base import Store
-from enginery.registry.versions.additions import add_attestation, add_latencies
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.origin import this_process
+from enginesmith.core.parsing import parse_json
+from enginesmith.core.reports.proof import Report, describe_unmeasured, find_unmeasured
+from enginesmith.registry.ensembles import require_model
+from enginesmith.registry.evidence.attestations import MAX_BYTES, judge_entries
+from enginesmith.registry.manifest import EngineEntry, Manifest, make_request, request_of
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions.additions import add_attestation, add_latencies
 from pipeline.compile.run_context import RunContext, shown_turn
 from pipeline.compile.steps.latency import time_engine
 from pipeline.compile.steps.proofs import try_to_prove
@@ -133,7 +133,7 @@ def spec_of(manifest: Manifest) -> ModelSpec:
         where = ".".join(map(str, first["loc"])) or "spec"
         raise IntegrityError(
             f"{manifest.model}@{manifest.version}: its spec does not fit this installation: {where}: {first['msg']}; "
-            "install the backends that it was built with, and the same enginery"
+            "install the backends that it was built with, and the same enginesmith"
         ) from error
 
 

@@ -5,19 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders.execution.jobs import Job
-from enginery.compile_caches.recipe import PRECISION
-from enginery.compile_caches.warm_start import StaleCacheError, check_fresh
-from enginery.core.digest import digest_of
-from enginery.core.errors import EngineryError, InputError, UnknownNameError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.machine import describe_host
-from enginery.core.origin import this_process
-from enginery.core.reports.proof import Check, Report, find_unmeasured, judge
-from enginery.core.text import now
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.versions.additions import add_attestation
-from enginery.user_code.compiling import CompileModel
+from enginesmith.compile_caches.recipe import PRECISION
+from enginesmith.compile_caches.warm_start import StaleCacheError, check_fresh
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import EnginesmithError, InputError, UnknownNameError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.machine import describe_host
+from enginesmith.core.origin import this_process
+from enginesmith.core.reports.proof import Check, Report, find_unmeasured, judge
+from enginesmith.core.text import now
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.versions.additions import add_attestation
+from enginesmith.user_code.compiling import CompileModel
 from pipeline.compile.caches.plan import device_of
 from pipeline.compile.caches.prove_cache import ProveCache, ProvenStart
 from pipeline.compile.run_context import RunContext, shown_turn, stops_run
@@ -41,7 +41,7 @@ def revalidate_caches(
     if not chosen:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no compile cache{' for that target' if targets else ''}; "
-            f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
+            f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
         )
     spec = spec_of(manifest)
     needed = [spec.source_file, *([spec.source.weights] if spec.source.weights else [])]
@@ -82,7 +82,7 @@ def _prove(entry: EngineEntry, whole: Manifest, spec: ModelSpec, folder: Path, c
     try:
         with shown_turn(context, machine, f"proving {entry.unit} of {whole.model}@{whole.version}"):
             found = context.run_job(context.executor, job.name, job)
-    except EngineryError as error:
+    except EnginesmithError as error:
         if stops_run(error):
             raise
         return Attested(entry, "refused", str(error))

@@ -6,13 +6,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from builders.execution.workdir import workdir
-from enginery.core.errors import IntegrityError
-from enginery.core.parsing import mapping
-from enginery.core.types import PRECISIONS
-from enginery.registry.ensembles import functions_of, load_pinned, pinned_engines
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.versions.additions import add_attestation
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.parsing import mapping
+from enginesmith.core.types import PRECISIONS
+from enginesmith.registry.ensembles import functions_of, load_pinned, pinned_engines
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions.additions import add_attestation
 from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.connections import read_data
 from pipeline.compile.ensembles.proof import prove

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from enginery.core.text import format_metrics, pluralize, visible
-from enginery.registry.builds.runs import OVER, RunState
+from enginesmith.core.text import format_metrics, pluralize, visible
+from enginesmith.registry.builds.runs import OVER, RunState
 from pipeline.orchestration.runs.views import RunView, view_run
 from pipeline.values import Json
 
@@ -188,7 +188,7 @@ def _clean(name: str) -> str:
 
 
 class ProgressArtifact:
-    """Posts the states of runs, a progress artifact for each, with what `enginery status` prints.
+    """Posts the states of runs, a progress artifact for each, with what `enginesmith status` prints.
 
     It is made in the flow run whose artifacts they are, and called in the threads that write the states.
     """

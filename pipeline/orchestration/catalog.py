@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from enginery.core.errors import EngineryError, InputError
-from enginery.core.text import pluralize
-from enginery.registry.registered_specs import addresses
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.text import pluralize
+from enginesmith.registry.registered_specs import addresses
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.composition import StepRunner
 from pipeline.intake.places import SCHEME, Bucket, Found, below, files_below, place_at
 from pipeline.orchestration.ensembles import compile_any
@@ -48,7 +48,7 @@ class CatalogRow:
         return self.state != "failed" and not self.engines.get("failed")
 
     def to_json(self) -> dict[str, object]:
-        """A row of `enginery catalog --json` and of the flow's table."""
+        """A row of `enginesmith catalog --json` and of the flow's table."""
         return asdict(self)
 
 
@@ -60,7 +60,7 @@ def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Fo
         found = addresses(open_store(registry or DEFAULT_REGISTRY))
         if not found:
             raise InputError(
-                f"no spec is registered in {registry or DEFAULT_REGISTRY}; `enginery register SPEC` registers one"
+                f"no spec is registered in {registry or DEFAULT_REGISTRY}; `enginesmith register SPEC` registers one"
             )
         yield found
         return
@@ -108,7 +108,7 @@ def compile_row(
     try:
         compiled = compile_any(address, options, runner, progress, executors)
         done(compiled)
-    except EngineryError as error:
+    except EnginesmithError as error:
         return CatalogRow(str(address), None, "failed", reason=str(error))
     except Exception as error:
         logging.getLogger(__name__).exception("%s", address)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders.execution.workdir import workdir
-from enginery.core.hardware.targets import match_targets
-from enginery.core.types import Precision, Target
-from enginery.registry.store.base import open_store
+from enginesmith.core.hardware.targets import match_targets
+from enginesmith.core.types import Precision, Target
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.composition import StepRunner
 from pipeline.compile.ensembles.assembly import Assembly, CompiledGraph
 from pipeline.compile.plan import Selection

@@ -1,6 +1,6 @@
 """Sends events to a Prefect server, whose automations start the next step on them.
 
-Each event is about one model, as the resource `enginery.model.NAME`. Its payload names things by digest and by the
+Each event is about one model, as the resource `enginesmith.model.NAME`. Its payload names things by digest and by the
 registry's URI, which never holds credentials. An event counts as sent once the server has answered.
 """
 
@@ -14,12 +14,12 @@ from prefect.events import Event, RelatedResource, Resource
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 
-from enginery.core.digest import digest_of
-from enginery.core.errors import UnavailableError
-from enginery.registry.builds.build_lock import hold_build_lock
-from enginery.registry.registered_specs import Registration
-from enginery.registry.rollouts.state import Rollout
-from enginery.registry.store.base import Store
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import UnavailableError
+from enginesmith.registry.builds.build_lock import hold_build_lock
+from enginesmith.registry.registered_specs import Registration
+from enginesmith.registry.rollouts.state import Rollout
+from enginesmith.registry.store.base import Store
 from pipeline.orchestration.payloads import (
     ADVANCED,
     DONE,
@@ -103,7 +103,7 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
         related = [RelatedResource(about)]
     made = Event(
         event=event,
-        resource=Resource({"prefect.resource.id": f"enginery.model.{model}", "prefect.resource.name": model}),
+        resource=Resource({"prefect.resource.id": f"enginesmith.model.{model}", "prefect.resource.name": model}),
         related=related,
         payload={"model": model, **payload},
     )

@@ -1,7 +1,7 @@
-"""A cluster's nodes against the registry, for `enginery fleet` and its flow, and the events for what they lack.
+"""A cluster's nodes against the registry, for `enginesmith fleet` and its flow, and the events for what they lack.
 
-On the events a Prefect server's deployments build (`enginery.model.registered`) and prove
-(`enginery.engine.unproven`) what is missing; `pipeline.orchestration.payloads` has their fields.
+On the events a Prefect server's deployments build (`enginesmith.model.registered`) and prove
+(`enginesmith.engine.unproven`) what is missing; `pipeline.orchestration.payloads` has their fields.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from enginery.registry.store.base import Store
+from enginesmith.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, Served, load_catalog, read_served, whole_registry
 from pipeline.fleet.cluster import Access, read_cluster
 from pipeline.fleet.coverage import STATES, Coverage, find_unwanted_groups, list_coverage
@@ -47,7 +47,7 @@ def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
             builds.setdefault(unit.model, []).append(item.name)
         elif unit.version and item.engine:
             proofs.setdefault((unit.model, unit.version, unit.target.sm), []).append(item.engine)
-    by = "enginery fleet"
+    by = "enginesmith fleet"
     found = []
     for model, units in builds.items():
         payload = {"spec": f"registered:{model}", "registry": registry, "units": units, "by": by}
@@ -122,7 +122,7 @@ class Reconciled:
         return find_unwanted_groups(self.fleet.groups, self.catalog.demands)
 
     def to_json(self) -> dict[str, object]:
-        """What `enginery fleet --json` prints."""
+        """What `enginesmith fleet --json` prints."""
         return {
             "fleet": {
                 "source": self.fleet.source,

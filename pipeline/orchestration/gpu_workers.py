@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from builders.execution.jobs import Job, Needs, ProcessLimits, Request, Result, WorkerContext
 from builders.execution.local import LocalExecutor
-from enginery.core.errors import InputError, StepError
-from enginery.core.hardware.machine import AUTO, target_named
-from enginery.core.types import Target
-from enginery.registry.store.base import open_store
-from enginery.registry.versions import lookup
+from enginesmith.core.errors import InputError, StepError
+from enginesmith.core.hardware.machine import AUTO, target_named
+from enginesmith.core.types import Target
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions import lookup
 from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, canary, sides_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import gpu_labels

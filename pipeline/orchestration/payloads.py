@@ -1,6 +1,6 @@
-"""The events that Enginery sends to a Prefect server: the fields of each, and the registry's record of those sent.
+"""The events that Enginesmith sends to a Prefect server: the fields of each, and the registry's record of those sent.
 
-`events`, and servers by `enginery.serving.drift_event`, send nothing else; triggers read nothing else; and
+`events`, and servers by `enginesmith.serving.drift_event`, send nothing else; triggers read nothing else; and
 docs/guides/deployments.md has the table that `markdown` writes. Tests compare all of them. Prefect is not imported
 here, so that a run with nothing to do need not load it.
 """
@@ -8,20 +8,20 @@ here, so that a run with nothing to do need not load it.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from enginery.core.digest import digest_of
-from enginery.registry.builds.records import recall, remember
-from enginery.registry.store.base import Store
-from enginery.serving import drift_event
+from enginesmith.core.digest import digest_of
+from enginesmith.registry.builds.records import recall, remember
+from enginesmith.registry.store.base import Store
+from enginesmith.serving import drift_event
 
 _RECORD = "told"
-REGISTERED = "enginery.model.registered"
-PUBLISHED = "enginery.engine.published"
-UNPROVEN = "enginery.engine.unproven"
-JUDGED = "enginery.canary.finished"
+REGISTERED = "enginesmith.model.registered"
+PUBLISHED = "enginesmith.engine.published"
+UNPROVEN = "enginesmith.engine.unproven"
+JUDGED = "enginesmith.canary.finished"
 DRIFTED = drift_event.EVENT
-ADVANCED = "enginery.rollout.advanced"
-HALTED = "enginery.rollout.halted"
-DONE = "enginery.rollout.done"
+ADVANCED = "enginesmith.rollout.advanced"
+HALTED = "enginesmith.rollout.halted"
+DONE = "enginesmith.rollout.done"
 
 _MODEL = {"model": ""}
 _REGISTRY = {"registry": ""}
@@ -50,7 +50,7 @@ class Payload:
 PAYLOADS: Mapping[str, Payload] = {
     REGISTERED: Payload(
         _MODEL | {"spec": "`registered:MODEL@DIGEST`, or `registered:MODEL` for the newest"} | _REGISTRY | {"by": ""},
-        "by `register` and `watch-specs`; by `enginery fleet --apply` for each model with something to build",
+        "by `register` and `watch-specs`; by `enginesmith fleet --apply` for each model with something to build",
         {"digest": "of the bundle", "units": "what the fleet lacks"},
     ),
     PUBLISHED: Payload(
@@ -59,7 +59,7 @@ PAYLOADS: Mapping[str, Payload] = {
     ),
     UNPROVEN: Payload(
         _MODEL | {"version": "", "target": "`sm_90`", "engines": "digests"} | _REGISTRY | {"by": ""},
-        "by `enginery fleet --apply`, for each version and GPU generation with something to prove",
+        "by `enginesmith fleet --apply`, for each version and GPU generation with something to prove",
     ),
     JUDGED: Payload(
         _MODEL
@@ -72,7 +72,7 @@ PAYLOADS: Mapping[str, Payload] = {
         | {"version": "served", "rate": "of fallbacks", "reference": "the rate before", "since": "ISO 8601, UTC"}
         | _REGISTRY
         | {"by": "host"},
-        "by servers with a router, once each: `Router(on_drift=enginery.DriftEvent(...))`",
+        "by servers with a router, once each: `Router(on_drift=enginesmith.DriftEvent(...))`",
     ),
     ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
     HALTED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same, for a rollout that a gate halted, or a move aborted"),

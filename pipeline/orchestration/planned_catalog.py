@@ -9,9 +9,9 @@ from functools import partial
 from multiprocessing import get_context
 from threading import Lock
 
-from enginery.core.errors import EngineryError, UnavailableError
-from enginery.core.text import pluralize
-from enginery.registry.builds.record_copies import RecordCopies, StoreListing
+from enginesmith.core.errors import EnginesmithError, UnavailableError
+from enginesmith.core.text import pluralize
+from enginesmith.registry.builds.record_copies import RecordCopies, StoreListing
 from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.forecast import on_record, open_records
 from pipeline.compile.plan import candidates, plan_builds
@@ -49,7 +49,7 @@ class PlannedSpec:
         return not self.reason and not self.units.keys() - {"cached", "refused"}
 
     def to_json(self) -> dict[str, object]:
-        """A row of `enginery catalog --plan --json`."""
+        """A row of `enginesmith catalog --plan --json`."""
         return asdict(self)
 
 
@@ -96,7 +96,7 @@ def _plan_row(address: str | Found, options: RunOptions, listings: Listings) -> 
                 return replace(_plan_ensemble(load_ensemble(found.path, found.address), options), spec=str(address))
             spec = found.load()
             return replace(plan_spec(spec, options, listings.of(spec, options)), spec=str(address))
-    except EngineryError as error:
+    except EnginesmithError as error:
         return PlannedSpec(str(address), None, reason=str(error))
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from enginery.core.errors import UnknownNameError
-from enginery.core.names import check_model
-from enginery.core.types import Dim
-from enginery.registry.registered_specs import Registration
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.core.names import check_model
+from enginesmith.core.types import Dim
+from enginesmith.registry.registered_specs import Registration
+from enginesmith.registry.store.base import open_store
 from pipeline.canary.automatic import SUFFIXES
 from pipeline.compile.run_context import RunContext
 from pipeline.intake.bundle import register
@@ -59,7 +59,7 @@ def answer_drift(
     Raises DataError for traffic that does not fit the model, UnavailableError, and what timing raises.
     """
     if traffic is None:
-        return DriftAnswer("no recorded traffic is named; `enginery deploy --traffic PLACE` names it")
+        return DriftAnswer("no recorded traffic is named; `enginesmith deploy --traffic PLACE` names it")
     try:
         with place_at(traffic) as place, spec_at(f"{SCHEME}{check_model(model)}", registry) as found:
             names = [f"{model}{suffix}" for suffix in SUFFIXES if place.has(f"{model}{suffix}")]

@@ -12,15 +12,15 @@ from builders.backends import discovery as backends
 from builders.execution.forking import fork_server
 from builders.execution.jobs import Executor
 from builders.execution.local import LocalExecutor
-from enginery.core.digest import digest_of
-from enginery.core.errors import InputError, UnavailableError, UnknownNameError
-from enginery.core.hardware.targets import match_targets
-from enginery.core.origin import this_process
-from enginery.core.types import PRECISIONS, Precision, Target
-from enginery.registry.builds.build_lock import is_held
-from enginery.registry.leases import BUILDING, hold_lease
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
+from enginesmith.core.hardware.targets import match_targets
+from enginesmith.core.origin import this_process
+from enginesmith.core.types import PRECISIONS, Precision, Target
+from enginesmith.registry.builds.build_lock import is_held
+from enginesmith.registry.leases import BUILDING, hold_lease
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.composition import InProcess, StepRunner, compile_model
 from pipeline.compile.plan import Selection
 from pipeline.compile.preloaded import PRELOADED
@@ -167,7 +167,7 @@ def open_run(
 ) -> Iterator[OpenRun]:
     """Read the spec at an address, open the registry, and start executors unless some are given.
 
-    keep_state: whether the registry keeps what becomes of this run (`enginery status`).
+    keep_state: whether the registry keeps what becomes of this run (`enginesmith status`).
     Raises what `spec_at` raises, SpecError, UnknownNameError (a selection that the spec does not have), InputError and
     UnavailableError.
     """

@@ -20,9 +20,9 @@ from pipeline.progress import events
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-    from enginery.core.types import BuildRequest
+    from enginesmith.core.types import BuildRequest
 
-NAME = "enginery"
+NAME = "enginesmith"
 # A collector that does not answer holds up the end of a run for so many seconds at most.
 FLUSH_S = 5.0
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -61,17 +61,17 @@ class Spans(events.Progress):
         """Open, close and annotate spans."""
         match event:
             case events.RunBegan(model, run):
-                about = {"enginery.model": model, "enginery.run": run}
+                about = {"enginesmith.model": model, "enginesmith.run": run}
                 self._run = self._tracer.start_span(f"build {model}", attributes=about)
             case events.Planned(plan):
                 self._units |= {unit.name: _attributes(unit.request) for unit in plan.units}
             case events.VerdictReached(name):
                 if self._run:
-                    self._run.add_event("verdict", {"enginery.unit": name, "enginery.verdict": event.outcome})
+                    self._run.add_event("verdict", {"enginesmith.unit": name, "enginesmith.verdict": event.outcome})
             case events.RunConcluded(outcome):
                 if self._run:
-                    self._run.set_attribute("enginery.version", outcome.version or "")
-                    self._run.set_attribute("enginery.cached", outcome.cached)
+                    self._run.set_attribute("enginesmith.version", outcome.version or "")
+                    self._run.set_attribute("enginesmith.cached", outcome.cached)
             case _:
                 if isinstance(event, events.StepEvent):
                     self._follow(event)
@@ -89,13 +89,13 @@ class Spans(events.Progress):
             return
         match event:
             case events.PhaseEntered(_, phase):
-                span.add_event("phase", {"enginery.phase": phase})
+                span.add_event("phase", {"enginesmith.phase": phase})
             case events.Retrying(_, why):
-                span.add_event("retry", {"enginery.why": why})
+                span.add_event("retry", {"enginesmith.why": why})
             case events.ProcessEnded(_, usage):
-                span.set_attribute("enginery.peak_mib", round(usage.peak_mib, 1))
+                span.set_attribute("enginesmith.peak_mib", round(usage.peak_mib, 1))
             case events.Finished(_, state, reason):
-                span.set_attribute("enginery.outcome", state)
+                span.set_attribute("enginesmith.outcome", state)
                 _end(span, reason if state == "failed" else None)
 
     def _open_span(self, event: events.Started) -> None:
@@ -106,7 +106,7 @@ class Spans(events.Progress):
         with self._lock:
             if name not in self._open:
                 context = set_span_in_context(self._run) if self._run else None
-                about = {"enginery.unit": name, "enginery.where": event.where, **self._units.get(name, {})}
+                about = {"enginesmith.unit": name, "enginesmith.where": event.where, **self._units.get(name, {})}
                 self._open[name] = self._tracer.start_span(name, context, attributes=about)
 
     def close(self, error: BaseException | None) -> None:
@@ -121,7 +121,7 @@ class Spans(events.Progress):
 
 def _attributes(request: "BuildRequest") -> dict[str, str]:
     about = {"target": request.target.name, "precision": request.precision, "backend": request.backend}
-    return {f"enginery.{name}": value for name, value in about.items()}
+    return {f"enginesmith.{name}": value for name, value in about.items()}
 
 
 def _end(span: "Span", failure: str | None) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import EngineryError, UnavailableError
-from enginery.registry.registered_specs import registrations
-from enginery.registry.store.base import Store
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import EnginesmithError, UnavailableError
+from enginesmith.registry.registered_specs import registrations
+from enginesmith.registry.store.base import Store
 from pipeline.intake.bundle import bundle_of, named_files, register
 from pipeline.intake.places import place_at
 from pipeline.orchestration import events
@@ -83,7 +83,7 @@ class Watch:
                 self._take(path, name, settled=settled)
             except UnavailableError:
                 raise
-            except EngineryError as error:
+            except EnginesmithError as error:
                 self._complain(name, str(error))
 
     def _take(self, path: Path, name: str, *, settled: bool) -> None:

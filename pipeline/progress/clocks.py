@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from enginery.registry.builds.build_history import Expectation
+    from enginesmith.registry.builds.build_history import Expectation
 
 # Seconds until a wait is shown again of whose reason only the time has changed: a countdown does so every other second.
 RECOUNT_S = 15.0

@@ -11,7 +11,7 @@ from pipeline.progress.json_lines import JsonLines
 from pipeline.progress.terminal import Lines, LiveTable
 
 if TYPE_CHECKING:
-    from enginery.registry.builds.runs import RunState
+    from enginesmith.registry.builds.runs import RunState
 
 
 def together(display: Progress, *others: Progress) -> Progress:

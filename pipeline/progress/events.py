@@ -14,8 +14,8 @@ from builders.execution.jobs import Started as Started
 from builders.execution.jobs import Waiting as Waiting
 
 if TYPE_CHECKING:
-    from enginery.registry.builds.build_history import Expectation
-    from enginery.registry.builds.runs import RunState
+    from enginesmith.registry.builds.build_history import Expectation
+    from enginesmith.registry.builds.runs import RunState
     from pipeline.cache_unit import CacheUnit
     from pipeline.outcome import Outcome
     from pipeline.values import BuildPlan

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from enginery.core.text import precise_now, visible_json
+from enginesmith.core.text import precise_now, visible_json
 from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
 

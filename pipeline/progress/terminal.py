@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from enginery.core.text import join_first, visible
+from enginesmith.core.text import join_first, visible
 from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
 

@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from builders.onnx_graphs.bodies import list_bodies, list_reads
 from builders.onnx_graphs.weights import find_external, from_array, to_array
 from builders.reference import open_interpreter
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from pipeline.quantization.graph import constants, unused_name
 
 # Nodes that draw their results, and those that say how a weight came quantized.

@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from builders.onnx_graphs.bodies import list_bodies, list_reads
 from builders.onnx_graphs.weights import has_external, with_weights, without_weights
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 
 # Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.
 _SMALL_CONSTANT = 256

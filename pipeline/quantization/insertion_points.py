@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from builders.onnx_graphs.bodies import list_bodies
 from builders.onnx_graphs.weights import to_array
-from enginery.core.reports.quantization import FloatNode
+from enginesmith.core.reports.quantization import FloatNode
 from pipeline.quantization.computed_weights import fold_computed_weights
 from pipeline.quantization.graph import (
     attribute_of,

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from enginery.core.reports.quantization import FloatNode
-from enginery.core.text import join_first, pluralize
+from enginesmith.core.reports.quantization import FloatNode
+from enginesmith.core.text import join_first, pluralize
 
 _LEFT = "left in"
 # With less of the multiplications with weights in a narrow format, an engine is refused: at twice the speed of float

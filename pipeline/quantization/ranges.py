@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from enginery.core.codec import decode
-from enginery.core.digest import digest_of
-from enginery.core.errors import DataError, IntegrityError
+from enginesmith.core.codec import decode
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import DataError, IntegrityError
 
 FORMAT = 2
 

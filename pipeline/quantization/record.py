@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from builders.onnx_graphs.weights import to_array
-from enginery.core.reports.quantization import (
+from enginesmith.core.reports.quantization import (
     QuantizationRecord,
     QuantizedTensor,
     RecordedSearch,

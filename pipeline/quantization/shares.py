@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper, shape_inference
 
 from builders.onnx_graphs.bodies import list_bodies, list_captured
 from builders.onnx_graphs.weights import to_array
-from enginery.core.types import Shape
+from enginesmith.core.types import Shape
 from pipeline.quantization.graph import attribute_of, constants, infer_at, shapes_of
 from pipeline.quantization.own_integers import INTEGER_OPS
 from pipeline.values import ModelShapes

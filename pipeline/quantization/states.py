@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginery.core.errors import DataError
-from enginery.core.state import State
-from enginery.core.types import QuantizedState
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State
+from enginesmith.core.types import QuantizedState
 from pipeline.quantization.ranges import Ranges
 
 _LEVELS = 127

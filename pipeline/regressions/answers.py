@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import WorkerContext
-from enginery.core.errors import EngineryError
-from enginery.core.reports.proof import Check, name_task_checks
-from enginery.core.types import Session
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.proof import Check, name_task_checks
+from enginesmith.core.types import Session
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.blobs import golden_set, open_session
 from pipeline.regressions.findings import AnswerDrift
 from pipeline.regressions.thresholds import drift_budget
@@ -44,7 +44,7 @@ class CompareAnswers:
     metrics: tuple[TaskMetric, ...]
 
     def run(self, context: WorkerContext) -> ComparedAnswers:
-        """Their drift and metrics. Raises EngineryError where one cannot be opened, or the served one not be run."""
+        """Their drift and metrics. Raises EnginesmithError where one cannot be opened, or the served one not be run."""
         from validation.comparison.sessions import drift_checks
 
         place = open_store(context.store)
@@ -68,7 +68,7 @@ def _measure(session: Session, golden: "GoldenSet", metrics: Sequence[TaskMetric
 
     try:
         found = name_task_checks(task_checks(session, golden, metrics))
-    except EngineryError:
+    except EnginesmithError:
         return {}
     return {name: check.value for name, check in found.items()}
 

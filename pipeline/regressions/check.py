@@ -1,19 +1,19 @@
 """Builds what a spec asks for as a build does, up to the publication, and compares it with what a channel serves.
 
 No version is made and no channel moves: the run ends where a build would begin to publish. What it leaves in the
-registry are the records of its steps with their blobs, as `enginery plan` and `enginery compare` leave them, so that
-the build after the merge finds the engines (docs/guides/regressions.md).
+registry are the records of its steps with their blobs, as `enginesmith plan` and `enginesmith compare` leave them, so
+that the build after the merge finds the engines (docs/guides/regressions.md).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from enginery.client.resolve import Policy, rank_engines
-from enginery.core.errors import UnknownNameError
-from enginery.core.hardware.machine import Machine
-from enginery.core.text import now
-from enginery.registry.evidence.latencies import read_latency_report, speeds_of
-from enginery.registry.manifest import EngineEntry
+from enginesmith.client.resolve import Policy, rank_engines
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.text import now
+from enginesmith.registry.evidence.latencies import read_latency_report, speeds_of
+from enginesmith.registry.manifest import EngineEntry
 from pipeline.compile.composition import StepRunner, export_served, judge_all
 from pipeline.compile.plan import Selection
 from pipeline.compile.publication.draft import draft_version

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from enginery.core.reports.latency import MachineKind
+from enginesmith.core.reports.latency import MachineKind
 
 Level = Literal["error", "warning", "note"]
 Rule = Literal["spec", "failed", "coverage", "interface", "metric", "drift", "latency", "too-noisy", "not-compared"]

@@ -6,9 +6,9 @@ median is slower by exactly the threshold, one timing in 40 says so. What could 
 
 from collections.abc import Iterator, Sequence
 
-from enginery.core.reports.proof import describe
-from enginery.core.text import format_metric, join_first
-from enginery.registry.manifest import EngineEntry
+from enginesmith.core.reports.proof import describe
+from enginesmith.core.text import format_metric, join_first
+from enginesmith.registry.manifest import EngineEntry
 from pipeline.outcome import JudgedUnit
 from pipeline.regressions.findings import EnginePair, Finding, MetricPair
 from pipeline.regressions.thresholds import CheckOptions

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from enginery.core.errors import EngineryError, SpecError
+from enginesmith.core.errors import EnginesmithError, SpecError
 from pipeline.regressions.findings import Finding, Key
 from pipeline.spec.document import load_document
 from pipeline.spec.mistakes import line_of
@@ -33,7 +33,7 @@ def key_of(spec: ModelSpec, found: Finding) -> Key:
     return ("targets", named.index(target)) if target in named else ("targets",)
 
 
-def findings_of(error: EngineryError) -> Iterator[Finding]:
+def findings_of(error: EnginesmithError) -> Iterator[Finding]:
     """A finding for each mistake that ended a check, with its line where it says one."""
     for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
         found = _LINE.match(entry)

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from builders.execution.jobs import Job, Needs
-from enginery.core.errors import EngineryError
-from enginery.core.reports.latency import PairedBenchmark
-from enginery.core.types import BuildRequest
-from enginery.registry.manifest import EngineEntry, request_of
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.latency import PairedBenchmark
+from enginesmith.core.types import BuildRequest
+from enginesmith.registry.manifest import EngineEntry, request_of
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.keys import engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.compile.steps.latency import BenchmarkPair
@@ -67,7 +67,7 @@ class PairMeasurement:
         job = Job(name, request, self.context.store.uri, engine_limits(self.spec, "proof"))
         try:
             found = self.context.run_job(self.context.local, name, job)
-        except EngineryError as error:
+        except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
         self.context.progress.emit(Finished(name))
@@ -109,13 +109,13 @@ class PairMeasurement:
         job = Job(name, request, self.context.store.uri, engine_limits(self.spec, "latency"), Needs(alone=True))
         try:
             found = self.context.run_job(self.context.local, name, job)
-        except EngineryError as error:
+        except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
         self.context.progress.emit(Finished(name, words=found.verdict))
         return times_of(found)
 
-    def _remark(self, name: str, error: EngineryError) -> str:
+    def _remark(self, name: str, error: EnginesmithError) -> str:
         if stops_run(error):
             raise error
         first = str(error).splitlines()[0]

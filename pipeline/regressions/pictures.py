@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from enginery.core.text import visible
-from enginery.registry.latency_series import SeriesPoint
+from enginesmith.core.text import visible
+from enginesmith.registry.latency_series import SeriesPoint
 from pipeline.regressions.trend import Trend, TrendChange, Value, describe_change, value_of
 from validation.plots.charts import Axis, Dot, Line, Mark, Plot, Text, span_axis
 from validation.plots.svg import svg

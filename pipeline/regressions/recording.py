@@ -1,4 +1,5 @@
-"""`enginery profile --record`: adds what was measured to the series of the engine's unit, bucket and kind of machine.
+"""`enginesmith profile --record`: adds what was measured to the series of the engine's unit, bucket and kind of
+machine.
 
 Beside the median each point has the ratio to a reference engine, timed in turns with it: what else runs on the machine
 changes a median by tens of percent, and that ratio by one or two.
@@ -8,16 +9,16 @@ from dataclasses import replace
 
 from builders.backends import discovery
 from builders.execution.jobs import Job, Needs
-from enginery.core.codec import encode
-from enginery.core.digest import canonical_json
-from enginery.core.errors import EngineryError, IntegrityError, UnknownNameError
-from enginery.core.hardware.machine import driver_version
-from enginery.core.reports.latency import BucketLatency, LatencyReport, Ratio
-from enginery.registry.latency_series import LatencySeries, SeriesPoint, append_point, read_series
-from enginery.registry.manifest import EngineEntry
-from enginery.registry.store.base import Store
-from enginery.registry.versions.additions import add_latencies
-from enginery.registry.versions.lookup import load_if_there
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNameError
+from enginesmith.core.hardware.machine import driver_version
+from enginesmith.core.reports.latency import BucketLatency, LatencyReport, Ratio
+from enginesmith.registry.latency_series import LatencySeries, SeriesPoint, append_point, read_series
+from enginesmith.registry.manifest import EngineEntry
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions.additions import add_latencies
+from enginesmith.registry.versions.lookup import load_if_there
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.keys import engine_limits, model_shapes
@@ -100,7 +101,7 @@ def _time_against(
     job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
         found = context.run_job(context.local, name, job)
-    except EngineryError as error:
+    except EnginesmithError as error:
         if stops_run(error):
             raise
         context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))

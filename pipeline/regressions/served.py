@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from enginery.client.resolve import Policy, rank_engines
-from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.machine import Machine
-from enginery.core.names import parse_reference
-from enginery.core.types import Target
-from enginery.registry.ensembles import require_model
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.evidence.canaries import list_served
-from enginery.registry.evidence.latencies import measured_speeds
-from enginery.registry.leases import version_name
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.trust import require
-from enginery.registry.versions.lookup import locate
+from enginesmith.client.resolve import Policy, rank_engines
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.names import parse_reference
+from enginesmith.core.types import Target
+from enginesmith.registry.ensembles import require_model
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.evidence.canaries import list_served
+from enginesmith.registry.evidence.latencies import measured_speeds
+from enginesmith.registry.leases import version_name
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.trust import require
+from enginesmith.registry.versions.lookup import locate
 from pipeline.operations.revalidate import why_not_here
 
 # The reference of a first version, which is compared with nothing.
@@ -92,7 +92,7 @@ def copy_engine(served: ServedVersion, entry: EngineEntry, dest: Store) -> None:
         return
     named = [str(digest) for digest in (entry.digest, entry.graph) if digest]
     shards = [shard for digest in named for shard in served.manifest.shards.get(digest, {})]
-    with tempfile.TemporaryDirectory(prefix="enginery-check-") as folder:
+    with tempfile.TemporaryDirectory(prefix="enginesmith-check-") as folder:
         for digest in (*shards, *named):
             if not dest.has(digest):
                 path = Path(folder) / digest

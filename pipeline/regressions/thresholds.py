@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from enginery.core.errors import InputError
-from enginery.core.types import PRECISIONS, Precision
+from enginesmith.core.errors import InputError
+from enginesmith.core.types import PRECISIONS, Precision
 from pipeline.spec.metrics import Metric
 from validation.limits.budget import Budget, default_budget
 from validation.metrics.tasks.terms import VALUES

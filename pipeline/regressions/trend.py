@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from enginery.registry.latency_series import LatencySeries, SeriesPoint
+from enginesmith.registry.latency_series import LatencySeries, SeriesPoint
 from validation.latency.changes import find_changes
 
 # 'relative' to the reference engine, which the load of the machine hardly moves; 'median' of quiet points, in seconds.

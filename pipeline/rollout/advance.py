@@ -8,17 +8,17 @@ after it, and by every look that finds it late (`rolling.settle_rollout`).
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from enginery.core.errors import ConflictError, EngineryError, InputError, IntegrityError, UnknownNameError
-from enginery.core.text import join_first
-from enginery.registry.evidence.canaries import canaries
-from enginery.registry.rollouts.reports import MOST_REPORTERS, NOTHING_HEARD, Heard, read_reports
-from enginery.registry.rollouts.state import Rollout, open_wave, parse_time, raise_reach
-from enginery.registry.rollouts.waves import WHOLE
-from enginery.registry.store.base import Store
-from enginery.registry.trust import require
-from enginery.registry.versions import channels, lookup
-from enginery.registry.versions.policies import CanaryPass, canary_pass
-from enginery.registry.versions.rolling import change_rollout, clear_marks, read_rollout, settle_rollout
+from enginesmith.core.errors import ConflictError, EnginesmithError, InputError, IntegrityError, UnknownNameError
+from enginesmith.core.text import join_first
+from enginesmith.registry.evidence.canaries import canaries
+from enginesmith.registry.rollouts.reports import MOST_REPORTERS, NOTHING_HEARD, Heard, read_reports
+from enginesmith.registry.rollouts.state import Rollout, open_wave, parse_time, raise_reach
+from enginesmith.registry.rollouts.waves import WHOLE
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.trust import require
+from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions.policies import CanaryPass, canary_pass
+from enginesmith.registry.versions.rolling import change_rollout, clear_marks, read_rollout, settle_rollout
 from pipeline.rollout.gates import GateResult, judge_gates, moment_of
 
 CONTROLLER = "controller"
@@ -61,7 +61,7 @@ def advance(store: Store, model: str, channel: str, now: datetime, by: str = CON
         found = replace(found, made=found.rollout.history != before.history)
     try:
         settle_rollout(store, model, channel)
-    except EngineryError as error:
+    except EnginesmithError as error:
         return replace(found, late=str(error))
     return found
 
@@ -139,7 +139,7 @@ def _go_on(rollout: Rollout, now: datetime, by: str, gates: tuple[GateResult, ..
     if waiting := [gate for gate in gates if gate.verdict == "wait"]:
         why = "; ".join(f"{gate.name}: {gate.why}" for gate in waiting)
         if any(gate.name != "person" for gate in waiting):
-            why += f" (`enginery rollout resume {rollout.where} --without-data` ends the wave all the same)"
+            why += f" (`enginesmith rollout resume {rollout.where} --without-data` ends the wave all the same)"
         return Advance(rollout, "waiting", why, gates, heard)
     why = join_first([f"{gate.name}: {gate.why}" for gate in gates], 4, "; ") or "its time is over"
     if rollout.wave + 1 == len(rollout.plan.waves):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from threading import Event
 from time import monotonic
 
-from enginery.core.errors import EngineryError
-from enginery.registry.store.base import Store
-from enginery.registry.versions.rolling import running_rollouts
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions.rolling import running_rollouts
 from pipeline.rollout.advance import Advance, advance
 
 Where = tuple[str, str]
@@ -38,7 +38,7 @@ class RolloutFollower:
         for where in wheres:
             try:
                 found = advance(self.store, *where, now)
-            except EngineryError as error:
+            except EnginesmithError as error:
                 going = True
                 self._tell(where, f"not looked at: {error}")
                 self.failed[where] = str(error)
@@ -69,7 +69,7 @@ class RolloutFollower:
         while True:
             try:
                 going = self.look()
-            except EngineryError as error:
+            except EnginesmithError as error:
                 going = True
                 self.say(f"not looked at: {error}")
             over = end is not None and monotonic() + interval_s > end

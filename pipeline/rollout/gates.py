@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
-from enginery.core.text import join_first, pluralize
-from enginery.registry.evidence.canaries import CanaryVerdict
-from enginery.registry.rollouts.reports import Heard, NodeReport
-from enginery.registry.rollouts.state import Rollout, parse_time
+from enginesmith.core.text import join_first, pluralize
+from enginesmith.registry.evidence.canaries import CanaryVerdict
+from enginesmith.registry.rollouts.reports import Heard, NodeReport
+from enginesmith.registry.rollouts.state import Rollout, parse_time
 from validation.canary.judging.judge import level_of
 from validation.statistics import rates
 
@@ -71,7 +71,7 @@ def judge_gates(
         found.append(_canary(rollout, verdicts))
     if gates.approve:
         done = rollout.approved > rollout.wave
-        why = "approved" if done else f"waits for `enginery rollout resume {rollout.where}`"
+        why = "approved" if done else f"waits for `enginesmith rollout resume {rollout.where}`"
         found.append(GateResult("person", "pass" if done else "wait", why))
     return tuple(map(_waive, found)) if rollout.waived > rollout.wave else tuple(found)
 

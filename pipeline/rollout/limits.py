@@ -12,11 +12,11 @@ share. So the least number of nodes is enough, and the reports of the rollout be
 from collections.abc import Sequence
 from dataclasses import replace
 
-from enginery.core.errors import InputError
-from enginery.registry.rollouts.reports import NodeReport, read_reports
-from enginery.registry.rollouts.state import Rollout, parse_time
-from enginery.registry.rollouts.waves import WHOLE, Slice
-from enginery.registry.store.base import Store
+from enginesmith.core.errors import InputError
+from enginesmith.registry.rollouts.reports import NodeReport, read_reports
+from enginesmith.registry.rollouts.state import Rollout, parse_time
+from enginesmith.registry.rollouts.waves import WHOLE, Slice
+from enginesmith.registry.store.base import Store
 from validation.statistics.rates import lower
 
 # Probability that a wave reaches more than its share.

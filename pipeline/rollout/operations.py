@@ -5,11 +5,11 @@ import secrets
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from enginery.core.errors import ConflictError, EngineryError, InputError, IntegrityError, UnknownNameError
-from enginery.registry.leases import hold_lease, secure_version
-from enginery.registry.manifest import Manifest
-from enginery.registry.rollouts.reports import clear_reports
-from enginery.registry.rollouts.state import (
+from enginesmith.core.errors import ConflictError, EnginesmithError, InputError, IntegrityError, UnknownNameError
+from enginesmith.registry.leases import hold_lease, secure_version
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.rollouts.reports import clear_reports
+from enginesmith.registry.rollouts.state import (
     MOST_BY,
     MOST_WHY,
     Decision,
@@ -19,13 +19,13 @@ from enginery.registry.rollouts.state import (
     open_wave,
     parse_time,
 )
-from enginery.registry.rollouts.waves import check_waves
-from enginery.registry.store.base import Store
-from enginery.registry.trust import require
-from enginery.registry.versions import channels, lookup, policies
-from enginery.registry.versions.losses import list_losses
-from enginery.registry.versions.rolling import begin_rollout, change_rollout, settle_rollout
-from enginery.registry.versions.state import Channel, read_channel
+from enginesmith.registry.rollouts.waves import check_waves
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.trust import require
+from enginesmith.registry.versions import channels, lookup, policies
+from enginesmith.registry.versions.losses import list_losses
+from enginesmith.registry.versions.rolling import begin_rollout, change_rollout, settle_rollout
+from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.rollout.advance import passes_of
 from pipeline.rollout.limits import count_nodes, with_limits
 
@@ -82,7 +82,7 @@ def _already(found: Rollout) -> str:
     by = found.history[0].by or "?"
     return (
         f"a rollout of {found.version} to {found.where} is {found.state}: {by} started it at {found.history[0].at}; "
-        f"`enginery rollout status {found.where}` shows it, `enginery rollout abort {found.where}` ends it"
+        f"`enginesmith rollout status {found.where}` shows it, `enginesmith rollout abort {found.where}` ends it"
     )
 
 
@@ -92,7 +92,7 @@ def _serving(serving: Channel | None, manifest: Manifest, channel: str) -> Chann
     if serving is None:
         raise InputError(
             f"{where} serves nothing that nodes could return to; its first version comes at once: "
-            f"`enginery promote {reference} {where}`"
+            f"`enginesmith promote {reference} {where}`"
         )
     if serving.manifest == manifest.digest:
         raise InputError(f"{where} serves {manifest.version} already; there is nothing to roll out")
@@ -139,7 +139,7 @@ def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
         raise InputError(refusal)
     if lost := lookup.find_lost_of(store, manifest):
         reference = f"{manifest.model}@{manifest.version}"
-        raise IntegrityError(f"{reference} has lost {len(lost)} blobs; `enginery verify {reference}` names them")
+        raise IntegrityError(f"{reference} has lost {len(lost)} blobs; `enginesmith verify {reference}` names them")
 
 
 def plan_of(store: Store, model: str, channel: str, given: RolloutPlan | None) -> RolloutPlan:
@@ -148,11 +148,11 @@ def plan_of(store: Store, model: str, channel: str, given: RolloutPlan | None) -
     where = f"{model}:{channel}"
     if ruled and given and given != ruled:
         raise InputError(
-            f"the policy of {where} says how versions come to it; give no waves, or change it: `enginery policy set`"
+            f"the policy of {where} says how versions come to it; give no waves, or change it: `enginesmith policy set`"
         )
     if found := ruled or given:
         return found
-    raise InputError(f"no waves: give --wave 1% --wave 100%, or set them with `enginery policy set {where} --waves`")
+    raise InputError(f"no waves: give --wave 1% --wave 100%, or set them with `enginesmith policy set {where} --waves`")
 
 
 def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
@@ -216,10 +216,10 @@ def _settle(store: Store, rollout: Rollout) -> None:
     """`settle_rollout`. Raises what the store raises, with the message that the rollout is as it should be."""
     try:
         settle_rollout(store, rollout.model, rollout.channel)
-    except EngineryError as error:
+    except EnginesmithError as error:
         raise type(error)(
             f"the rollout of {rollout.where} is {rollout.state}, but nodes that follow a feed may not know: {error}; "
-            f"`enginery rollout watch {rollout.where} --once` writes it"
+            f"`enginesmith rollout watch {rollout.where} --once` writes it"
         ) from error
 
 
@@ -229,7 +229,7 @@ def _unfinished(store: Store, model: str, channel: str) -> Rollout:
     serving = read_channel(store, model, channel)
     found = serving.rollout if serving else None
     if found is None:
-        raise UnknownNameError(f"{model}:{channel} has no rollout; `enginery rollout start REF {model}:{channel}`")
+        raise UnknownNameError(f"{model}:{channel} has no rollout; `enginesmith rollout start REF {model}:{channel}`")
     if found.is_finished:
         settle_rollout(store, model, channel)
         last = found.history[-1]

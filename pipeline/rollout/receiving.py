@@ -2,8 +2,8 @@
 
 A report is taken only of a node that the rollout that runs has reached and asks, of a version that the rollout has, of
 now, and at most once a minute from each; all else is answered with the reason. What is known of a node is its report in
-the registry: nothing of it is held here. Beyond loopback all nodes show one token (`ENGINERY_REPORT_TOKEN`); which of
-them it is, each says of itself.
+the registry: nothing of it is held here. Beyond loopback all nodes show one token (`ENGINESMITH_REPORT_TOKEN`); which
+of them it is, each says of itself.
 """
 
 import time
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from threading import Lock
 
-from enginery.core import parsing
-from enginery.core.address import HttpAddress, read_token, require_token
-from enginery.core.digest import digest_of_bytes
-from enginery.core.errors import EngineryError, IntegrityError, UnavailableError
-from enginery.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
-from enginery.registry.rollouts.reports import (
+from enginesmith.core import parsing
+from enginesmith.core.address import HttpAddress, read_token, require_token
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
+from enginesmith.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
+from enginesmith.registry.rollouts.reports import (
     LEAST_S,
     MAX_BYTES,
     MOST_DETAIL,
@@ -29,11 +29,11 @@ from enginery.registry.rollouts.reports import (
     report_key,
     write_report,
 )
-from enginery.registry.rollouts.state import Rollout, format_time, parse_time
-from enginery.registry.rollouts.waves import ServingNode, is_reached, reports
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import serving_prefix
-from enginery.registry.versions.rolling import read_rollout
+from enginesmith.registry.rollouts.state import Rollout, format_time, parse_time
+from enginesmith.registry.rollouts.waves import ServingNode, is_reached, reports
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import serving_prefix
+from enginesmith.registry.versions.rolling import read_rollout
 
 LIMITS = HttpLimits(body_bytes=MAX_BYTES, connections=1024, threads=16)
 # Clocks of a node and of this process may differ by so much.
@@ -77,7 +77,7 @@ class ReportReceiver:
                 return 429, f"{MOST_NODES} nodes have reported of this rollout, and no more are taken"
         except UnavailableError:
             raise
-        except EngineryError as error:
+        except EnginesmithError as error:
             return 400, str(error)
         write_report(self.store, key, replace(report, at=format_time(now)), before)
         return 204, ""

@@ -4,14 +4,14 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
-from enginery.core.codec import encode
-from enginery.registry.evidence.canaries import canaries
-from enginery.registry.rollouts.reports import Heard, read_reports
-from enginery.registry.rollouts.state import EarlierRollout, Rollout, parse_time
-from enginery.registry.rollouts.waves import WHOLE, Slice
-from enginery.registry.store.base import Store
-from enginery.registry.versions import lookup
-from enginery.registry.versions.state import Channel, read_history
+from enginesmith.core.codec import encode
+from enginesmith.registry.evidence.canaries import canaries
+from enginesmith.registry.rollouts.reports import Heard, read_reports
+from enginesmith.registry.rollouts.state import EarlierRollout, Rollout, parse_time
+from enginesmith.registry.rollouts.waves import WHOLE, Slice
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.state import Channel, read_history
 from pipeline.rollout.gates import GateResult, judge_gates
 
 

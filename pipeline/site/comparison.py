@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from enginery.core.reports.proof import Report
-from enginery.core.text import format_bytes, format_plain
+from enginesmith.core.reports.proof import Report
+from enginesmith.core.text import format_bytes, format_plain
 from validation.plots.texts import number_text, percent_text, seconds_text
 from validation.reporting.html import metric_text
 from validation.reporting.version_document import VersionDocument

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from enginery.registry.manifest import EngineEntry
+from enginesmith.registry.manifest import EngineEntry
 from pipeline.site.shown.series import line_of
 from validation.canary.judging.formatting import describe_interval, describe_value
 from validation.reporting.html import templates as report_templates

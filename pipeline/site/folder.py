@@ -1,7 +1,7 @@
 """The folder that a site is written into: pages that changed, each as a whole, and what is known of those that lie
 there.
 
-Beside the pages lies `.enginery-site/`: for each model the digest of what its pages were drawn from. A page is drawn
+Beside the pages lies `.enginesmith-site/`: for each model the digest of what its pages were drawn from. A page is drawn
 again when that digest changed, and written when its bytes did. Pages are deleted last, so that a run that is killed
 leaves links that lead somewhere; the next run goes on from what was noted.
 
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginery.core.digest import digest_of_bytes
-from enginery.core.errors import InputError
-from enginery.core.names import is_path
-from enginery.registry.store.files import reachable, start_atomic_write, sweep, sync_folder
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import InputError
+from enginesmith.core.names import is_path
+from enginesmith.registry.store.files import reachable, start_atomic_write, sweep, sync_folder
 
-STATE = ".enginery-site"
+STATE = ".enginesmith-site"
 _OVERVIEW = "registry.json"
 _HALF_WRITTEN = "new"
 _MOST_SYNCED = 64
@@ -59,7 +59,7 @@ class SiteFolder:
             if root.exists() and not root.is_dir():
                 raise InputError(f"{root} is no folder; give one for the site")
             if root.is_dir() and any(root.iterdir()) and not (root / STATE).is_dir():
-                raise InputError(f"{root} holds other files and no site of Enginery; give an empty or a new folder")
+                raise InputError(f"{root} holds other files and no site of Enginesmith; give an empty or a new folder")
 
     def read_overview(self) -> dict[str, dict[str, object]]:
         """What the last run noted of each model; empty where there is nothing that can be read."""

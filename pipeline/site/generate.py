@@ -7,9 +7,9 @@ from importlib import resources
 from pathlib import Path
 from typing import cast
 
-from enginery.core.digest import digest_of_bytes
-from enginery.registry.store.base import Store
-from enginery.registry.trust.policy import load_policy
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.trust.policy import load_policy
 from pipeline.site.drawing import script, style_sheet
 from pipeline.site.folder import Page, SiteFolder, Written
 from pipeline.site.keys import ModelKeys, digest_lines, read_models
@@ -27,8 +27,8 @@ _ASSETS, _OVERVIEW = "assets", "overview"
 
 @dataclass(frozen=True)
 class SiteSources:
-    """What a site shows besides the registry. inventory, catalog: files of the fleet, as of `enginery fleet`; None for
-    every GPU product.  trust: a trust policy to check signatures by.  title: in the head of every page."""
+    """What a site shows besides the registry. inventory, catalog: files of the fleet, as of `enginesmith fleet`; None
+    for every GPU product.  trust: a trust policy to check signatures by.  title: in the head of every page."""
 
     inventory: Path | None = None
     catalog: Path | None = None

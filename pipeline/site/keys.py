@@ -9,11 +9,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from enginery.core.digest import digest_of_bytes, is_digest
-from enginery.core.names import is_name, version_order
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import MANIFEST, MODELS, SERIES, channel_key
-from enginery.registry.versions.rolling import running_rollouts
+from enginesmith.core.digest import digest_of_bytes, is_digest
+from enginesmith.core.names import is_name, version_order
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import MANIFEST, MODELS, SERIES, channel_key
+from enginesmith.registry.versions.rolling import running_rollouts
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from enginery.core.hardware.gpu_generations import GENERATIONS
-from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.names import Reference
-from enginery.core.types import Target
-from enginery.registry.evidence.attestations import JudgedEntry
-from enginery.registry.manifest import EngineEntry
-from enginery.registry.store.base import Store
+from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.names import Reference
+from enginesmith.core.types import Target
+from enginesmith.registry.evidence.attestations import JudgedEntry
+from enginesmith.registry.manifest import EngineEntry
+from enginesmith.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, Demand, Served, load_catalog, parse_spec_targets, read_served
 from pipeline.fleet.coverage import Coverage, list_coverage
 from pipeline.fleet.groups import Hardware, NodeGroup

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
-from enginery.core.errors import IntegrityError
-from enginery.registry.store.layout import page_key
+from enginesmith.core.errors import IntegrityError
+from enginesmith.registry.store.layout import page_key
 from pipeline.site.comparison import compare
 from pipeline.site.drawing import copy_report, draw
 from pipeline.site.folder import Page
@@ -17,7 +17,7 @@ from pipeline.site.model_site import ModelSite
 from validation.canary.page import HEADLINES
 from validation.canary.report import read_report
 
-# Moves of a channel that the model's page shows; `enginery history` has all.
+# Moves of a channel that the model's page shows; `enginesmith history` has all.
 MOST_MOVES = 200
 
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from enginery.core.errors import UnknownNameError
-from enginery.registry.store.base import Store
-from enginery.registry.versions.lookup import DEFAULT_CHANNELS, Move
-from enginery.registry.versions.views import ListedVersion, list_versions
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS, Move
+from enginesmith.registry.versions.views import ListedVersion, list_versions
 from pipeline.site.comparison import Facts, facts_of
 from pipeline.site.keys import ModelKeys
 from pipeline.site.machines import KnownMachines, MachineRow, machine_rows, served_by

@@ -2,9 +2,9 @@
 
 from typing import TypedDict
 
-from enginery.core.errors import EngineryError
-from enginery.registry.evidence.canaries import canaries
-from enginery.registry.versions import lookup
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.registry.evidence.canaries import canaries
+from enginesmith.registry.versions import lookup
 from pipeline.site.drawing import engine_anchor
 from pipeline.site.model_site import ModelSite
 
@@ -85,7 +85,7 @@ def note_of(site: ModelSite) -> ModelNote:
     try:
         manifest = lookup.load(site.store, site.model, site.usual)
         targets, graphs = [entry.target for entry in manifest.engines], [pin.model for pin in manifest.graphs]
-    except EngineryError:  # the version's own page says so
+    except EnginesmithError:  # the version's own page says so
         targets, graphs = [], []
     return ModelNote(
         key=site.keys.digest,
@@ -141,7 +141,7 @@ def _canaries(site: ModelSite) -> list[CanaryNote]:
         try:
             manifest = lookup.load(site.store, site.model, version)
             verdicts = canaries(site.store, manifest)
-        except EngineryError:  # the version's own page says so
+        except EnginesmithError:  # the version's own page says so
             continue
         found += [
             CanaryNote(

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from enginery.core.errors import IntegrityError
-from enginery.core.names import is_name
-from enginery.core.parsing import parse_json
-from enginery.core.text import now
-from enginery.registry.builds.runs import RunState, read_runs, run_ids
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import FAILED, failed_data_key, failed_page_key
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.names import is_name
+from enginesmith.core.parsing import parse_json
+from enginesmith.core.text import now
+from enginesmith.registry.builds.runs import RunState, read_runs, run_ids
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import FAILED, failed_data_key, failed_page_key
 from pipeline.fleet.coverage import STATES
 from pipeline.orchestration.runs.views import view_run
 from pipeline.site.drawing import copy_report, draw

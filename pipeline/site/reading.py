@@ -7,20 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from enginery.core.digest import digest_of_bytes, is_digest
-from enginery.core.errors import EngineryError, IntegrityError, UnavailableError, UnknownNameError
-from enginery.core.reports.latency import LatencyReport
-from enginery.registry.ensembles import pinned_engines
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.evidence.canaries import CanaryVerdict, canaries
-from enginery.registry.evidence.latencies import latencies
-from enginery.registry.evidence.loads import load_reports
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import evidence_prefix
-from enginery.registry.versions import lookup, policies
-from enginery.registry.versions.policies import ChannelPolicy
-from enginery.registry.versions.state import Channel, ChannelHistory, read_history
+from enginesmith.core.digest import digest_of_bytes, is_digest
+from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError, UnknownNameError
+from enginesmith.core.reports.latency import LatencyReport
+from enginesmith.registry.ensembles import pinned_engines
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
+from enginesmith.registry.evidence.latencies import latencies
+from enginesmith.registry.evidence.loads import load_reports
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import evidence_prefix
+from enginesmith.registry.versions import lookup, policies
+from enginesmith.registry.versions.policies import ChannelPolicy
+from enginesmith.registry.versions.state import Channel, ChannelHistory, read_history
 from pipeline.compile.publication.pages import published_document
 from validation.reporting.overview import VersionPage, overview
 from validation.reporting.version_document import VersionDocument
@@ -147,13 +147,13 @@ def _signatures(store: Store, manifest: Manifest, trust: Path | None) -> Signatu
     found = Signatures(tuple(key[:16] for key in keys if is_digest(key)))
     if trust is None:
         return found
-    from enginery.registry.trust import require
+    from enginesmith.registry.trust import require
 
     try:
         return replace(found, signed_by=require(store, manifest, trust).signers)
     except UnavailableError:
         raise
-    except EngineryError as error:
+    except EnginesmithError as error:
         return replace(found, signed_by=(), refusal=str(error))
 
 

@@ -14,8 +14,8 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import unquote
 
-from enginery.core.errors import EngineryError
-from enginery.listening import HttpAnswer, HttpRequest
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.listening import HttpAnswer, HttpRequest
 from pipeline.site.drawing import POLICY, REPORT_POLICY
 
 TYPES = {
@@ -43,7 +43,7 @@ class Refresher:
         """Refresh, and return whether it could be done; where not, what was there before stays."""
         try:
             self._refresh()
-        except EngineryError as error:
+        except EnginesmithError as error:
             if not self._failing:
                 self._say(f"the site is not up to date: {error}")
             self._failing = True

@@ -8,8 +8,8 @@ no compiler enters the branches to quantize, cast or fuse; with a constant in it
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from enginery.core.errors import ModelError
-from enginery.core.types import Scalar
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import Scalar
 from pipeline.sources.onnx_header import HeaderTensor, format_shape
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from onnx_ir.passes import common
 
 from builders.onnx_graphs.bodies import walk_graphs
 from builders.onnx_graphs.weights import check_lengths, is_external, without_weights
-from enginery.core.errors import ModelError
-from enginery.core.types import PLUS, TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import PLUS, TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
 from pipeline.sources.functions import inline_functions
 from pipeline.sources.onnx_model import OLDEST_IR_VERSION
@@ -234,7 +234,7 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     opsets = sorted((entry.domain, entry.version) for entry in model.opset_import)
     for field in [field.name for field, _ in model.ListFields() if field.name != "graph"]:
         model.ClearField(field)
-    model.producer_name = "enginery"
+    model.producer_name = "enginesmith"
     for domain, version in opsets:
         model.opset_import.add(domain=domain, version=version)
     oldest: int = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)

@@ -1,12 +1,12 @@
-"""A model that a process of its own compiles with torch.compile, as a session (`enginery.user_code.compiling`)."""
+"""A model that a process of its own compiles with torch.compile, as a session (`enginesmith.user_code.compiling`)."""
 
 import numpy as np
 
-from enginery.compile_caches.recipe import CacheRecipe
-from enginery.core.errors import ModelError
-from enginery.core.types import Session, Tensors, TensorSpec
-from enginery.user_code.compiling import CompileModel, RanCompiled, RunCompiled
-from enginery.user_code.task import Task
+from enginesmith.compile_caches.recipe import CacheRecipe
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import Session, Tensors, TensorSpec
+from enginesmith.user_code.compiling import CompileModel, RanCompiled, RunCompiled
+from enginesmith.user_code.task import Task
 from pipeline.sources.user_process import UserProcess, start_user_process
 
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from builders.onnx_graphs.bodies import walk_nodes
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 # A dim that is not known is masked.
 _Known = np.ma.MaskedArray

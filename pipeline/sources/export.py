@@ -19,14 +19,14 @@ from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shard_names import list_weight_files
 from builders.onnx_graphs.weights import load_graph, without_weights
 from builders.reference import ReferenceSession, threads_for
-from enginery.arrays import Array
-from enginery.core.errors import ModelError
-from enginery.core.reports.free_running import FreeRunning
-from enginery.core.reports.proof import Check, Spread
-from enginery.core.state import step_inputs
-from enginery.core.types import Dim, Tensors, TensorSpec
-from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
-from enginery.user_code.weights import weights_beside
+from enginesmith.arrays import Array
+from enginesmith.core.errors import ModelError
+from enginesmith.core.reports.free_running import FreeRunning
+from enginesmith.core.reports.proof import Check, Spread
+from enginesmith.core.state import step_inputs
+from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.user_code.task import Answered, Asked, Captured, Task, TorchProgram
+from enginesmith.user_code.weights import weights_beside
 from pipeline.sources.arguments import fix_inputs
 from pipeline.sources.canonical import canonical
 from pipeline.sources.noise import measure_noise

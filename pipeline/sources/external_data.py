@@ -6,7 +6,7 @@ from pathlib import Path
 import onnx
 
 from builders.onnx_graphs.weights import bytes_of, embed, is_external, place_of, set_place, wrong_length
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 from pipeline.sources.walk import all_tensors
 
 # The greatest size that protobuf can hold, in bytes.

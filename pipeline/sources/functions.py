@@ -12,7 +12,7 @@ import onnx
 from onnx import inliner
 
 from builders.onnx_graphs.bodies import list_bodies
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 from pipeline.sources.walk import nodes_in
 
 # The greatest number of nodes after inlining. Protobuf reads 100 messages inside each other, and a graph inside a node

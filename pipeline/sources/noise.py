@@ -15,8 +15,8 @@ from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from builders.execution.process import run_job
 from builders.execution.starting import Start, spawn
 from builders.onnx_graphs.shard_names import has_shards
-from enginery.core.errors import StepError
-from enginery.core.types import Dim, Tensors, TensorSpec
+from enginesmith.core.errors import StepError
+from enginesmith.core.types import Dim, Tensors, TensorSpec
 from validation.data.batches import leading_dim
 from validation.data.samples import resize, sizes_of
 from validation.golden.free_running import FreeRunningSession

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builders.onnx_graphs.wire import Field, decode, fields, inner_fields, inner_text
-from enginery.core.errors import ModelError
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import TensorSpec
 
 _GRAPH, _INITIALIZER, _INPUT, _OUTPUT = 7, 5, 11, 12  # of ModelProto, and of GraphProto
 _TENSOR_NAME = 8

@@ -26,9 +26,9 @@ from builders.onnx_graphs.weights import (
     set_place,
     to_array,
 )
-from enginery.arrays import Array, check_finite
-from enginery.core.errors import ModelError
-from enginery.core.types import TensorSpec
+from enginesmith.arrays import Array, check_finite
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import TensorSpec
 from pipeline.sources.external_data import LARGEST_BYTES, check_places, embed_all, inside, list_external
 from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.sources.walk import all_graphs, all_nodes, has_sparse, texts

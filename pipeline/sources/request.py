@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from enginery.core.state import State
-from enginery.core.types import Dim, Scalar, TensorSpec
+from enginesmith.core.state import State
+from enginesmith.core.types import Dim, Scalar, TensorSpec
 
 # Of a model with its external data, which is taken into one file; graphs that are made of it (fp32 for fp16) must fit
 # there too.

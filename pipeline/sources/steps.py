@@ -8,12 +8,12 @@ import numpy as np
 from onnx import ModelProto
 
 from builders.onnx_graphs.dependence import find_source
-from enginery.arrays import Array
-from enginery.core.errors import DataError, ModelError
-from enginery.core.reports.free_running import SIDE_BY_SIDE
-from enginery.core.state import State, step_inputs
-from enginery.core.types import Dim, Tensors, TensorSpec
-from enginery.streams import Streams
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.reports.free_running import SIDE_BY_SIDE
+from enginesmith.core.state import State, step_inputs
+from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.streams import Streams
 from pipeline.sources.onnx_header import format_shape
 from pipeline.sources.onnx_model import specs_of
 from validation.data.joined import BEGINS, Steps

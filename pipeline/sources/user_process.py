@@ -1,4 +1,4 @@
-"""Starts, asks and ends a process that runs a user's code (`enginery.user_code`)."""
+"""Starts, asks and ends a process that runs a user's code (`enginesmith.user_code`)."""
 
 import os
 import signal
@@ -11,10 +11,10 @@ from typing import TypeVar
 from builders.execution.memory import oom_kills
 from builders.execution.process import ended_error
 from builders.execution.starting import PYTHON, module_path
-from enginery.arrays import Array
-from enginery.core.errors import StepError
-from enginery.user_code.channel import Arrays, MessageChannel
-from enginery.user_code.task import Task
+from enginesmith.arrays import Array
+from enginesmith.core.errors import StepError
+from enginesmith.user_code.channel import Arrays, MessageChannel
+from enginesmith.user_code.task import Task
 
 T = TypeVar("T")
 # Seconds that a user's code may take to end, once there are no more questions.
@@ -31,7 +31,7 @@ class UserProcess:
     def ask(self, question: object, kind: type[T], arrays: Mapping[str, Array] | None = None) -> tuple[T, Arrays]:
         """The answer of type `kind` to a question, and the arrays that come with it.
 
-        Raises an EngineryError of the user's code, UserCodeError for a bug in it, StepError when the process ended.
+        Raises an EnginesmithError of the user's code, UserCodeError for a bug in it, StepError when the process ended.
         """
         try:
             self._channel.send(question, arrays)
@@ -50,7 +50,7 @@ def start_user_process(task: Task) -> Iterator[UserProcess]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [*PYTHON, "-m", "enginery.user_code", str(theirs.fileno())],
+            [*PYTHON, "-m", "enginesmith.user_code", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": module_path()},
             pass_fds=(theirs.fileno(),),

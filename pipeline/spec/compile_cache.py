@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from enginery.compile_caches.recipe import CompileMode, CompileOptions
-from enginery.core.types import TensorSpec
+from enginesmith.compile_caches.recipe import CompileMode, CompileOptions
+from enginesmith.core.types import TensorSpec
 from pipeline.spec.value_types import SpecPart
 
 

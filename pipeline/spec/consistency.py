@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Collection, Iterator
 
-from enginery.compile_caches.recipe import BACKEND, PRECISION
-from enginery.core.hardware import targets
-from enginery.core.sampling import SEEN_NEXT, TAKEN_INPUTS
-from enginery.core.state import without_states
-from enginery.core.types import CALIBRATED, PLUS, QUANTIZED, TensorSpec
+from enginesmith.compile_caches.recipe import BACKEND, PRECISION
+from enginesmith.core.hardware import targets
+from enginesmith.core.sampling import SEEN_NEXT, TAKEN_INPUTS
+from enginesmith.core.state import without_states
+from enginesmith.core.types import CALIBRATED, PLUS, QUANTIZED, TensorSpec
 from pipeline.spec.generation import GoldenPrompts
 from pipeline.spec.pads import is_value_of, wrong_pads
 from pipeline.spec.sections import SpecSections
@@ -178,7 +178,7 @@ def _wrong_prompts(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     if (sampling := spec.sampling) is None or (prompts := sampling.prompts) is None:
         return
     place: Loc = ("sampling", "prompts")
-    from enginery.decoders import find_progress  # with numpy, which other specs need not load
+    from enginesmith.decoders import find_progress  # with numpy, which other specs need not load
 
     states = spec.states()
     _, others = find_progress(without_states(spec.tensors(), states), sampling.ids, states)

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from enginery.core.errors import SpecError
+from enginesmith.core.errors import SpecError
 from pipeline.spec.mistakes import Kind, M, mistake_lines
 
 LARGEST_BYTES = 1 << 20

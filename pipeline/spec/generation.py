@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from enginery.core.errors import DataError, SpecError, UnavailableError
-from enginery.core.sampling import SEEN_NEXT
-from enginery.core.types import Precision, Sampling, TensorSpec
+from enginesmith.core.errors import DataError, SpecError, UnavailableError
+from enginesmith.core.sampling import SEEN_NEXT
+from enginesmith.core.types import Precision, Sampling, TensorSpec
 from pipeline.spec.value_types import GraphName, Size, SpecPart
 
 # Greatest mean KL divergence in nats. tinylm has 4e-13, 4e-7, 1e-4 and 5e-3 in fp32, fp16, int8 and int4; 0.1 is a
@@ -30,7 +30,7 @@ class AnswerGrammar(SpecPart):
 
     @property
     def named(self) -> tuple[str, str]:
-        """(kind, text), as `enginery.grammars.read_grammar` takes it."""
+        """(kind, text), as `enginesmith.grammars.read_grammar` takes it."""
         (found,) = self._given()
         return found
 
@@ -42,7 +42,7 @@ class AnswerGrammar(SpecPart):
     @model_validator(mode="after")
     def _one_that_is_valid(self) -> Self:
         """Where llguidance is not installed, only the proof finds out what is wrong with a grammar."""
-        from enginery.grammars import read_grammar  # with numpy, which a spec without a grammar does not need
+        from enginesmith.grammars import read_grammar  # with numpy, which a spec without a grammar does not need
 
         if len(self._given()) != 1:
             raise ValueError("give one of json_schema, regex and lark")

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from enginery.core.text import suggest
-from enginery.core.types import PRECISIONS, Precision
+from enginesmith.core.text import suggest
+from enginesmith.core.types import PRECISIONS, Precision
 from pipeline.spec.value_types import GraphName, Mistakes, SpecPart
 from validation.metrics.tasks import terms
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import yaml
 from pydantic import BaseModel, Tag, ValidationError
 
-from enginery.core.text import suggest
+from enginesmith.core.text import suggest
 from pipeline.spec.value_types import Loc, Mistakes, format_value
 
 # What a value must be, by pydantic's type of the mistake.

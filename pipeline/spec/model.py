@@ -9,8 +9,8 @@ from typing import Literal, Self, cast
 import yaml
 from pydantic import model_validator
 
-from enginery.core.errors import InputError, SpecError
-from enginery.core.types import Precision
+from enginesmith.core.errors import InputError, SpecError
+from enginesmith.core.types import Precision
 from pipeline.spec.consistency import find_mistakes
 from pipeline.spec.document import is_ensemble, load_document
 from pipeline.spec.golden import Golden
@@ -66,7 +66,7 @@ def with_data(spec: ModelSpec, golden: ComputedData, calibration: ComputedData |
     return changed
 
 
-KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginery init` writes a commented spec")
+KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginesmith init` writes a commented spec")
 
 # Files of a model, by how they end, and the key of a spec that names such a file.
 _KEY_OF_SUFFIX = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch"} | dict.fromkeys(
@@ -84,11 +84,11 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
     path = Path(path)
     try:
         if (key := _KEY_OF_SUFFIX.get(path.suffix.lower())) and path.is_file():
-            remedy = f"write a spec with `enginery init`, and name this file in it as {key}"
+            remedy = f"write a spec with `enginesmith init`, and name this file in it as {key}"
             raise SpecError([f"{path}: is a file of a model, and not a spec; {remedy}"])
         if is_ensemble(path):
             raise SpecError(
-                [f"{path}: is the spec of an ensemble; give that of one of its graphs, or `enginery build` it"]
+                [f"{path}: is the spec of an ensemble; give that of one of its graphs, or `enginesmith build` it"]
             )
         spec, root = load_document(path, KIND)
         spec._path, spec._address = path, address

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from enginery.core.types import list_sums
+from enginesmith.core.types import list_sums
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.value_types import Loc
 

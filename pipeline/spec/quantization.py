@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from enginery.core.names import inside
+from enginesmith.core.names import inside
 from pipeline.spec.sequences import SequenceArrays
 from pipeline.spec.value_types import GraphName, Loc, Mistakes, SpecPart
 

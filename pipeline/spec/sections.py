@@ -8,10 +8,10 @@ from typing import ClassVar
 from pydantic import Field, PrivateAttr, field_validator
 
 from builders.backends import discovery as backends
-from enginery.core.errors import EngineryError
-from enginery.core.hardware import targets
-from enginery.core.state import State
-from enginery.core.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware import targets
+from enginesmith.core.state import State
+from enginesmith.core.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
 from pipeline.spec.compile_cache import CompileCache
 from pipeline.spec.generation import SamplingSection
 from pipeline.spec.golden import Golden
@@ -59,7 +59,7 @@ class Timeouts(SpecPart):
 class Publication(SpecPart):
     """Where a finished version goes."""
 
-    registry: str | None = Field(None, description="path or URI; the command line and ENGINERY_REGISTRY come first")
+    registry: str | None = Field(None, description="path or URI; the command line and ENGINESMITH_REGISTRY come first")
     channel: Channel = Field("candidate", description="channel that points to the new version")
 
 
@@ -205,5 +205,5 @@ def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple
     for name, options in chosen.items():
         try:
             backends.configure(name, options)
-        except EngineryError as error:
+        except EnginesmithError as error:
             yield (name,), str(error).removeprefix("backends.")

@@ -5,10 +5,10 @@ from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from enginery.core.names import inside
-from enginery.core.state import Places
-from enginery.core.text import join_first
-from enginery.core.types import PLUS, Dim, Scalar
+from enginesmith.core.names import inside
+from enginesmith.core.state import Places
+from enginesmith.core.text import join_first
+from enginesmith.core.types import PLUS, Dim, Scalar
 from pipeline.spec.value_types import Axis, DimName, File, GraphName, Least, Mistakes, Size, SpecPart
 
 InputDtype = Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]

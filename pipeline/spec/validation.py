@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from enginery.core.types import Precision
+from enginesmith.core.types import Precision
 from pipeline.spec.value_types import GraphName, SpecPart, as_value_error, off
 from validation.canary.judging.thresholds import MOST_BURST, Thresholds
 from validation.comparison.terms import ALPHA, BRIER, DRAWS, ECE, FLIPS, JS, KL, TOP_K

@@ -14,10 +14,10 @@ from pydantic import (
     model_serializer,
 )
 
-from enginery.core.errors import EngineryError, UnknownNameError
-from enginery.core.hardware import targets
-from enginery.core.names import check_channel, check_graph_name, check_model, check_version, inside
-from enginery.core.types import PLUS
+from enginesmith.core.errors import EnginesmithError, UnknownNameError
+from enginesmith.core.hardware import targets
+from enginesmith.core.names import check_channel, check_graph_name, check_model, check_version, inside
+from enginesmith.core.types import PLUS
 
 LARGEST_SIZE = 1 << 31
 _LONGEST_SHOWN = 80
@@ -54,10 +54,10 @@ def _yaml(value: object, depth: int) -> str:
 
 
 def as_value_error(check: Callable[..., object], *values: object) -> None:
-    """Call `check(*values)`; an EngineryError becomes a ValueError, which pydantic collects."""
+    """Call `check(*values)`; an EnginesmithError becomes a ValueError, which pydantic collects."""
     try:
         check(*values)
-    except EngineryError as error:
+    except EnginesmithError as error:
         raise ValueError(str(error)) from error
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from enginery.core.reports.latency import BucketLatency, LatencyReport
-from enginery.core.text import format_bytes
+from enginesmith.core.reports.latency import BucketLatency, LatencyReport
+from enginesmith.core.text import format_bytes
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext
 from pipeline.spec.model import ModelSpec

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from enginery.core.codec import OMIT_DEFAULT
-from enginery.core.reports.latency import BucketLatency
+from enginesmith.core.codec import OMIT_DEFAULT
+from enginesmith.core.reports.latency import BucketLatency
 from pipeline.traffic.plan import BucketTask, powers_of_two, present_buckets, whole_range
 from pipeline.traffic.search.batch_growth import BatchGrowth
 from pipeline.traffic.search.interval_costs import CostModel

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, Needs
-from enginery.core.errors import EngineryError, InputError
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.reports.latency import LatencyReport, LatencyTerms
-from enginery.registry.evidence.latencies import latencies, read_latency_report
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.reports.latency import LatencyReport, LatencyTerms
+from enginesmith.registry.evidence.latencies import latencies, read_latency_report
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.composition import InProcess, prepare_plainly
 from pipeline.compile.plan import Selection, candidates
@@ -50,7 +50,7 @@ class EngineTimer:
     def of_graph(cls, spec: "ModelSpec", context: RunContext) -> "EngineTimer":
         """Of the spec's fp32 graph, built for this CPU unless that is on record.
 
-        Raises EngineryError where it cannot be built.
+        Raises EnginesmithError where it cannot be built.
         """
         plain = spec.model_copy(update={"targets": ("cpu",), "precisions": ("fp32",)})
         selection = Selection(tuple(parse_targets("cpu")), ("fp32",))
@@ -61,7 +61,7 @@ class EngineTimer:
             if unit.action in ("build", "cached"):
                 built = build(unit, plain, context)
                 if built.failure:
-                    raise EngineryError(f"{unit.name} cannot be built: {built.failure.reason}")
+                    raise EnginesmithError(f"{unit.name} cannot be built: {built.failure.reason}")
                 seconds = _for_each(built.seconds, built)
                 return cls(unit.name, built.blob, prepared.exported.golden, plain, seconds, context)
         reasons = "; ".join(unit.reason for unit in prepared.plan.units)

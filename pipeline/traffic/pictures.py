@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from enginery.core.text import format_plain
+from enginesmith.core.text import format_plain
 from pipeline.traffic.choice import BucketPlan
 from pipeline.traffic.summary import QUANTILES, PairCounts, SizeCounts, TrafficSummary
 from validation.plots.charts import (

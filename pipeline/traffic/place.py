@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.core.errors import DataError
-from enginery.core.text import pluralize
-from enginery.core.types import Dim, TensorSpec
-from enginery.recording.json_lines import JsonLinesReader
-from enginery.recording.traffic import MOST_LINE_BYTES, RecordedTraffic, read_traffic
+from enginesmith.core.errors import DataError
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.recording.json_lines import JsonLinesReader
+from enginesmith.recording.traffic import MOST_LINE_BYTES, RecordedTraffic, read_traffic
 from validation.traffic.trace import Trace, trace_of
 
 SUFFIXES = (".jsonl", ".ndjson", ".npz")
@@ -120,7 +120,7 @@ def _files_of(place: Path) -> tuple[Path, ...]:
     if place.is_file():
         return (place,)
     if not place.is_dir():
-        raise DataError(f"{place} does not exist; give a file that `enginery record` wrote, or a folder of them")
+        raise DataError(f"{place} does not exist; give a file that `enginesmith record` wrote, or a folder of them")
     files = tuple(sorted(file for file in place.iterdir() if file.suffix in SUFFIXES))
     if not files:
         raise DataError(f"{place} holds no traffic; files of traffic end in {', '.join(SUFFIXES)}")

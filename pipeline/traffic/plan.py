@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError, InputError
-from enginery.core.text import suggest
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.text import suggest
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.traffic.place import TrafficAtPlace
 from pipeline.traffic.search.request_grid import RequestGrid, grid_of
 from pipeline.traffic.search.run_times import sizes_to_time

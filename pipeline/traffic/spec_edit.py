@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from enginery.core.errors import InputError
+from enginesmith.core.errors import InputError
 from pipeline.spec.model import ModelSpec, load_spec
 
 # What buckets take the place of.

@@ -7,8 +7,8 @@ from itertools import combinations
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.types import Dim
+from enginesmith.arrays import Array
+from enginesmith.core.types import Dim
 from pipeline.traffic.place import TrafficAtPlace
 from validation.traffic.trace import Trace
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from enginery.core.text import format_plain, pluralize
+from enginesmith.core.text import format_plain, pluralize
 from pipeline.traffic.choice import BucketChoice, BucketPlan
 from pipeline.traffic.place import SplitTrace
 from pipeline.traffic.search.plan_costs import Interval95

@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from enginery.core.digest import digest_of_file
-from enginery.core.hardware import targets
-from enginery.core.types import BuildRequest, Engine, ShapeProfile, TensorSpec
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.hardware import targets
+from enginesmith.core.types import BuildRequest, Engine, ShapeProfile, TensorSpec
 
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 

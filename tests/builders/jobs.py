@@ -16,7 +16,7 @@ import psutil
 
 from builders.execution.fork_server import fork_here
 from builders.execution.process import run_job
-from enginery.core import errors
+from enginesmith.core import errors
 from tests.calls import call_job
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from builders.backends import discovery
-from enginery.core.types import BuildRequest, ShapeProfile, TensorSpec
+from enginesmith.core.types import BuildRequest, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 FLOAT = TensorProto.FLOAT

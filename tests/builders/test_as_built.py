@@ -17,7 +17,7 @@ from builders.backends.compatibility import open_engine, open_sampler
 from builders.backends.onnxruntime import OnnxRuntime
 from builders.onnx_graphs.quantized_states import quantize_states
 from builders.reference import ReferenceSession
-from enginery.core.types import Engine, QuantizedState
+from enginesmith.core.types import Engine, QuantizedState
 from tests.decoding import REQUEST, make_decoder
 
 INPUTS = {"ids": np.array([[1], [2]]), "past": np.ones((2, 3, 8), np.float32)}

@@ -7,7 +7,7 @@ import pytest
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 from tests.builders import graphs, native_graphs
 from tests.builders.native_graphs import ran
 
@@ -40,9 +40,9 @@ def test_an_engine_for_a_better_cpu_is_not_opened(compiler, tmp_path, monkeypatc
     options, toolchain = discovery.options_of(compiler), discovery.toolchain_of(compiler)
     request = graphs.request("cpu", backend=compiler.name, options=options, toolchain=toolchain)
     engine = compiler.build(request, graphs.mlp(tmp_path / "m.onnx"), tmp_path)
-    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.machine_flags", frozenset)
+    monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.machine_flags", frozenset)
     with (
-        pytest.raises(EngineryError, match=r"compiled for x86-64-v3, and this CPU has no .*avx2"),
+        pytest.raises(EnginesmithError, match=r"compiled for x86-64-v3, and this CPU has no .*avx2"),
         compiler.open(engine),
     ):
         pass

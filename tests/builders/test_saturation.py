@@ -16,9 +16,9 @@ from builders.backends.optional_methods import get_scheme
 from builders.onnx_graphs.bodies import walk_graphs
 from builders.onnx_graphs.shard_names import list_shards
 from builders.onnx_graphs.shards import save_graph
-from enginery.core.hardware.cpu_kinds import KINDS, kind_named, this_kind
-from enginery.core.requirements import WideSums
-from enginery.core.types import Target
+from enginesmith.core.hardware.cpu_kinds import KINDS, kind_named, this_kind
+from enginesmith.core.requirements import WideSums
+from enginesmith.core.types import Target
 from tests.builders import graphs
 
 U8, S8, S32 = TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32

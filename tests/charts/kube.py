@@ -31,12 +31,12 @@ def everything() -> Iterator[tuple[str, Object]]:
     """Every object that the project ships, with a name for messages."""
     for name in renders.SAMPLES:
         yield from ((f"{name}: {label(item)}", item) for item in sample_objects(name))
-    for path in [*EXAMPLES, *sorted((MANIFESTS / "enginery").glob("*.yaml"))]:
+    for path in [*EXAMPLES, *sorted((MANIFESTS / "enginesmith").glob("*.yaml"))]:
         yield from ((f"{path.name}: {label(item)}", item) for item in objects_in(path))
 
 
 def label(item: Object) -> str:
-    """'Deployment enginery-metrics'."""
+    """'Deployment enginesmith-metrics'."""
     return f"{item['kind']} {item['metadata']['name']}"
 
 
@@ -59,13 +59,13 @@ def containers(spec: Object) -> list[Object]:
 
 def deploy_commands(name: str) -> list[list[str]]:
     """The command lines that register a sample's deployments."""
-    found = next(item for item in sample_objects(name) if label(item) == "ConfigMap enginery-deploy")
+    found = next(item for item in sample_objects(name) if label(item) == "ConfigMap enginesmith-deploy")
     commands: list[list[str]] = json.loads(found["data"]["commands.json"])
     return commands
 
 
 def job_variables(command: list[str]) -> Object:
-    """What a command line of `enginery deploy` sets in the pool's base job template."""
+    """What a command line of `enginesmith deploy` sets in the pool's base job template."""
     given = [word for flag, word in pairwise(command) if flag == "--job-variable"]
     return {word.partition("=")[0]: json.loads(word.partition("=")[2]) for word in given}
 

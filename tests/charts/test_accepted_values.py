@@ -9,7 +9,7 @@ import pytest
 
 from charts import renders
 from charts.values_schema import values_schema
-from enginery.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.gpu_generations import GENERATIONS
 from tests.charts.kube import job_variables, label, pod_specs, with_value
 
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
@@ -64,7 +64,7 @@ def test_a_whole_number_of_cpus_is_a_quantity_wherever_cpus_are_given() -> None:
     (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
     asked = [next(pod_specs(group))["containers"][0]["resources"] for group in cluster["spec"]["workerGroupSpecs"][:2]]
     assert [item["requests"]["cpu"] for item in asked] == ["8", "16"]
-    (config,) = [item for item in made if label(item) == "ConfigMap enginery-deploy"]
+    (config,) = [item for item in made if label(item) == "ConfigMap enginesmith-deploy"]
     for words in json.loads(config["data"]["commands.json"]):
         assert job_variables(words)["cpu_request"] == ("2" if "--only=compile-model" in words else "1")
 
@@ -90,7 +90,7 @@ def test_large_numbers_are_written_as_numbers() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("images.control.repository", "registry.example:5000/team_a/enginery.control--x"),
+        ("images.control.repository", "registry.example:5000/team_a/enginesmith.control--x"),
         ("images.control.repository", "control"),
         ("cpuGroup.cpu", "0.5"),
         ("cpuGroup.cpu", "10"),
@@ -105,7 +105,7 @@ def test_what_is_right_is_taken(path: str, value: Any) -> None:
     assert renders.rendered(with_value(path, value))
 
 
-def test_every_generation_that_enginery_knows_can_be_a_group() -> None:
+def test_every_generation_that_enginesmith_knows_can_be_a_group() -> None:
     values = renders.sample("onprem")
     values["kueue"] = {}
     values["gpuGroups"] = [
@@ -117,10 +117,10 @@ def test_every_generation_that_enginery_knows_can_be_a_group() -> None:
     for group in cluster["spec"]["workerGroupSpecs"][1:]:
         pod = group["template"]["spec"]
         (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-        generation = next(item for item in GENERATIONS if item.sm == group["labels"]["enginery/sm"])
+        generation = next(item for item in GENERATIONS if item.sm == group["labels"]["enginesmith/sm"])
         assert pod["nodeSelector"] == generation.labels
         (wanted,) = term["matchExpressions"]
-        assert tuple(wanted["values"]) == generation.products[group["labels"]["enginery/product"]]
+        assert tuple(wanted["values"]) == generation.products[group["labels"]["enginesmith/product"]]
 
 
 def test_a_default_that_says_nothing_of_what_may_be_given_is_found() -> None:

@@ -27,23 +27,23 @@ def test_there_is_no_cache_unless_it_is_asked_for() -> None:
 
 def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_it() -> None:
     found = objects(on_nodes())
-    spec = found["DaemonSet enginery-node-digits-h100"]["spec"]["template"]["spec"]
+    spec = found["DaemonSet enginesmith-node-digits-h100"]["spec"]["template"]["spec"]
     (watch,) = spec["containers"]
     assert spec["nodeSelector"] == H100["nodeSelector"]
-    assert watch["command"][:4] == ["enginery", "pull", "digits:stable", "--watch"]
+    assert watch["command"][:4] == ["enginesmith", "pull", "digits:stable", "--watch"]
     assert watch["command"][-2:] == ["--tensorrt", "10.16.1"] and "/node/engines/digits-h100" in watch["command"]
     environment = {item["name"]: item.get("value") for item in watch["env"]}
-    cache = "http://enginery-cache.enginery.svc:8080"
-    assert environment["ENGINERY_REGISTRY"].split(",") == [
-        cache, "s3://example-engines/enginery?region=eu-central-1&sse=aws:kms"
+    cache = "http://enginesmith-cache.enginesmith.svc:8080"
+    assert environment["ENGINESMITH_REGISTRY"].split(",") == [
+        cache, "s3://example-engines/enginesmith?region=eu-central-1&sse=aws:kms"
     ]  # fmt: skip
-    assert environment["ENGINERY_CACHE_BYTES"] == str(20 << 30)
+    assert environment["ENGINESMITH_CACHE_BYTES"] == str(20 << 30)
     # A pod's name, which is its host's, is another after each restart: rollouts would give the node another version.
-    (named,) = [item["valueFrom"] for item in watch["env"] if item["name"] == "ENGINERY_NODE"]
+    (named,) = [item["valueFrom"] for item in watch["env"] if item["name"] == "ENGINESMITH_NODE"]
     assert named == {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert watch["command"][watch["command"].index("--interval") + 1] == "120"
     (volume,) = [item for item in spec["volumes"] if "hostPath" in item]
-    assert volume["hostPath"] == {"path": "/var/lib/enginery", "type": "DirectoryOrCreate"}
+    assert volume["hostPath"] == {"path": "/var/lib/enginesmith", "type": "DirectoryOrCreate"}
     (own,) = spec["initContainers"]  # all that runs as root: one program with one capability
     assert own["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
     assert watch["securityContext"]["runAsNonRoot"]
@@ -51,11 +51,11 @@ def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_i
 
 def test_a_token_goes_to_the_cache_and_to_those_who_ask_it() -> None:
     found = objects(on_nodes("onprem"))
-    server = found["StatefulSet enginery-cache"]["spec"]["template"]["spec"]
-    assert "--token-file=/etc/enginery/cache-token/token" in server["containers"][0]["command"]
-    node = found["DaemonSet enginery-node-digits-l4"]["spec"]["template"]["spec"]
+    server = found["StatefulSet enginesmith-cache"]["spec"]["template"]["spec"]
+    assert "--token-file=/etc/enginesmith/cache-token/token" in server["containers"][0]["command"]
+    node = found["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
     names = {item["name"]: item.get("value") for item in node["containers"][0]["env"]}
-    assert names["ENGINERY_CACHE_TOKEN_FILE"] == "/etc/enginery/cache-token/token"
+    assert names["ENGINESMITH_CACHE_TOKEN_FILE"] == "/etc/enginesmith/cache-token/token"
     assert {"cache-token", "ca"} <= {item["name"] for item in node["volumes"]}
 
 
@@ -63,10 +63,10 @@ def test_a_namespace_of_its_own_has_the_nodes_pods_and_their_policy() -> None:
     found = objects(on_nodes(namespace="nodes"))
     moved = {name for name, item in found.items() if item["metadata"].get("namespace") == "nodes"}
     assert moved == {
-        "DaemonSet enginery-node-digits-l4", "DaemonSet enginery-node-digits-h100",
-        "NetworkPolicy enginery-node-cache-to-cache",
+        "DaemonSet enginesmith-node-digits-l4", "DaemonSet enginesmith-node-digits-h100",
+        "NetworkPolicy enginesmith-node-cache-to-cache",
     }  # fmt: skip
-    assert "serviceAccountName" not in found["DaemonSet enginery-node-digits-l4"]["spec"]["template"]["spec"]
+    assert "serviceAccountName" not in found["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.36"])
@@ -78,9 +78,9 @@ def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) ->
 
 
 def test_who_may_pull_is_named() -> None:
-    (rule,) = objects(renders.sample("onprem"))["NetworkPolicy enginery-cache"]["spec"]["ingress"]
-    assert {"namespaceSelector": {"matchLabels": {"enginery.example/pulls": "yes"}}} in rule["from"]
-    (rule,) = objects(with_value("networkPolicy.cache", {"from": []}))["NetworkPolicy enginery-cache"]["spec"][
+    (rule,) = objects(renders.sample("onprem"))["NetworkPolicy enginesmith-cache"]["spec"]["ingress"]
+    assert {"namespaceSelector": {"matchLabels": {"enginesmith.example/pulls": "yes"}}} in rule["from"]
+    (rule,) = objects(with_value("networkPolicy.cache", {"from": []}))["NetworkPolicy enginesmith-cache"]["spec"][
         "ingress"
     ]
     assert rule["from"] and all("podSelector" in peer for peer in rule["from"])

@@ -1,4 +1,4 @@
-"""Every command that the chart, the manifests and their documentation run is one of Enginery's, option by option."""
+"""Every command that the chart, the manifests and their documentation run is one of Enginesmith's, option by option."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import click
 import pytest
 
 from charts import renders
-from pipeline.cli import COMMANDS, enginery
+from pipeline.cli import COMMANDS, enginesmith
 from pipeline.compile.steps.engines import gpu_labels
 from pipeline.orchestration.gpu_workers import gpu_named
 from tests.charts.kube import (
@@ -34,8 +34,8 @@ DOCS = (MANIFESTS.parent / "docs/guides/kubernetes.md", MANIFESTS / "README.md",
 
 
 def problems(words: list[str]) -> list[str]:
-    """What of a command line ('enginery', ...) does not exist."""
-    command: click.Command = enginery
+    """What of a command line ('enginesmith', ...) does not exist."""
+    command: click.Command = enginesmith
     rest = words[1:]
     while isinstance(command, click.Group) and rest:
         name, *rest = rest
@@ -49,12 +49,12 @@ def problems(words: list[str]) -> list[str]:
 
 
 def in_script(script: str) -> Iterator[list[str]]:
-    """Command lines of Enginery in a shell script."""
+    """Command lines of Enginesmith in a shell script."""
     for line in script.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             words.pop(0)
-        if words[:1] == ["enginery"]:
+        if words[:1] == ["enginesmith"]:
             yield words
 
 
@@ -62,10 +62,10 @@ def in_container(container: dict[str, list[str]], image: str) -> Iterator[list[s
     command, arguments = container.get("command", []), container.get("args", [])
     if command[:2] == ["sh", "-euc"]:
         yield from in_script(command[2])
-    elif command[:1] == ["enginery"]:
+    elif command[:1] == ["enginesmith"]:
         yield [*command, *arguments]
-    elif not command and "/enginery/client@" in image:
-        yield ["enginery", *arguments]
+    elif not command and "/enginesmith/client@" in image:
+        yield ["enginesmith", *arguments]
 
 
 def in_objects() -> Iterator[tuple[str, list[str]]]:
@@ -79,14 +79,14 @@ def in_objects() -> Iterator[tuple[str, list[str]]]:
 
 def in_docs() -> Iterator[tuple[str, list[str]]]:
     for path in DOCS:
-        blocks = re.findall(r"^    +(?:[A-Z_]+=\S+ )*(enginery .*)$", path.read_text(), re.MULTILINE)
+        blocks = re.findall(r"^    +(?:[A-Z_]+=\S+ )*(enginesmith .*)$", path.read_text(), re.MULTILINE)
         yield from ((path.name, words) for line in blocks for words in in_script(line.split(" |")[0]))
     for name in renders.SAMPLES:
         yield from ((f"{name} notes", words) for words in in_script_lines(renders.rendered(renders.sample(name))))
 
 
 def in_script_lines(texts: dict[str, str]) -> Iterator[list[str]]:
-    lines = [line for line in texts["NOTES.txt"].splitlines() if "enginery register" in line and "#" not in line]
+    lines = [line for line in texts["NOTES.txt"].splitlines() if "enginesmith register" in line and "#" not in line]
     yield from in_script("\n".join(lines))
 
 
@@ -110,9 +110,9 @@ def test_every_command_in_the_documentation_exists() -> None:
 
 
 def test_what_does_not_exist_is_found() -> None:
-    assert problems(["enginery", "bild"]) == ["no command bild"]
-    assert problems(["enginery", "build", "x", "--quick"]) == ["build has no --quick"]
-    assert problems(["enginery", "canary", "judge", "--auto=1"]) == []
+    assert problems(["enginesmith", "bild"]) == ["no command bild"]
+    assert problems(["enginesmith", "build", "x", "--quick"]) == ["build has no --quick"]
+    assert problems(["enginesmith", "canary", "judge", "--auto=1"]) == []
     assert "build" in COMMANDS
 
 
@@ -127,7 +127,7 @@ def test_flow_runs_get_variables_that_the_pool_has(sample: str) -> None:
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) -> None:
     """The pool's base job template with the chart's variables, as the Prefect worker fills it in."""
-    (policy,) = [item for item in sample_objects(sample) if item["metadata"]["name"] == "enginery-default-deny"]
+    (policy,) = [item for item in sample_objects(sample) if item["metadata"]["name"] == "enginesmith-default-deny"]
     for words in deploy_commands(sample):
         job = flow_run_job(job_variables(words))
         pod = job["spec"]["template"]
@@ -156,12 +156,14 @@ def test_each_gpu_group_gets_a_flow_that_proves_on_its_workers_and_takes_no_gpu_
     assert "--on" not in [*first, *fleet]
     for words in proofs:
         assert (option(words, "--on"), option(words, "--executor")) == (option(words, "--name"), "ray")
-        assert option(words, "--ray-address").startswith("ray://enginery-ray-head-svc")
+        assert option(words, "--ray-address").startswith("ray://enginesmith-ray-head-svc")
         variables = job_variables(words)
         pod = flow_run_job(variables)["spec"]["template"]["spec"]
         assert "nvidia.com/gpu" not in str(pod) and "karpenter" not in str(pod)
         assert "/control@sha256:" in variables["image"]
-        assert {"name": "ray-token", "mountPath": "/etc/enginery/ray", "readOnly": True} in variables["volume_mounts"]
+        assert {"name": "ray-token", "mountPath": "/etc/enginesmith/ray", "readOnly": True} in variables[
+            "volume_mounts"
+        ]
         assert (variables["cpu_request"], variables["memory_limit"]) == ("100m", "2Gi"), "it waits for a worker"
 
 

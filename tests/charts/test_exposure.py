@@ -31,7 +31,7 @@ def made(way: dict[str, Any]) -> dict[str, Object]:
 def test_an_ingress_leads_the_host_of_the_uis_url_to_the_server() -> None:
     way = {"enabled": True, "className": "nginx", "tlsSecret": "prefect-tls", "annotations": {"a.example/b": "c"}}
     found = made({"ingress": way})
-    ingress, service = found["Ingress enginery-prefect-server"], found["Service enginery-prefect-server"]
+    ingress, service = found["Ingress enginesmith-prefect-server"], found["Service enginesmith-prefect-server"]
     (rule,) = ingress["spec"]["rules"]
     (path,) = rule["http"]["paths"]
     assert rule["host"] == "prefect.example" and ingress["spec"]["tls"][0]["hosts"] == ["prefect.example"]
@@ -40,23 +40,23 @@ def test_an_ingress_leads_the_host_of_the_uis_url_to_the_server() -> None:
     assert ingress["metadata"]["annotations"] == way["annotations"]
     for version in VERSIONS:
         assert not list(built_in(version, "networking.k8s.io/v1", "Ingress").iter_errors(ingress)), version
-    assert ROUTER[0] in found["NetworkPolicy enginery-prefect-server"]["spec"]["ingress"][0]["from"]
+    assert ROUTER[0] in found["NetworkPolicy enginesmith-prefect-server"]["spec"]["ingress"][0]["from"]
 
 
 def test_the_site_lies_at_its_path_of_the_same_host() -> None:
     found = values({"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}})
     made = {label(item): item for item in renders.objects(renders.rendered({**found, "site": SITE}))}
-    service, pod = made["Service enginery-site"], made["Deployment enginery-site"]["spec"]["template"]
-    (rule,) = made["Ingress enginery-prefect-server"]["spec"]["rules"]
+    service, pod = made["Service enginesmith-site"], made["Deployment enginesmith-site"]["spec"]["template"]
+    (rule,) = made["Ingress enginesmith-prefect-server"]["spec"]["rules"]
     paths = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
-    assert paths == {"/": "enginery-prefect-server", "/models": service["metadata"]["name"]}
-    route = made["HTTPRoute enginery-prefect-server"]["spec"]["rules"][1]
+    assert paths == {"/": "enginesmith-prefect-server", "/models": service["metadata"]["name"]}
+    route = made["HTTPRoute enginesmith-prefect-server"]["spec"]["rules"][1]
     assert route["matches"][0]["path"]["value"] == "/models"
-    assert route["backendRefs"] == [{"name": "enginery-site", "port": service["spec"]["ports"][0]["port"]}]
+    assert route["backendRefs"] == [{"name": "enginesmith-site", "port": service["spec"]["ports"][0]["port"]}]
     (container,) = pod["spec"]["containers"]
     assert container["command"][4:6] == ["--prefix", "/models"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/models/"
-    assert ROUTER[0] in made["NetworkPolicy enginery-site"]["spec"]["ingress"][0]["from"]
+    assert ROUTER[0] in made["NetworkPolicy enginesmith-site"]["spec"]["ingress"][0]["from"]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_site_that_could_not_be_reached_is_refused(site: dict[str, Any], messa
 
 def test_a_route_leads_the_same_host_there() -> None:
     found = made({"httpRoute": {"enabled": True, "parentRefs": GATEWAY}})
-    route, service = found["HTTPRoute enginery-prefect-server"], found["Service enginery-prefect-server"]
+    route, service = found["HTTPRoute enginesmith-prefect-server"], found["Service enginesmith-prefect-server"]
     assert route["spec"]["parentRefs"] == GATEWAY and route["spec"]["hostnames"] == ["prefect.example"]
     ((backend,),) = [rule["backendRefs"] for rule in route["spec"]["rules"]]
     assert backend == {"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}
@@ -113,11 +113,11 @@ def test_prometheus_finds_rays_own_metrics_and_gets_through() -> None:
     given = renders.sample("aws")
     given["ray"] = {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
     found = {label(item): item for item in renders.objects(renders.rendered(given))}
-    monitor, policy = found["PodMonitor enginery-ray"], found["NetworkPolicy enginery-ray-metrics"]
+    monitor, policy = found["PodMonitor enginesmith-ray"], found["NetworkPolicy enginesmith-ray-metrics"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    head = found["RayCluster enginery-ray"]["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    head = found["RayCluster enginesmith-ray"]["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert {item["name"]: item["containerPort"] for item in head["ports"]}[endpoint["port"]] == 8080
-    assert monitor["spec"]["selector"]["matchLabels"] == {"ray.io/cluster": "enginery-ray"}
+    assert monitor["spec"]["selector"]["matchLabels"] == {"ray.io/cluster": "enginesmith-ray"}
     assert policy["spec"]["podSelector"] == monitor["spec"]["selector"]
     assert policy["spec"]["ingress"][0]["ports"] == [{"port": 8080, "protocol": "TCP"}]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"

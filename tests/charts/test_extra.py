@@ -41,7 +41,7 @@ def rendered(base: str = "aws", **values: Any) -> list[Object]:
 
 def flow_runs(made: list[Object]) -> list[Object]:
     """Job variables of every command that registers flows."""
-    (config,) = [item for item in made if label(item) == "ConfigMap enginery-deploy"]
+    (config,) = [item for item in made if label(item) == "ConfigMap enginesmith-deploy"]
     return [job_variables(words) for words in json.loads(config["data"]["commands.json"])]
 
 
@@ -184,7 +184,7 @@ def test_several_workers_are_spread_as_asked() -> None:
     (worker,) = [
         item
         for item in renders.objects(renders.rendered(values))
-        if label(item) == "Deployment enginery-prefect-worker"
+        if label(item) == "Deployment enginesmith-prefect-worker"
     ]
     (found,) = worker["spec"]["template"]["spec"]["topologySpreadConstraints"]
     assert found == {**spread, "labelSelector": worker["spec"]["selector"]}

@@ -8,7 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from charts import renders
-from pipeline.cli import enginery
+from pipeline.cli import enginesmith
 from pipeline.fleet import cluster
 from pipeline.fleet.catalog import load_catalog
 from tests.charts.kube import Object, deploy_commands, job_variables, label, sample_objects
@@ -68,7 +68,7 @@ def test_of_all_flow_runs_it_alone_has_a_token_and_a_way_to_the_api_server(sampl
         ]
         components = {"prefect-worker", "ray-head"}
         assert {label(item) for item in open_to if "matchExpressions" not in item["spec"]["podSelector"]} == (
-            {"NetworkPolicy enginery-fleet-to-api-server"} if reads else set()
+            {"NetworkPolicy enginesmith-fleet-to-api-server"} if reads else set()
         )
         assert variables["labels"]["app.kubernetes.io/component"] not in components
 
@@ -107,13 +107,13 @@ def test_a_catalog_of_ones_own_is_mounted_and_none_is_the_whole_registry() -> No
     assert "catalog" not in {item["name"] for item in job_variables(fleet_command("aws"))["volumes"]}
     values["fleet"] = {"enabled": True, "catalog": {"existingConfigMap": "mine", "key": "all.yaml"}}
     text = renders.rendered(values)["prefect/deploy.yaml"]
-    assert "/etc/enginery/fleet/all.yaml" in text and '\\"name\\":\\"mine\\"' in text
+    assert "/etc/enginesmith/fleet/all.yaml" in text and '\\"name\\":\\"mine\\"' in text
     assert "ConfigMap" not in renders.rendered(values)["prefect/fleet.yaml"]
 
 
 @pytest.mark.parametrize(("sample", "apply", "cron"), [("aws", False, "30 * * * *"), ("onprem", True, "*/20 * * * *")])
 def test_the_command_registers_the_flow_with_its_schedule(sample: str, apply: bool, cron: str) -> None:
-    done = CliRunner().invoke(enginery, [*fleet_command(sample)[1:], "--print-yaml"])
+    done = CliRunner().invoke(enginesmith, [*fleet_command(sample)[1:], "--print-yaml"])
     assert done.exit_code == 0, done.output
     (entry,) = yaml.safe_load(done.output)["deployments"]
     assert entry["entrypoint"] == "pipeline.orchestration.flows.reconcile_fleet.reconcile_fleet"

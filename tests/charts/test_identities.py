@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from charts import renders
-from enginery.registry.store.buckets import place_in_bucket
+from enginesmith.registry.store.buckets import place_in_bucket
 from tests.charts.kube import deploy_commands, flow_run_job, job_variables, pod_specs, sample_objects, with_value
 
 ACCOUNTS = {
@@ -14,9 +14,9 @@ ACCOUNTS = {
     "aks": "azure.workload.identity/client-id",
 }
 REGISTRIES = {
-    "aws": "s3://example-engines/enginery?region=eu-central-1&sse=aws:kms",
-    "gke": "gs://example-engines/enginery",
-    "aks": "az://exampleengines/engines/enginery",
+    "aws": "s3://example-engines/enginesmith?region=eu-central-1&sse=aws:kms",
+    "gke": "gs://example-engines/enginesmith",
+    "aks": "az://exampleengines/engines/enginesmith",
 }
 
 
@@ -29,12 +29,12 @@ def environment(spec: dict[str, Any]) -> dict[str, Any]:
 def test_pods_that_use_the_registry_have_the_identity_and_no_key(sample: str) -> None:
     made = sample_objects(sample)
     (account,) = [item for item in made if item["kind"] == "ServiceAccount" and ACCOUNTS[sample] in _annotations(item)]
-    pods = [spec for spec in pod_specs(list(made)) if "ENGINERY_REGISTRY" in environment(spec)]
+    pods = [spec for spec in pod_specs(list(made)) if "ENGINESMITH_REGISTRY" in environment(spec)]
     assert len(pods) > 2
     for spec in pods:
         found = environment(spec)
         assert spec["serviceAccountName"] == account["metadata"]["name"]
-        assert found["ENGINERY_REGISTRY"]["value"] == REGISTRIES[sample]
+        assert found["ENGINESMITH_REGISTRY"]["value"] == REGISTRIES[sample]
         assert not {"AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY"} & set(found)
     assert place_in_bucket(REGISTRIES[sample]).uri == REGISTRIES[sample]
 
@@ -43,12 +43,12 @@ def test_azures_pods_are_labelled_for_its_webhook() -> None:
     label = "azure.workload.identity/use"
     for variables in map(job_variables, deploy_commands("aks")):
         env = environment(flow_run_job(variables)["spec"]["template"]["spec"])
-        assert variables["labels"][label] == "true" and env["ENGINERY_REGISTRY"]["value"] == REGISTRIES["aks"]
+        assert variables["labels"][label] == "true" and env["ENGINESMITH_REGISTRY"]["value"] == REGISTRIES["aks"]
 
 
 def test_an_account_key_of_azure_comes_from_its_secret() -> None:
     made = renders.objects(renders.rendered(with_value("registry.existingSecret", "keys", base="aks")))
-    pods = [spec for spec in pod_specs(made) if "ENGINERY_REGISTRY" in environment(spec)]
+    pods = [spec for spec in pod_specs(made) if "ENGINESMITH_REGISTRY" in environment(spec)]
     assert pods
     for spec in pods:
         key = environment(spec)["AZURE_STORAGE_KEY"]["valueFrom"]["secretKeyRef"]

@@ -48,7 +48,7 @@ def test_an_image_is_pinned_small_and_not_root(path: Path) -> None:
     assert not [text for word, text in found if word == "ARG" and "IMAGE=" in text], "a base has no default"
     assert any(word == "RUN" and "@sha256:*" in text for word, text in found), "an unpinned base is refused"
     assert [text for word, text in found if word == "USER"] == ["10001:10001"]
-    assert found.index(("USER", "10001:10001")) < found.index(("RUN", "enginery doctor"))
+    assert found.index(("USER", "10001:10001")) < found.index(("RUN", "enginesmith doctor"))
 
 
 def test_an_unpinned_base_is_refused_with_the_remedy() -> None:
@@ -80,7 +80,7 @@ def test_the_client_is_small() -> None:
 def test_images_get_the_code_and_nothing_else() -> None:
     kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     assert kept == {
-        "builders", "validation", "pipeline", "enginery", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"
+        "builders", "validation", "pipeline", "enginesmith", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"
     }  # fmt: skip
 
 
@@ -93,17 +93,17 @@ def test_the_version_of_ray_is_the_images() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("ENGINERY_IMAGES" not in os.environ, reason="ENGINERY_IMAGES is not set: installs gigabytes")
+@pytest.mark.skipif("ENGINESMITH_IMAGES" not in os.environ, reason="ENGINESMITH_IMAGES is not set: installs gigabytes")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["client", "control", "worker"])
 def test_the_steps_of_an_image_give_one_that_works(name: str, tmp_path: Path) -> None:
-    """As `docker build` would: a clean copy, a virtual environment, the pip steps, and `enginery doctor`.
+    """As `docker build` would: a clean copy, a virtual environment, the pip steps, and `enginesmith doctor`.
 
     Not TensorRT's own, whose libraries come from an index of NVIDIA's.
     """
     source, venv = tmp_path / "src", tmp_path / "venv"
     source.mkdir()
-    for kept in ("builders", "validation", "pipeline", "enginery"):
+    for kept in ("builders", "validation", "pipeline", "enginesmith"):
         shutil.copytree(ROOT / kept, source / kept, ignore=shutil.ignore_patterns("__pycache__"))
     for kept in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / kept, source / kept)
@@ -112,9 +112,9 @@ def test_the_steps_of_an_image_give_one_that_works(name: str, tmp_path: Path) ->
     env = {**os.environ, "PATH": path, "HOME": str(tmp_path), "VIRTUAL_ENV": str(venv)}
     for step in installs(ROOT / f"images/{name}.Dockerfile"):
         if ".[tensorrt]" not in step:
-            command = step.replace("/opt/enginery", str(venv))
+            command = step.replace("/opt/enginesmith", str(venv))
             subprocess.run(["sh", "-euc", command], cwd=source, env=env, check=True)
-    done = subprocess.run(["enginery", "doctor"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(["enginesmith", "doctor"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     checked = subprocess.run([venv / "bin/pip", "check"], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout

@@ -14,7 +14,7 @@ def test_alerts_are_about_metrics_of_the_exporter() -> None:
     (rules,) = [item for item in sample_objects("aws") if item["kind"] == "PrometheusRule"]
     told = {name for metric in METRICS if "registry" in metric.where for name in metric.series}
     for rule in rules["spec"]["groups"][0]["rules"]:
-        names = set(re.findall(r"enginery_\w+", rule["expr"]))
+        names = set(re.findall(r"enginesmith_\w+", rule["expr"]))
         assert names, rule["alert"]
         assert names <= told, rule["alert"]
         words = " ".join(rule["annotations"].values())
@@ -25,21 +25,21 @@ def test_alerts_are_about_metrics_of_the_exporter() -> None:
 def test_alerts_cover_failing_builds_unproven_engines_and_registry_errors() -> None:
     (rules,) = [item for item in sample_objects("aws") if item["kind"] == "PrometheusRule"]
     text = json.dumps(rules)
-    for name in ("enginery_builds_total", "enginery_unproven_engines", "enginery_registry_errors_total"):
+    for name in ("enginesmith_builds_total", "enginesmith_unproven_engines", "enginesmith_registry_errors_total"):
         assert name in text
 
 
 def test_the_dashboard_is_the_one_of_the_manifests() -> None:
-    (found,) = [item for item in sample_objects("aws") if label(item) == "ConfigMap enginery-dashboard"]
-    dashboard = json.loads(found["data"]["enginery.json"])
-    assert dashboard == json.loads((MANIFESTS / "grafana/enginery.json").read_text())
+    (found,) = [item for item in sample_objects("aws") if label(item) == "ConfigMap enginesmith-dashboard"]
+    dashboard = json.loads(found["data"]["enginesmith.json"])
+    assert dashboard == json.loads((MANIFESTS / "grafana/enginesmith.json").read_text())
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 def test_prometheus_finds_the_exporter() -> None:
     found = {label(item): item for item in sample_objects("aws")}
-    monitor, service = found["ServiceMonitor enginery"], found["Service enginery-metrics"]
-    deployment = found["Deployment enginery-metrics"]
+    monitor, service = found["ServiceMonitor enginesmith"], found["Service enginesmith-metrics"]
+    deployment = found["Deployment enginesmith-metrics"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (port,) = service["spec"]["ports"]
     assert monitor["spec"]["endpoints"][0]["port"] == port["name"]

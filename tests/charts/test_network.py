@@ -17,7 +17,7 @@ def policies(values: dict[str, Any]) -> dict[str, Object]:
     """The spec of every policy, by its name."""
     made = renders.objects(renders.rendered(values))
     return {
-        item["metadata"]["name"].removeprefix("enginery-"): item["spec"]
+        item["metadata"]["name"].removeprefix("enginesmith-"): item["spec"]
         for item in made
         if item["kind"] == "NetworkPolicy"
     }

@@ -72,10 +72,10 @@ def test_the_validator_finds_a_field_that_does_not_exist() -> None:
 
 @cache
 def crds() -> dict[tuple[str, str], Object]:
-    """Schemas by (apiVersion, kind), from the folder that ENGINERY_CRDS names."""
-    folder = os.environ.get("ENGINERY_CRDS")
+    """Schemas by (apiVersion, kind), from the folder that ENGINESMITH_CRDS names."""
+    folder = os.environ.get("ENGINESMITH_CRDS")
     if not folder:
-        pytest.skip("ENGINERY_CRDS names no folder with the CRDs of KubeRay, Kueue and the Prometheus operator")
+        pytest.skip("ENGINESMITH_CRDS names no folder with the CRDs of KubeRay, Kueue and the Prometheus operator")
     found = {}
     for path in (path for pattern in CRD_FILES for path in Path(folder).glob(pattern)):
         for crd in yaml.load_all(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):

@@ -19,7 +19,7 @@ FIELDS = {
     "kueue.x-k8s.io/queue-name": ("LocalQueue", ""), "kueue.x-k8s.io/priority-class": ("WorkloadPriorityClass", ""),
 }  # fmt: skip
 # The KubeRay operator makes it.
-MADE = {("Secret", "enginery-ray")}
+MADE = {("Secret", "enginesmith-ray")}
 
 
 def named(value: Any) -> Iterator[tuple[str, str]]:

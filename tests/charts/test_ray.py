@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from charts import renders
-from enginery.core.errors import InputError
-from enginery.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.errors import InputError
+from enginesmith.core.hardware.gpu_generations import GENERATIONS
 from pipeline.orchestration.kuberay.changes import RAY_VERSION
 from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
 
@@ -99,15 +99,15 @@ def test_kueue_is_told_what_it_needs() -> None:
 
 
 def test_groups_have_the_labels_that_builds_ask_for() -> None:
-    """As `steps.engines` asks Ray: enginery/sm is a generation's name; a product is one of its products."""
+    """As `steps.engines` asks Ray: enginesmith/sm is a generation's name; a product is one of its products."""
     known = {item.sm: item.products for item in GENERATIONS}
     for name, spec in clusters():
         for group in spec["workerGroupSpecs"]:
             labels = group.get("labels", {})
             if group["groupName"] == "cpu":
                 continue
-            assert labels.keys() <= {"enginery/sm", "enginery/product"}, name
-            assert labels.get("enginery/product") in {None, *known[labels["enginery/sm"]]}, name
+            assert labels.keys() <= {"enginesmith/sm", "enginesmith/product"}, name
+            assert labels.get("enginesmith/product") in {None, *known[labels["enginesmith/sm"]]}, name
 
 
 def test_a_slice_of_a_gpu_is_counted_as_one() -> None:
@@ -119,7 +119,7 @@ def test_a_slice_of_a_gpu_is_counted_as_one() -> None:
 
 def job(name: str) -> Object:
     """The Job that makes the RayCluster, of a sample."""
-    return next(item for item in sample_objects(name) if label(item).startswith("Job enginery-ray-apply"))
+    return next(item for item in sample_objects(name) if label(item).startswith("Job enginesmith-ray-apply"))
 
 
 def test_the_ray_cluster_is_made_by_a_job_and_not_by_helm() -> None:
@@ -129,11 +129,11 @@ def test_the_ray_cluster_is_made_by_a_job_and_not_by_helm() -> None:
         assert not [path for path, text in texts.items() if re.search("^kind: RayCluster", text, re.MULTILINE)], name
         (container,) = job(name)["spec"]["template"]["spec"]["containers"]
         module, file, owner, of = container["command"][2:]
-        assert (module, owner, of) == ("pipeline.orchestration.kuberay.apply", "--owner", "enginery-ray")
+        assert (module, owner, of) == ("pipeline.orchestration.kuberay.apply", "--owner", "enginesmith-ray")
         assert importlib.util.find_spec(module)
         folder, _, key = file.rpartition("/")
         assert folder in {mount["mountPath"] for mount in container["volumeMounts"]}
-        (config,) = [item for item in sample_objects(name) if label(item) == "ConfigMap enginery-ray"]
+        (config,) = [item for item in sample_objects(name) if label(item) == "ConfigMap enginesmith-ray"]
         assert key in config["data"]
 
 
@@ -144,8 +144,8 @@ def test_flows_are_registered_after_ray_is_as_they_expect_it() -> None:
         if item["kind"] == "Job"
     }
     order = {name: int(annotations["helm.sh/hook-weight"]) for name, annotations in hooks.items()}
-    assert order["enginery-ray-apply"] < order["enginery-deploy"]
-    assert hooks["enginery-ray-apply"]["helm.sh/hook"] == hooks["enginery-deploy"]["helm.sh/hook"]
+    assert order["enginesmith-ray-apply"] < order["enginesmith-deploy"]
+    assert hooks["enginesmith-ray-apply"]["helm.sh/hook"] == hooks["enginesmith-deploy"]["helm.sh/hook"]
 
 
 def test_the_job_is_not_tried_again_where_it_refuses() -> None:
@@ -176,9 +176,9 @@ def test_what_the_head_knows_is_kept_in_redis_where_that_is_asked_for() -> None:
         "redisAddress": "rediss://redis.example:6380",
         "redisUsername": {"value": "ray"},
         "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "redis-password"}}},
-        "externalStorageNamespace": f"enginery-enginery-ray-{cluster['spec']['rayVersion']}",
+        "externalStorageNamespace": f"enginesmith-enginesmith-ray-{cluster['spec']['rayVersion']}",
     }
-    assert "enginery-ray-head-to-redis" in policies
+    assert "enginesmith-ray-head-to-redis" in policies
     without, policies = made_with()
     assert "gcsFaultToleranceOptions" not in without["spec"]
-    assert "enginery-ray-head-to-redis" not in policies
+    assert "enginesmith-ray-head-to-redis" not in policies

@@ -78,12 +78,12 @@ def test_the_notes_name_the_next_three_commands() -> None:
     for name in renders.SAMPLES:
         notes = renders.rendered(renders.sample(name))["NOTES.txt"]
         assert len(re.findall(r"^  # \d\. ", notes, re.MULTILINE)) == 3
-    assert "raycluster/enginery-ray" in notes
-    assert "PREFECT_API_URL=https://prefect.example/api enginery register spec.yaml" in notes
+    assert "raycluster/enginesmith-ray" in notes
+    assert "PREFECT_API_URL=https://prefect.example/api enginesmith register spec.yaml" in notes
 
 
 def test_plain_manifests_have_no_hooks_and_speak_of_no_helm() -> None:
-    for path in sorted((renders.CHART.parents[1] / "manifests/enginery").glob("*.yaml")):
+    for path in sorted((renders.CHART.parents[1] / "manifests/enginesmith").glob("*.yaml")):
         text = path.read_text()
         assert "helm.sh/hook" not in text, path.name
         assert "managed-by: Helm" not in text, path.name
@@ -91,7 +91,7 @@ def test_plain_manifests_have_no_hooks_and_speak_of_no_helm() -> None:
 
 def test_plain_manifests_have_what_a_job_reads_before_the_job() -> None:
     """kubectl sends one object after the other; a Job that is quick would read the ConfigMap of the last time."""
-    for path in sorted((renders.CHART.parents[1] / "manifests/enginery").glob("*.yaml")):
+    for path in sorted((renders.CHART.parents[1] / "manifests/enginesmith").glob("*.yaml")):
         there = set()
         for item in yaml.safe_load_all(path.read_text()):
             there.add(label(item))
@@ -102,6 +102,6 @@ def test_plain_manifests_have_what_a_job_reads_before_the_job() -> None:
 
 def test_server_state_waits_for_its_volume_before_a_new_server_starts() -> None:
     """Two servers on one SQLite file, or one ReadWriteOnce volume, would stand in each other's way."""
-    (server,) = [item for item in sample_objects("minimal") if label(item) == "Deployment enginery-prefect-server"]
+    (server,) = [item for item in sample_objects("minimal") if label(item) == "Deployment enginesmith-prefect-server"]
     assert server["spec"]["replicas"] == 1
     assert server["spec"]["strategy"] == {"type": "Recreate"}

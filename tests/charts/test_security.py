@@ -14,7 +14,7 @@ from tests.charts.restricted import violations
 
 PINNED = re.compile(r"^[a-z0-9][a-z0-9./:-]*@sha256:[0-9a-f]{64}$")
 # Those that talk to the Kubernetes API.
-WITH_TOKEN = {"Deployment enginery-prefect-worker", "RayCluster enginery-ray", "Job enginery-ray-apply"}
+WITH_TOKEN = {"Deployment enginesmith-prefect-worker", "RayCluster enginesmith-ray", "Job enginesmith-ray-apply"}
 
 
 def test_every_pod_keeps_to_pod_security_restricted() -> None:
@@ -115,10 +115,10 @@ def role_and_binding(sample: str, name: str) -> tuple[Object, Object]:
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_rights_are_those_that_the_prefect_worker_uses_and_no_others(sample: str) -> None:
-    role, binding = role_and_binding(sample, "enginery-prefect-worker")
+    role, binding = role_and_binding(sample, "enginesmith-prefect-worker")
     assert granted(role) == PREFECT_WORKER
     assert "secrets" not in json.dumps(role)
-    assert [item["name"] for item in binding["subjects"]] == ["enginery-prefect-worker"]
+    assert [item["name"] for item in binding["subjects"]] == ["enginesmith-prefect-worker"]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
 
 
@@ -132,19 +132,19 @@ RAY_APPLY = {
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_rights_of_the_job_that_makes_the_ray_cluster_are_for_that_one(sample: str) -> None:
-    role, binding = role_and_binding(sample, "enginery-ray-apply")
+    role, binding = role_and_binding(sample, "enginesmith-ray-apply")
     assert granted(role) == RAY_APPLY
     # Neither what is made nor what is listed can be named in a rule.
     named = [rule for rule in role["rules"] if {"get", "update"} & set(rule["verbs"])]
-    assert all(rule["resourceNames"] == ["enginery-ray"] for rule in named)
-    assert [item["name"] for item in binding["subjects"]] == ["enginery-ray-apply"]
+    assert all(rule["resourceNames"] == ["enginesmith-ray"] for rule in named)
+    assert [item["name"] for item in binding["subjects"]] == ["enginesmith-ray-apply"]
 
 
 def test_the_prefect_worker_looks_at_its_own_namespace_alone() -> None:
     """Else it lists all pods of the cluster and reads the namespace kube-system, which it has no right to."""
-    (worker,) = [item for item in sample_objects("aws") if label(item) == "Deployment enginery-prefect-worker"]
+    (worker,) = [item for item in sample_objects("aws") if label(item) == "Deployment enginesmith-prefect-worker"]
     env = {item["name"]: item.get("value") for item in next(pod_specs(worker))["containers"][0]["env"]}
-    assert env["PREFECT_INTEGRATIONS_KUBERNETES_OBSERVER_NAMESPACES"] == "enginery"
+    assert env["PREFECT_INTEGRATIONS_KUBERNETES_OBSERVER_NAMESPACES"] == "enginesmith"
     assert env["PREFECT_INTEGRATIONS_KUBERNETES_CLUSTER_UID"]
 
 
@@ -181,7 +181,7 @@ def test_no_secret_is_in_a_config_map() -> None:
 
 def policies(sample: str) -> dict[str, Object]:
     return {
-        item["metadata"]["name"].removeprefix("enginery-"): item["spec"]
+        item["metadata"]["name"].removeprefix("enginesmith-"): item["spec"]
         for item in sample_objects(sample)
         if item["kind"] == "NetworkPolicy"
     }

@@ -19,7 +19,7 @@ def commands() -> list[tuple[str, str]]:
     return [
         (found[1], found[0])
         for text in texts
-        for found in re.finditer(rf"helm ({'|'.join(HOOKS)}) enginery[^`\n]*", text)
+        for found in re.finditer(rf"helm ({'|'.join(HOOKS)}) enginesmith[^`\n]*", text)
     ]
 
 
@@ -63,7 +63,7 @@ def test_an_ordinary_job_has_a_name_by_what_it_does(component: str) -> None:
     """Argo CD renders each time as the first revision, and a Job cannot be changed."""
     values = renders.sample("onprem")
     first = job_of(values, component)
-    assert re.fullmatch(rf"enginery-{component}-[0-9a-f]{{10}}", first["metadata"]["name"])
+    assert re.fullmatch(rf"enginesmith-{component}-[0-9a-f]{{10}}", first["metadata"]["name"])
     assert job_of(values, component, revision=7) == first
     assert "ttlSecondsAfterFinished" not in first["spec"], "Argo CD would make it again"
     image, command = copy.deepcopy(values), copy.deepcopy(values)

@@ -47,7 +47,7 @@ class Cluster:
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         self.api.create("namespaces", "", {"metadata": {"name": made, "labels": labels}})
         keys = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
-        self.api.create("secrets", made, {"metadata": {"name": "enginery-registry-keys"}, "stringData": keys})
+        self.api.create("secrets", made, {"metadata": {"name": "enginesmith-registry-keys"}, "stringData": keys})
         try:
             yield made
         finally:
@@ -70,7 +70,7 @@ class Cluster:
 
     def autoscale(self, namespace: str, group: str, workers: int) -> None:
         """Set a worker group's replicas as Ray's autoscaler does: it then owns the list of groups."""
-        name = "enginery-ray"
+        name = "enginesmith-ray"
         groups = self.api.get("rayclusters", namespace, name)["spec"]["workerGroupSpecs"]
         index = [item["groupName"] for item in groups].index(group)
         patch = [{"op": "replace", "path": f"/spec/workerGroupSpecs/{index}/replicas", "value": workers}]

@@ -14,7 +14,7 @@ COMMAND = ["prefect", "flow-run", "execute"]
 
 def deployments(cluster: Cluster, namespace: str) -> dict[str, Object]:
     """The job variables of each deployment, by its flow and name ('validate-pending/l4'), as they are registered."""
-    config = cluster.api.get("configmaps", namespace, "enginery-deploy")
+    config = cluster.api.get("configmaps", namespace, "enginesmith-deploy")
     found = {}
     for words in json.loads(config["data"]["commands.json"]):
         given = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--job-variable")
@@ -38,5 +38,5 @@ def job(variables: Object, name: str = "flow-run") -> Object:
 def start(cluster: Cluster, namespace: str, deployment: str) -> str:
     """Make the Job of a flow run with the Prefect worker's own rights; its name."""
     body = job(deployments(cluster, namespace)[deployment], deployment.replace("/", "-"))
-    worker = cluster.account(namespace, "enginery-prefect-worker")
+    worker = cluster.account(namespace, "enginesmith-prefect-worker")
     return str(worker.create("jobs", namespace, body)["metadata"]["name"])

@@ -4,7 +4,7 @@ from tests.cluster.api import wait_for
 from tests.cluster.conftest import Cluster
 
 # Every namespace has these (and certificates, configmaps/...crt); the Secret was there before the release.
-OTHERS = {"serviceaccounts/default", "secrets/enginery-registry-keys"}
+OTHERS = {"serviceaccounts/default", "secrets/enginesmith-registry-keys"}
 IN_NAMESPACES = (
     "configmaps", "deployments", "jobs", "networkpolicies", "persistentvolumeclaims", "poddisruptionbudgets", "pods",
     "rayclusters", "rolebindings", "roles", "secrets", "serviceaccounts", "services",
@@ -13,7 +13,8 @@ IN_NONE = ("clusterroles", "clusterrolebindings", "validatingadmissionpolicies",
 
 
 def everything(cluster: Cluster, namespace: str) -> set[str]:
-    """'jobs/enginery-deploy' of all that is in a namespace, or in none and named by it, but what was there before."""
+    """'jobs/enginesmith-deploy' of all that is in a namespace, or in none and named by it, but what was there
+    before."""
     there = [(kind, item) for kind in IN_NAMESPACES for item in cluster.api.list(kind, namespace)]
     beside = [(kind, item) for kind in IN_NONE for item in cluster.api.list(kind)]
     there += [(kind, item) for kind, item in beside if namespace in item["metadata"]["name"]]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Cluster
 
 log = logging.getLogger("cluster")
-MOUNTED = "/etc/enginery/ray"
+MOUNTED = "/etc/enginesmith/ray"
 
 
 def run(cluster: "Cluster", pod: Object) -> int:

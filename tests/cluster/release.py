@@ -36,7 +36,7 @@ class Release:
     rollback_on_failure. Without `wait` Helm waits for hooks alone, as its command does.
     """
 
-    def __init__(self, plane: ControlPlane, namespace: str, name: str = "enginery") -> None:
+    def __init__(self, plane: ControlPlane, namespace: str, name: str = "enginesmith") -> None:
         self.namespace, self.name = namespace, name
         self._plane = plane
 

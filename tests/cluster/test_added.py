@@ -43,7 +43,7 @@ def test_all_that_can_be_added_is_taken_and_runs(cluster: Cluster, namespace: st
     helm.install(with_all(), timeout=300)
     cluster.running(namespace, PODS)
     builds = cluster.pods(namespace, "azure.workload.identity/use=true")
-    assert {pod["spec"]["serviceAccountName"] for pod in builds.values()} == {"enginery-builds"}
+    assert {pod["spec"]["serviceAccountName"] for pod in builds.values()} == {"enginesmith-builds"}
     job = start(cluster, namespace, "validate-pending/l4")
     (pod,) = wait_for("the flow run's pod", lambda: list(cluster.pods(namespace, f"job-name={job}").values()) or None)
     assert LICENSE in pod["spec"]["containers"][0]["env"]

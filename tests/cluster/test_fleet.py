@@ -1,4 +1,4 @@
-"""`enginery fleet` over the nodes of the cluster, with the rights of the account that runs it there."""
+"""`enginesmith fleet` over the nodes of the cluster, with the rights of the account that runs it there."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from enginery.registry.store.base import open_store
+from enginesmith.registry.store.base import open_store
 from tests.cluster.conftest import Cluster
 from tests.cluster.nodes import DRIVER
 from tests.cluster.release import Release
@@ -18,26 +18,26 @@ log = logging.getLogger("cluster")
 
 
 def fleet(kubeconfig: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """What `enginery fleet` says of a catalog with one model that is on every GPU and in no registry."""
+    """What `enginesmith fleet` says of a catalog with one model that is on every GPU and in no registry."""
     catalog = folder / "catalog.yaml"
     catalog.write_text("serve: [{model: digits, on: [gpu]}]")
     open_store(folder / "registry", create=True)
     words = ["fleet", "--kubeconfig", str(kubeconfig), "--catalog", str(catalog), "--json"]
-    environment = {**os.environ, "ENGINERY_REGISTRY": f"file://{folder}/registry"}
+    environment = {**os.environ, "ENGINESMITH_REGISTRY": f"file://{folder}/registry"}
     return subprocess.run(
         [sys.executable, "-m", "pipeline.cli", *words], env=environment, capture_output=True, text=True, check=False
     )
 
 
-@pytest.mark.parametrize("account", ["enginery-builds", "enginery-prefect-worker"])
+@pytest.mark.parametrize("account", ["enginesmith-builds", "enginesmith-prefect-worker"])
 def test_the_fleet_is_the_clusters_nodes_and_read_by_one_account(
     cluster: Cluster, installed: Release, tmp_path: Path, account: str
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(cluster.plane.kubeconfig_of(account, cluster.token(installed.namespace, account)))
     said = fleet(kubeconfig, tmp_path)
-    log.info("enginery fleet as %s: exit code %d %s", account, said.returncode, said.stderr.strip()[-150:])
-    if account != "enginery-builds":
+    log.info("enginesmith fleet as %s: exit code %d %s", account, said.returncode, said.stderr.strip()[-150:])
+    if account != "enginesmith-builds":
         assert said.returncode == 3
         assert "nodes" in said.stderr
         return

@@ -11,7 +11,7 @@ from tests.cluster.release import Release
 
 log = logging.getLogger("cluster")
 DEPLOYMENTS = (
-    "compile-model/enginery", "collect-garbage/enginery", "reconcile-fleet/enginery",
+    "compile-model/enginesmith", "collect-garbage/enginesmith", "reconcile-fleet/enginesmith",
     # Of these groups Ray's workers hold every GPU that there is.
     "validate-pending/t4", "validate-pending/rtx4090",
 )  # fmt: skip
@@ -23,7 +23,7 @@ def test_a_flow_run_ends_and_takes_no_gpu(cluster: Cluster, installed: Release, 
     name = flow_runs.start(cluster, namespace, deployment)
 
     def ended() -> Object | None:
-        job = cluster.account(namespace, "enginery-prefect-worker").get("jobs", namespace, name)
+        job = cluster.account(namespace, "enginesmith-prefect-worker").get("jobs", namespace, name)
         return job if job["status"].get("succeeded") else None
 
     job = wait_for(f"Job {name}", ended)
@@ -39,7 +39,7 @@ def test_a_flow_run_ends_and_takes_no_gpu(cluster: Cluster, installed: Release, 
 
 def test_every_deployment_makes_a_job_that_the_server_takes(cluster: Cluster, installed: Release) -> None:
     namespace = installed.namespace
-    worker = cluster.account(namespace, "enginery-prefect-worker")
+    worker = cluster.account(namespace, "enginesmith-prefect-worker")
     for deployment in flow_runs.deployments(cluster, namespace):
         name = flow_runs.start(cluster, namespace, deployment)
         wait_for(f"the pod of {name}", lambda name=name: cluster.pods(namespace, f"job-name={name}"))

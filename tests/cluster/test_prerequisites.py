@@ -70,7 +70,7 @@ def test_a_worker_is_refused_until_the_classes_of_the_samples_head_are_there(
     try:
         # KubeRay tries again at once when the RayCluster changes, else after up to a quarter of an hour.
         touched = {"metadata": {"annotations": {"test/touched": "yes"}}}
-        cluster.api.patch("rayclusters", namespace, "enginery-ray", touched)
+        cluster.api.patch("rayclusters", namespace, "enginesmith-ray", touched)
         (name,) = wait_for("the worker that the sample asks for", lambda: cluster.pods(namespace, labels))
         log.info("with them: pod %s", name)
         wait_for("the deployments to be registered", lambda: [

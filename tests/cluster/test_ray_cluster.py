@@ -10,7 +10,7 @@ from tests.cluster.conftest import PODS, Cluster
 from tests.cluster.release import Release, Values, sample
 
 log = logging.getLogger("cluster")
-CONSENT = {"metadata": {"annotations": {"enginery.io/may-stop-workers": "true"}}}
+CONSENT = {"metadata": {"annotations": {"enginesmith.io/may-stop-workers": "true"}}}
 
 
 def with_max(group: str, most: int) -> Values:
@@ -26,13 +26,13 @@ def without(group: str) -> Values:
 
 def live(cluster: Cluster, namespace: str) -> dict[str, Object]:
     """The worker groups of the RayCluster, by name."""
-    groups = cluster.api.get("rayclusters", namespace, "enginery-ray")["spec"]["workerGroupSpecs"]
+    groups = cluster.api.get("rayclusters", namespace, "enginesmith-ray")["spec"]["workerGroupSpecs"]
     return {group["groupName"]: group for group in groups}
 
 
 def workers(cluster: Cluster, namespace: str, group: str = "") -> set[str]:
     """Names of Ray's pods that are not ending, of one group or all with the head."""
-    found = cluster.pods(namespace, "ray.io/cluster=enginery-ray" + (f",ray.io/group={group}" if group else ""))
+    found = cluster.pods(namespace, "ray.io/cluster=enginesmith-ray" + (f",ray.io/group={group}" if group else ""))
     return {name for name, pod in found.items() if "deletionTimestamp" not in pod["metadata"]}
 
 
@@ -66,35 +66,35 @@ def test_a_group_does_not_go_while_its_workers_run_but_where_that_is_asked_for(
     cluster: Cluster, busy: str, helm: Release
 ) -> None:
     before = workers(cluster, busy)
-    with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
+    with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
         helm.upgrade(without("l4"), timeout=300)
-    with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
+    with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
         helm.upgrade(with_max("l4", 1), timeout=300)
     assert workers(cluster, busy) == before
     assert live(cluster, busy)["l4"]["maxReplicas"] == 2
-    cluster.api.patch("rayclusters", busy, "enginery-ray", CONSENT)
+    cluster.api.patch("rayclusters", busy, "enginesmith-ray", CONSENT)
     helm.upgrade(without("l4"), timeout=300)
     assert "l4" not in live(cluster, busy)
     wait_for("the workers of the group to go", lambda: not workers(cluster, busy, "l4"))
-    now = cluster.api.get("rayclusters", busy, "enginery-ray")["metadata"].get("annotations", {})
-    assert "enginery.io/may-stop-workers" not in now, "it is for one change"
+    now = cluster.api.get("rayclusters", busy, "enginesmith-ray")["metadata"].get("annotations", {})
+    assert "enginesmith.io/may-stop-workers" not in now, "it is for one change"
     assert helm.status() == "deployed"
 
 
 def test_another_version_of_ray_comes_when_no_worker_runs(cluster: Cluster, busy: str, helm: Release) -> None:
     newer = {**sample(), "ray": {"version": "2.61.0"}}
     head = workers(cluster, busy, "headgroup")
-    with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
+    with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
         helm.upgrade(newer, timeout=300)
-    assert cluster.api.get("rayclusters", busy, "enginery-ray")["spec"]["rayVersion"] == "2.60.0"
-    cluster.api.patch("rayclusters", busy, "enginery-ray", CONSENT)
+    assert cluster.api.get("rayclusters", busy, "enginesmith-ray")["spec"]["rayVersion"] == "2.60.0"
+    cluster.api.patch("rayclusters", busy, "enginesmith-ray", CONSENT)
     before = workers(cluster, busy)
     helm.upgrade(newer, timeout=300)
 
     def renewed() -> bool:
         versions = {
-            pod["metadata"]["annotations"]["enginery.io/ray-version"]
-            for pod in cluster.pods(busy, "ray.io/cluster=enginery-ray").values()
+            pod["metadata"]["annotations"]["enginesmith.io/ray-version"]
+            for pod in cluster.pods(busy, "ray.io/cluster=enginesmith-ray").values()
         }
         return versions == {"2.61.0"} and not before & workers(cluster, busy)
 
@@ -107,12 +107,12 @@ def test_a_worker_that_is_left_of_a_group_is_ended_by_kuberay(cluster: Cluster, 
     """Whoever took the group out of the RayCluster by hand left it, with its GPU."""
     names = [item["groupName"] for item in live(cluster, busy).values()]
     gone = [{"op": "remove", "path": f"/spec/workerGroupSpecs/{names.index('t4')}"}]
-    cluster.api.patch("rayclusters", busy, "enginery-ray", gone)
+    cluster.api.patch("rayclusters", busy, "enginesmith-ray", gone)
     (orphan,) = workers(cluster, busy, "t4")
-    with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
+    with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
         helm.upgrade(without("t4"), timeout=300)
     assert workers(cluster, busy, "t4") == {orphan}
-    cluster.api.patch("rayclusters", busy, "enginery-ray", CONSENT)
+    cluster.api.patch("rayclusters", busy, "enginesmith-ray", CONSENT)
     others = workers(cluster, busy) - {orphan}
     helm.upgrade(without("t4"), timeout=300)
     assert workers(cluster, busy) == others
@@ -123,7 +123,7 @@ def test_a_worker_that_is_left_of_a_group_is_ended_by_kuberay(cluster: Cluster, 
 def test_one_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str, helm: Release) -> None:
     helm.install({**sample(), "kueue": {"queueName": "gpus"}}, timeout=300)
     cluster.running(namespace, PODS)
-    cluster.api.patch("rayclusters", namespace, "enginery-ray", {"spec": {"suspend": True}})  # as Kueue does
+    cluster.api.patch("rayclusters", namespace, "enginesmith-ray", {"spec": {"suspend": True}})  # as Kueue does
     wait_for("KubeRay to suspend it", lambda: not workers(cluster, namespace))
     helm.upgrade({**sample(), "kueue": {"queueName": "gpus"}}, timeout=300)
     assert not workers(cluster, namespace), "it is Kueue that resumes"
@@ -134,7 +134,7 @@ def test_one_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str, helm
 def test_the_ray_cluster_goes_with_the_release(cluster: Cluster, busy: str, helm: Release) -> None:
     helm.uninstall(timeout=300)
     wait_for("the RayCluster to go", lambda: not cluster.api.list("rayclusters", busy))
-    wait_for("its pods to go", lambda: not cluster.pods(busy, "ray.io/cluster=enginery-ray"))
+    wait_for("its pods to go", lambda: not cluster.pods(busy, "ray.io/cluster=enginesmith-ray"))
 
 
 def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redis(
@@ -165,4 +165,4 @@ def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redi
     helm.uninstall(timeout=300)
     wait_for("the RayCluster to go", lambda: not cluster.api.list("rayclusters", namespace))
     assert emptied == ["redis-cleanup"], "KubeRay waits five minutes where it cannot make that pod, and gives up"
-    wait_for("the head's account to go", lambda: not cluster.api.find("serviceaccounts", namespace, "enginery-ray"))
+    wait_for("the head's account to go", lambda: not cluster.api.find("serviceaccounts", namespace, "enginesmith-ray"))

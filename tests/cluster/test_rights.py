@@ -13,17 +13,17 @@ READ = {"get", "list", "watch"}
 JOBS = {*READ, "create", "update", "patch", "delete"}
 # By account: (group, resource) and what it may do with it. Ray's head gets its rights from the KubeRay operator.
 RIGHTS = {
-    "enginery-builds": {("", "nodes"): {"list"}},
-    "enginery-prefect-server": {},
-    "enginery-prefect-worker": {
+    "enginesmith-builds": {("", "nodes"): {"list"}},
+    "enginesmith-prefect-server": {},
+    "enginesmith-prefect-worker": {
         ("batch", "jobs"): JOBS, ("", "pods"): READ, ("", "pods/log"): READ, ("", "pods/status"): READ,
         ("", "events"): READ,
     },
-    "enginery-ray-apply": {
+    "enginesmith-ray-apply": {
         ("ray.io", "rayclusters"): {"get", "create", "update"}, ("", "configmaps"): {"get"},
         ("", "pods"): {"list"},
     },
-    "enginery-ray": {
+    "enginesmith-ray": {
         ("", "pods"): {*READ, "patch"}, ("", "pods/resize"): {"patch"},
         ("ray.io", "rayclusters"): {"get", "patch"},
     },
@@ -62,10 +62,10 @@ def may(cluster: Cluster, account: str, verb: str, resource: str, namespace: str
 
 def test_nobody_reads_secrets_nor_leaves_the_namespace(cluster: Cluster, installed: Release) -> None:
     here = installed.namespace
-    assert may(cluster, "enginery-prefect-worker", "create", "jobs", here, here)
-    assert not may(cluster, "enginery-prefect-worker", "create", "jobs", here, "default")
-    assert not may(cluster, "enginery-ray", "create", "pods", here, "default")
-    assert not may(cluster, "enginery-ray-apply", "delete", "pods", here, here)
+    assert may(cluster, "enginesmith-prefect-worker", "create", "jobs", here, here)
+    assert not may(cluster, "enginesmith-prefect-worker", "create", "jobs", here, "default")
+    assert not may(cluster, "enginesmith-ray", "create", "pods", here, "default")
+    assert not may(cluster, "enginesmith-ray-apply", "delete", "pods", here, here)
     for account in RIGHTS:
         assert not may(cluster, account, "get", "secrets", here, here)
         with pytest.raises(RefusedError, match="403"):

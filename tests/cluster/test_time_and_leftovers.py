@@ -18,13 +18,13 @@ log = logging.getLogger("cluster")
 ROOT = Path(__file__).parents[2]
 # Its one hook is the deploy Job, which so gets all of a short timeout.
 WITHOUT_RAY = {**sample(), "ray": {"enabled": False}, "gpuGroups": []}
-DOCS, UPGRADING = ROOT / "docs/guides/kubernetes.md", ROOT / "charts/enginery/UPGRADING.md"
+DOCS, UPGRADING = ROOT / "docs/guides/kubernetes.md", ROOT / "charts/enginesmith/UPGRADING.md"
 
 
 def clean_up(cluster: Cluster, namespace: str) -> None:
     """The command that UPGRADING.md gives for what `helm uninstall` leaves."""
     (command,) = re.findall(
-        r"^    kubectl delete (\S+) --namespace enginery --selector (\S+)$", UPGRADING.read_text(), re.M
+        r"^    kubectl delete (\S+) --namespace enginesmith --selector (\S+)$", UPGRADING.read_text(), re.M
     )
     log.info("kubectl delete %s --namespace %s --selector %s", command[0], namespace, command[1])
     for kind in command[0].split(","):
@@ -35,7 +35,7 @@ def clean_up(cluster: Cluster, namespace: str) -> None:
 def test_the_same_upgrade_goes_on_after_a_timeout(
     cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
 ) -> None:
-    kubelet.hold("^enginery-deploy-")
+    kubelet.hold("^enginesmith-deploy-")
     with pytest.raises(helm_python.HelmError, match=r"timed out|deadline|Timeout|not ready"):
         helm.install(WITHOUT_RAY, timeout=15)
     assert helm.status() == "failed"
@@ -49,17 +49,17 @@ def test_the_same_upgrade_goes_on_after_a_timeout(
 def test_a_helm_that_was_killed_stands_in_the_way_until_its_record_is_deleted(
     cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
 ) -> None:
-    kubelet.hold("^enginery-deploy-")
+    kubelet.hold("^enginesmith-deploy-")
     helm.kill("install", sample(), when=lambda: cluster.api.list("jobs", namespace))
     kubelet.release()
     with pytest.raises(helm_python.HelmError, match="another operation"):
         helm.upgrade(sample(), timeout=300)
-    (selector,) = set(re.findall(r"kubectl delete secret --namespace enginery --selector '(.+)'", DOCS.read_text()))
+    (selector,) = set(re.findall(r"kubectl delete secret --namespace enginesmith --selector '(.+)'", DOCS.read_text()))
     (record,) = cluster.api.list("secrets", namespace, selector)
     cluster.api.delete("secrets", namespace, record["metadata"]["name"])
     log.info("kubectl delete secret --namespace %s --selector '%s'", namespace, selector)
     helm.install(sample(), timeout=300)
-    kubelet.hold("^enginery-deploy-")  # or it might be done before it is killed
+    kubelet.hold("^enginesmith-deploy-")  # or it might be done before it is killed
     helm.kill("upgrade", sample(), when=lambda: cluster.api.list("secrets", namespace, selector))
     kubelet.release()
     with pytest.raises(helm_python.HelmError, match="another operation"):
@@ -81,7 +81,7 @@ def test_what_is_left_is_the_volume(cluster: Cluster, namespace: str, helm: Rele
         "the flow run", lambda: cluster.pods(namespace, f"job-name={name}")[pod]["status"].get("phase") == "Running"
     )
     helm.uninstall()
-    volume = "persistentvolumeclaims/enginery-prefect-server"
+    volume = "persistentvolumeclaims/enginesmith-prefect-server"
     left = still(cluster, namespace, 3)
     log.info("left after helm uninstall: %s", ", ".join(sorted(left)))
     assert left == {volume, f"jobs/{name}", f"pods/{pod}"}
@@ -94,7 +94,7 @@ def test_what_is_left_is_the_volume(cluster: Cluster, namespace: str, helm: Rele
 def test_jobs_and_tests_that_failed_are_removed_by_the_same_command(
     cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
 ) -> None:
-    kubelet.hang("^enginery-deploy-")
+    kubelet.hang("^enginesmith-deploy-")
     kubelet.fail("-test-")
     with pytest.raises(helm_python.HelmError):
         helm.install(WITHOUT_RAY, timeout=15)
@@ -106,4 +106,4 @@ def test_jobs_and_tests_that_failed_are_removed_by_the_same_command(
     left = still(cluster, namespace, 4)
     log.info("left after helm uninstall: %s", ", ".join(sorted(left)))
     clean_up(cluster, namespace)
-    assert still(cluster, namespace, 1) == {"persistentvolumeclaims/enginery-prefect-server"}
+    assert still(cluster, namespace, 1) == {"persistentvolumeclaims/enginesmith-prefect-server"}

@@ -33,13 +33,13 @@ def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(
     helm.install(sample(), timeout=300)
     cluster.running(namespace, PODS)
     kubelet.hang("^compile-model")
-    run = flow_runs.start(cluster, namespace, "compile-model/enginery")
+    run = flow_runs.start(cluster, namespace, "compile-model/enginesmith")
     cluster.autoscale(namespace, "l4", 2)
     before = cluster.running(namespace, PODS + 2)
     log.info("%d pods run, with a second l4 worker and flow run %s", len(before), run)
     helm.upgrade(sample(), timeout=300)
     assert uids(cluster, namespace) == {name: pod["metadata"]["uid"] for name, pod in before.items()}
-    groups = cluster.api.get("rayclusters", namespace, "enginery-ray")["spec"]["workerGroupSpecs"]
+    groups = cluster.api.get("rayclusters", namespace, "enginesmith-ray")["spec"]["workerGroupSpecs"]
     replicas = {group["groupName"]: group["replicas"] for group in groups}
     log.info("replicas after the upgrade: %s", replicas)
     assert replicas["l4"] == 2
@@ -49,7 +49,7 @@ def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(
         cluster.running(namespace, PODS + 2)
         return changed_pods(uids(cluster, namespace), {name: pod["metadata"]["uid"] for name, pod in before.items()})
 
-    assert wait_for("a new metrics pod", replaced) == {"enginery-metrics"}
+    assert wait_for("a new metrics pod", replaced) == {"enginesmith-metrics"}
     log.info("another value of the metrics exporter replaced its pod and no other")
 
 
@@ -72,5 +72,5 @@ def test_a_rollback_changes_back_what_the_upgrade_changed(cluster: Cluster, name
         {name: pod["metadata"]["uid"] for name, pod in after.items()},
     )
     log.info("replaced by upgrade and rollback: %s", ", ".join(sorted(changed)) or "nothing")
-    assert changed <= {"enginery-metrics"}
+    assert changed <= {"enginesmith-metrics"}
     assert helm.status() == "deployed"

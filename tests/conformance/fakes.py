@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 
 from builders.backends.onnxruntime import OnnxRuntime
-from enginery.core.capabilities import Capabilities
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Engine, Session, Tensors
+from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import BuildRequest, Engine, Session, Tensors
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class SpeaksOfSomethingElse(Honest):
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         if any(node.op_type in ("If", "Loop") for node in onnx.load(model).graph.node):
-            raise EngineryError("compilation failed; try again")
+            raise EnginesmithError("compilation failed; try again")
         return super().build(request, model, workdir)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from enginery.core.types import TensorSpec
+from enginesmith.core.types import TensorSpec
 from tests.conformance.torture import GRAPHS, Graph
 from tests.conformance.torture.graph import feed_of
 from tests.conformance.trial import Item, Run, saved

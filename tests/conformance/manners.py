@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 
 from builders.backends.compatibility import check_compatible
-from enginery.core.errors import DataError, EngineryError
-from enginery.core.types import Backend, Dim, Engine, Session, Target
+from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.types import Backend, Dim, Engine, Session, Target
 from pipeline.sources.onnx_model import specs_of
 from tests.conformance.torture.graph import model, noise
 from tests.conformance.trial import answer_reason, fresh, request_for
@@ -240,10 +240,10 @@ def after_its_end(backend: Backend, engine: Engine) -> Iterator[str]:
         session.run(inputs(4))
     try:
         session.run(inputs(4))
-    except EngineryError:
+    except EnginesmithError:
         return
     except Exception as error:
-        yield f"a closed session raises {type(error).__name__} instead of EngineryError: {error}"
+        yield f"a closed session raises {type(error).__name__} instead of EnginesmithError: {error}"
         return
     yield "a closed session answers"
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders.backends import discovery
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import EngineryError
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.types import Backend, Engine, Target
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.types import Backend, Engine, Target
 
 
 def foreign(backend: Backend, engine: Engine) -> Iterator[tuple[str, Engine, str]]:
@@ -20,7 +20,7 @@ def foreign(backend: Backend, engine: Engine) -> Iterator[tuple[str, Engine, str
     elsewhere = [target for target in parse_targets("all") if backend.runs(target)]
     for target in elsewhere[:2]:
         yield f"an engine for {target.name}", replace(engine, request=replace(request, target=target)), target.name
-    newer = tuple((name, version if name.startswith("enginery-") else "99.9") for name, version in request.toolchain)
+    newer = tuple((name, version if name.startswith("enginesmith-") else "99.9") for name, version in request.toolchain)
     yield "an engine of versions that are not here", replace(engine, request=replace(request, toolchain=newer)), "99.9"
 
 
@@ -52,8 +52,8 @@ def _refused(backend: Backend, what: str, engine: Engine, word: str) -> Iterator
     try:
         with backend.open(engine):
             yield f"{what}: was opened"
-    except EngineryError as error:
+    except EnginesmithError as error:
         if word not in str(error) or not str(error).strip():
             yield f"{what}: the refusal does not name {word!r}: {error}"
     except Exception as error:
-        yield f"{what}: raises {type(error).__name__} instead of EngineryError: {error}"
+        yield f"{what}: raises {type(error).__name__} instead of EnginesmithError: {error}"

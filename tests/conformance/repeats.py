@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from builders.backends.compatibility import check_compatible
-from enginery.core.capabilities import Determinism
-from enginery.core.errors import EngineryError
-from enginery.core.hardware.targets import parse_targets
+from enginesmith.core.capabilities import Determinism
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.targets import parse_targets
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
 from tests.conformance.items import torture_item
@@ -27,7 +27,7 @@ def build_all(backend: str, target: str, out: str, workdir: Path, names: Sequenc
     for name in names:
         try:
             digests[name], answer = _built(tool, hardware, name, workdir)
-        except EngineryError:
+        except EnginesmithError:
             continue
         answers |= {f"{name}/{output}": array for output, array in answer.items()}
     np.savez(out, **answers)

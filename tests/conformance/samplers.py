@@ -9,10 +9,10 @@ import onnx
 from builders.as_built import build_engine
 from builders.backends import discovery
 from builders.backends.compatibility import open_sampler
-from enginery.core.errors import ModelError
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.sampling import as_built
-from enginery.core.types import ShapeProfile
+from enginesmith.core.errors import ModelError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.sampling import as_built
+from enginesmith.core.types import ShapeProfile
 from tests.conformance.trial import backend_of, fresh
 from tests.decoding import REQUEST, SAMPLING, VOCABULARY, WIDTH, make_decoder
 from validation.calls.sampler import sampler_checks

@@ -11,11 +11,11 @@ from builders.as_built import build_engine
 from builders.backends.compatibility import open_engine
 from builders.onnx_graphs.quantized_states import quantize_states
 from builders.reference import ReferenceSession
-from enginery.core.errors import EngineryError
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.sampling import as_built
-from enginery.core.types import QuantizedState, Session
-from enginery.streams import Streams
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.sampling import as_built
+from enginesmith.core.types import QuantizedState, Session
+from enginesmith.streams import Streams
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
 from pipeline.spec.model import ModelSpec, load_spec
@@ -53,7 +53,7 @@ def _complaints(given: Mapping[str, Any], backend: str, target: str, workdir: Pa
         return
     try:
         engine = build_engine(tool, request, path, fresh(workdir / "engine"))
-    except EngineryError as error:
+    except EnginesmithError as error:
         yield f"refused: {error}"
         return
     if tool.runs(hardware):

@@ -8,8 +8,8 @@ from typing import Any
 
 from builders.execution.jobs import ProcessLimits
 from builders.execution.process import run_job
-from enginery.core.errors import StepError
-from enginery.core.hardware.targets import parse_targets
+from enginesmith.core.errors import StepError
+from enginesmith.core.hardware.targets import parse_targets
 from tests.calls import call_job
 from tests.conformance.outcomes import Outcome
 

@@ -14,13 +14,13 @@ import pytest
 
 from builders.backends import discovery
 from builders.execution.process import run_job
-from enginery.core import codec
-from enginery.core.capabilities import Determinism
-from enginery.core.hardware import targets
-from enginery.core.hardware.evaluation import judge
-from enginery.core.hardware.machine import Machine
-from enginery.core.requirements import Runtime, hardware_of, to_json
-from enginery.core.types import PRECISIONS, BuildRequest, QuantizationScheme, TensorSpec
+from enginesmith.core import codec
+from enginesmith.core.capabilities import Determinism
+from enginesmith.core.hardware import targets
+from enginesmith.core.hardware.evaluation import judge
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.requirements import Runtime, hardware_of, to_json
+from enginesmith.core.types import PRECISIONS, BuildRequest, QuantizationScheme, TensorSpec
 from tests.calls import call_job
 from tests.conformance import page
 from tests.conformance.repeats import REPEATED, broken_claims
@@ -31,7 +31,7 @@ from tests.conformance.trial import backend_of, target_for
 ALL = discovery.names()
 # These take seconds to build a graph, and are tried where all is asked for.
 SLOW = ("aotinductor", "iree", "tvm", "xla")
-ALL_OF_IT = os.environ.get("ENGINERY_CONFORMANCE") == "all"
+ALL_OF_IT = os.environ.get("ENGINESMITH_CONFORMANCE") == "all"
 INSTALLED = [
     name
     for name in ALL
@@ -63,7 +63,7 @@ def probe(name: str, hardware: targets.Target, precision: str) -> BuildRequest:
 def test_every_graph_is_answered_rightly_or_refused_with_a_reason_that_names_it(name, tmp_path):
     graphs = list(GRAPHS)
     found = survey(name, target(name), "torture", graphs, tmp_path)
-    if folder := os.environ.get("ENGINERY_CONFORMANCE_FOUND"):
+    if folder := os.environ.get("ENGINESMITH_CONFORMANCE_FOUND"):
         page.keep(Path(folder), name, found)
     assert list(found) == graphs
     assert [f"{o.name}: {o.kind} at {o.by}: {o.reason}" for o in found.values() if not o.good] == []
@@ -170,8 +170,8 @@ def test_asking_imports_no_compiler():
         import sys
         from builders.backends import discovery
         from builders.backends.compatibility import find_incompatibility
-        from enginery.core.hardware import targets
-        from enginery.core.types import PRECISIONS, BuildRequest, TensorSpec
+        from enginesmith.core.hardware import targets
+        from enginesmith.core.types import PRECISIONS, BuildRequest, TensorSpec
         tensor = (TensorSpec("x", "float32", (1, 4)),)
         for name in discovery.names():
             backend = discovery.configure(name, {{}})

@@ -12,9 +12,9 @@ from onnx import ModelProto, helper, numpy_helper
 
 from builders.backends import discovery
 from builders.backends.shape_profiles import profiles
-from enginery.core.digest import digest_of_file
-from enginery.core.hardware import targets
-from enginery.core.types import BuildRequest, Dim, ShapeProfile, TensorSpec
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.hardware import targets
+from enginesmith.core.types import BuildRequest, Dim, ShapeProfile, TensorSpec
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
 from tests.conformance.torture.graph import BATCH, model, noise

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-import enginery
-from enginery.core.hardware import targets
-from enginery.core.types import BuildRequest, TensorSpec
+import enginesmith
+from enginesmith.core.hardware import targets
+from enginesmith.core.types import BuildRequest, TensorSpec
 from tests.conformance.test_backends import ALL_OF_IT, INSTALLED
 from tests.conformance.trial import backend_of, target_for
 
@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.skipif(not ALL_OF_IT, reason="make conformance runs it; what is quick is in tests/pipeline, too")
 @pytest.mark.parametrize("example", ["digits", "encoder"])
 def test_an_example_is_proven_where_it_runs_and_built_where_it_does_not(example, tmp_path):
-    outcome = enginery.build(spec_for_all(example, tmp_path), registry=str(tmp_path / "registry"))
+    outcome = enginesmith.build(spec_for_all(example, tmp_path), registry=str(tmp_path / "registry"))
     found = {(engine.backend, engine.target): engine for engine in outcome.engines}
     for name in INSTALLED:
         backend, target = backend_of(name), target_for(backend_of(name))

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from enginery.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.targets import parse_targets
 from tests.conformance import fakes, manners, openings, repeats
 from tests.conformance.items import torture_item
 from tests.conformance.survey import survey

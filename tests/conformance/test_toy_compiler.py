@@ -1,7 +1,7 @@
-"""A compiler that Enginery has never heard of, in a distribution of its own, is known everywhere by its entry point.
+"""A compiler that Enginesmith has never heard of, in a distribution of its own, is known everywhere by its entry point.
 
-`toy_compiler/` is built as a wheel and installed into a folder on PYTHONPATH; nothing of Enginery changes. Each test is
-one place that shows a backend or decides by it.
+`toy_compiler/` is built as a wheel and installed into a folder on PYTHONPATH; nothing of Enginesmith changes. Each test
+is one place that shows a backend or decides by it.
 """
 
 import json
@@ -20,7 +20,7 @@ import pytest
 import yaml
 from onnx import numpy_helper
 
-from enginery.core.digest import digest_of_file
+from enginesmith.core.digest import digest_of_file
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).with_name("toy_compiler")
@@ -46,19 +46,19 @@ class World:
     site: Path
 
     def run(self, *words: object, toy: bool = True, code: int = 0) -> str:
-        """What `enginery WORDS` prints, in a process that can import the toy or not."""
+        """What `enginesmith WORDS` prints, in a process that can import the toy or not."""
         ended = call(["-m", "pipeline.cli", *map(str, words)], self.folder, self.site if toy else None)
         assert ended.returncode == code, ended.stderr
         return ended.stdout
 
     def json(self, *words: object, toy: bool = True, code: int = 0) -> Any:
-        """The same of `enginery WORDS --json`."""
+        """The same of `enginesmith WORDS --json`."""
         return json.loads(self.run(*words, "--json", toy=toy, code=code))
 
 
 def call(words: Sequence[str], folder: Path, site: Path | None) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(map(str, filter(None, (site, ROOT))))
-    environment = {**os.environ, "PYTHONPATH": path, "ENGINERY_REGISTRY": str(folder / "registry"), "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": path, "ENGINESMITH_REGISTRY": str(folder / "registry"), "COLUMNS": "200"}
     return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
 
 
@@ -140,7 +140,7 @@ def test_build_proves_and_publishes_its_engine(published):
     shown = published.json("show", "iris")
     entry = unit(shown["engines"])
     assert entry["status"] == "proven" and entry["options"] == {"fold": False}
-    assert entry["toolchain"]["toy-compiler"] == "1.0.0" and entry["toolchain"]["enginery-toy"] == "1"
+    assert entry["toolchain"]["toy-compiler"] == "1.0.0" and entry["toolchain"]["enginesmith-toy"] == "1"
 
 
 def resolved(world: World, *words: str, toy: bool = True) -> tuple[list[Any], dict[str, str]]:

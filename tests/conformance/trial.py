@@ -16,10 +16,10 @@ import onnx
 from builders.backends import discovery
 from builders.backends.compatibility import check_compatible
 from builders.backends.shape_profiles import profiles
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import EngineryError
-from enginery.core.hardware import targets
-from enginery.core.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware import targets
+from enginesmith.core.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
 from tests.conformance.outcomes import Kind, Outcome
@@ -74,7 +74,7 @@ def attempt(backend: Backend, target: Target, item: Item, workdir: Path) -> Outc
     begun, at = time.monotonic(), _Step()
     try:
         kind, reason = _attempt(backend, target, item, workdir, at)
-    except EngineryError as error:
+    except EnginesmithError as error:
         kind, reason = "refused", str(error)
     except Exception as error:  # this is what it is about: an error that is none of ours would reach a user
         kind, reason = "broke", f"{type(error).__name__}: {error}"

@@ -29,7 +29,7 @@ def test_a_node_that_does_not_start_in_time_is_named_and_ray_is_ended(demo, monk
             pass
 
         def add_node(self, labels=None, **options) -> None:
-            if labels == {"enginery/sm": "sm_80"}:
+            if labels == {"enginesmith/sm": "sm_80"}:
                 raise error
 
         def shutdown(self) -> None:

@@ -9,10 +9,10 @@ import pytest
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
 from builders.backends.shape_profiles import profiles
-from enginery.core.digest import digest_of_file
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.types import BuildRequest
-from enginery.user_code.entry_point import call_entry_point, importing_from
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.types import BuildRequest
+from enginesmith.user_code.entry_point import call_entry_point, importing_from
 from pipeline.sources.export import ExportResult, export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest

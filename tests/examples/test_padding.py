@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from enginery.core.types import ShapeProfile, Tensors, TensorSpec
-from enginery.serving.batcher import Batcher
-from enginery.serving.buckets import RoutedEngine
-from enginery.serving.padding import Padding
-from enginery.serving.router import Router
+from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec
+from enginesmith.serving.batcher import Batcher
+from enginesmith.serving.buckets import RoutedEngine
+from enginesmith.serving.padding import Padding
+from enginesmith.serving.router import Router
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MASKED = Padding(

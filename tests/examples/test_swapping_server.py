@@ -8,12 +8,12 @@ from threading import Thread
 
 import pytest
 
-from enginery.client.client import Client, Policy, Post
-from enginery.core.errors import EngineryError
-from enginery.registry.store.base import open_store
-from tests.enginery.client.layouts.engines import cpu_engine
-from tests.enginery.client.layouts.swap_load import SwapLoad, wait_for
-from tests.enginery.registries import engine, publish_engines
+from enginesmith.client.client import Client, Policy, Post
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.registry.store.base import open_store
+from tests.enginesmith.client.layouts.engines import cpu_engine
+from tests.enginesmith.client.layouts.swap_load import SwapLoad, wait_for
+from tests.enginesmith.registries import engine, publish_engines
 
 SWAPS = 6
 
@@ -57,7 +57,7 @@ def test_an_engine_that_cannot_be_opened_leaves_the_old_one_and_fails_the_hook(t
         Thread(target=server.serve_forever, daemon=True).start()
         hook = Post(f"http://127.0.0.1:{server.server_port}/reload")
         publish_engines(store, [engine(store, data=b"no ONNX at all")], 1)
-        with pytest.raises(EngineryError, match="answers 400; it is called again"):
+        with pytest.raises(EnginesmithError, match="answers 400; it is called again"):
             client.watch("digits:candidate", dest, machine="cpu", once=True, hook=hook, say=lambda _: None)
         wait_for(server.server_port, "digits", 0, limit_s=0)
         server.shutdown()

@@ -12,8 +12,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-import enginery
-from enginery.user_code.entry_point import call_entry_point, importing_from
+import enginesmith
+from enginesmith.user_code.entry_point import call_entry_point, importing_from
 from tests.pipeline.projects import arrays
 
 FOLDER = Path(__file__).parents[2] / "examples" / "tinylm"
@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         found = arrays(FOLDER / f"{name}.npz")
         kept = [at for at in range(128) if 33 <= at % 64 < 41]
         np.savez(folder / "project" / f"{name}.npz", **{key: array[kept] for key, array in found.items()})
-    return folder / "registry", enginery.build(folder / "project" / "tinylm.yaml", registry=folder / "registry")
+    return folder / "registry", enginesmith.build(folder / "project" / "tinylm.yaml", registry=folder / "registry")
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_engines_are_proven_and_keep_the_perplexity(built: tuple[Path, Any]) -> 
 
 @pytest.mark.slow
 def test_the_pulled_engine_continues_a_prompt_as_the_module_does(built, decoder, generate, tmp_path) -> None:
-    (answer,) = generate.pull(str(built[0]), "fp32", str(tmp_path)).generate([enginery.Prompt(PROMPT, most=32)])
+    (answer,) = generate.pull(str(built[0]), "fp32", str(tmp_path)).generate([enginesmith.Prompt(PROMPT, most=32)])
     text = PROMPT
     with torch.no_grad():
         for _ in range(32):

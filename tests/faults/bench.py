@@ -10,10 +10,10 @@ from onnx import ModelProto
 
 from builders.backends import discovery
 from builders.execution.jobs import Request, Result, WorkerContext
-from enginery.core.hardware.cpu_kinds import CPU
-from enginery.core.reports.proof import Check
-from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
-from enginery.registry.store.base import open_store
+from enginesmith.core.hardware.cpu_kinds import CPU
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph, AttributionFound
 from pipeline.compile.steps.engines import BuildEngine
 from pipeline.compile.steps.export_model import ExportModel
@@ -127,6 +127,6 @@ class BuiltEngine:
         return self.bench._attribution(AttributeEngine(self.blob, self.bench.golden, {}, (), tuple(sizes)))
 
     def fuzzed(self, cases: int = 6, seed: int = 0, only: str | None = None) -> FuzzReport:
-        """The report of `enginery fuzz`."""
+        """The report of `enginesmith fuzz`."""
         terms = FuzzTerms(seed, cases, (), None, only)
         return self.bench.run(FuzzEngine(self.blob, self.bench.golden, self.shapes, {}, terms))

@@ -9,8 +9,8 @@ import numpy as np
 from onnx import ModelProto
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-from enginery.core.reports.proof import Check, describe
-from enginery.core.types import Precision
+from enginesmith.core.reports.proof import Check, describe
+from enginesmith.core.types import Precision
 from pipeline.compile.steps.blobs import runnable
 from pipeline.quantization.schemes.write import write
 from tests.faults.bench import Bench, BuiltEngine

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from builders.execution.local import LocalExecutor
-from enginery.core.errors import DataError, IntegrityError
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import FileStore, open_store
-from enginery.registry.store.layout import manifest_key
-from enginery.registry.verification import verify
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import FileStore, open_store
+from enginesmith.registry.store.layout import manifest_key
+from enginesmith.registry.verification import verify
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.golden import settle_golden
 from pipeline.operations.golden import write_frozen
 from pipeline.spec.model import load_spec
-from tests.enginery.registries import engine, publish_engines
+from tests.enginesmith.registries import engine, publish_engines
 from tests.faults.bench import Bench
 from tests.faults.nets import mlp, rows
 from tests.faults.table import Caught, Fault, number

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, numpy_helper, shape_inference
 
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.types import Dim, TensorSpec
 from tests.faults.nets import MLP, ROWS, mlp, rows
 from tests.pipeline.quantization.small_nets import MASK, TOKENS, attention_net, build, sentences
 from tests.validation.attribution.planted import weight, with_names, with_weight

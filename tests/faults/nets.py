@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper, parser
 
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.types import Dim, TensorSpec
 from tests.pipeline.quantization.small_nets import build, maker
 from tests.validation.attribution.planted import copy_of, weight, with_names, with_weight
 

@@ -8,8 +8,8 @@ import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from builders.backends.onnxruntime import OrtSession
-from enginery.core.reports.proof import Check
-from enginery.core.types import TensorSpec
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import TensorSpec
 from pipeline.compile.steps.blobs import fetch, golden_set
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
-from enginery.core.types import Precision
+from enginesmith.core.types import Precision
 from tests.faults.nets import COUNTED, after
 from tests.validation.attribution.planted import copy_of, weight, with_attribute, with_weight
 

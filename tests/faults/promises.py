@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from enginery.core.reports.proof import Check
-from enginery.core.types import TensorSpec
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import TensorSpec
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench, Limits
 from tests.faults.nets import COUNTED, MLP, after, mlp, rows

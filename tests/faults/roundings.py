@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
-from enginery.core.types import TensorSpec
+from enginesmith.core.types import TensorSpec
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench

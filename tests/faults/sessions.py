@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from enginery.core.types import Session, Tensors
+from enginesmith.core.types import Session, Tensors
 from pipeline.compile.steps import proofs
 from validation.calls.checks import SIZES_SHARE, Allowance
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginery.core.reports.proof import Check
+from enginesmith.core.reports.proof import Check
 from validation.attribution.result import Attribution, SegmentRow
 from validation.limits.budget import at_most
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.types import Precision
+from enginesmith.core.types import Precision
 from tests.faults.campaign import Alarms, Outcome, Subject, noise_of
 from tests.faults.families import FAMILIES
 from tests.faults.plants import PLANTS

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.reports.proof import Check, describe
-from enginery.core.types import Dim
-from enginery.registry.verification import verify
+from enginesmith.core.reports.proof import Check, describe
+from enginesmith.core.types import Dim
+from enginesmith.registry.verification import verify
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench
 from tests.faults.nets import BATCH, MLP, mlp, reordered, rows

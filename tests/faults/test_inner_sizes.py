@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from enginery.core.types import Precision
+from enginesmith.core.types import Precision
 from tests.faults.campaign import Subject
 from tests.faults.families import FAMILIES
 from tests.faults.nets import after

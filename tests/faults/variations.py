@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, helper
 
-from enginery.core.types import Precision, TensorSpec
+from enginesmith.core.types import Precision, TensorSpec
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench

@@ -16,7 +16,7 @@ from tests.house.wrap import is_same, long_lines, wrap
 FILES = {
     "pyproject.toml": "[[tool.importlinter.contracts]]\n",
     "README.md": "# A\n\n" + "x" * 121 + "\n\n| a |\n|---|\n| " + "y" * 121 + " |\n",
-    "enginery/__init__.py": "",
+    "enginesmith/__init__.py": "",
     "builders/__init__.py": "",
     "validation/__init__.py": "",
     "pipeline/__init__.py": "",

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-PACKAGES = ("enginery", "builders", "validation", "pipeline")
+PACKAGES = ("enginesmith", "builders", "validation", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Module:
 
     @property
     def name(self) -> str:
-        """Its dotted name: `enginery.registry` for `enginery/registry/__init__.py`."""
+        """Its dotted name: `enginesmith.registry` for `enginesmith/registry/__init__.py`."""
         parts = self.path.with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

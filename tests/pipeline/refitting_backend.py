@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from enginery.core.capabilities import Capabilities
-from enginery.core.errors import EngineryError
-from enginery.core.requirements import Requirement, Weights, for_target
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.requirements import Requirement, Weights, for_target
+from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Whole:
 
     def refit(self, engine: Engine, model: Path, request: BuildRequest, workdir: Path) -> Engine:
         if self.gain != 1:
-            raise EngineryError("the engine did not take the new weights: gain; build it again")
+            raise EnginesmithError("the engine did not take the new weights: gain; build it again")
         if self.strip_weights:
             path = workdir / "refitted.refitting"
             path.write_bytes(engine.path.read_bytes())
@@ -94,6 +94,6 @@ def install(folder: Path) -> str:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: refitting-backend\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        f"[enginery.backends]\nwhole = {__name__}:Whole\nstripped = {__name__}:Stripped\n"
+        f"[enginesmith.backends]\nwhole = {__name__}:Whole\nstripped = {__name__}:Stripped\n"
     )
     return str(folder)

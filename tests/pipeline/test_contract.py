@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from enginery.core.errors import SpecError
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.errors import SpecError
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.steps.proofs import contract_of
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.projects import Project

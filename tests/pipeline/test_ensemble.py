@@ -9,25 +9,25 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-import enginery
-from enginery.core.digest import canonical_json, digest_of
-from enginery.core.errors import EngineryError, InputError
-from enginery.core.names import parse_reference
-from enginery.core.reports.proof import Report, approve
-from enginery.core.types import Tensors
-from enginery.exchange.mirror import mirror
-from enginery.exchange.oci import export_oci
-from enginery.registry.collection.inventory import inventory
-from enginery.registry.collection.references import Rules, find_references
-from enginery.registry.evidence.attestations import attest, attestations, judge_entries
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import manifest_key
-from enginery.registry.verification import verify
-from enginery.registry.versions.channels import policy_refusal, promote, rollback
-from enginery.registry.versions.lookup import load, locate
-from enginery.registry.versions.publish import publish
-from enginery.registry.versions.views import show_version
+import enginesmith
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.names import parse_reference
+from enginesmith.core.reports.proof import Report, approve
+from enginesmith.core.types import Tensors
+from enginesmith.exchange.mirror import mirror
+from enginesmith.exchange.oci import export_oci
+from enginesmith.registry.collection.inventory import inventory
+from enginesmith.registry.collection.references import Rules, find_references
+from enginesmith.registry.evidence.attestations import attest, attestations, judge_entries
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import manifest_key
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions.channels import policy_refusal, promote, rollback
+from enginesmith.registry.versions.lookup import load, locate
+from enginesmith.registry.versions.publish import publish
+from enginesmith.registry.versions.views import show_version
 from pipeline.cli.operations.refit import refit
 from pipeline.cli.published import local_context
 from pipeline.cli.registry.registry import _show_layers, _show_quantization
@@ -52,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     # The decoder has no int8: the whole's int8 has it in fp32. The encoder alone has the target avx2.
     encoder = {**ENCODER, "targets": ["cpu", "avx2"]}
     path = write_ensemble(folder / "project", encoder=encoder, decoder={**DECODER, "precisions": ["fp32"]})
-    return folder, enginery.build(path, registry=folder / "registry")
+    return folder, enginesmith.build(path, registry=folder / "registry")
 
 
 @pytest.fixture
@@ -113,22 +113,22 @@ def test_the_report_says_what_each_engine_does_alone(built: tuple[Path, Outcome]
 
 def test_pulled_engines_answer_as_the_models_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     folder, _ = built
-    pulled = enginery.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    pulled = enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
     assert pulled.description.name == "pair-1-cpu-fp32.json"
-    whole = enginery.Ensemble.described(opens, pulled.description)
+    whole = enginesmith.Ensemble.described(opens, pulled.description)
     assert [spec.name for spec in whole.inputs] == ["encoder.x", "mask", "decoder.y"]
     golden = {name: array[:3] for name, array in arrays(folder / "project" / "golden.npz").items()}
     encoder, decoder = (opens(folder / "project" / f"{name}.onnx") for name in ("encoder", "decoder"))
     hidden = encoder({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
     wanted = decoder({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
     np.testing.assert_allclose(whole.run(golden)["decoder.logits"], wanted, atol=1e-5)
-    again = enginery.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    again = enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
     assert again.cached
 
 
 def test_a_second_run_finds_everything_on_record(built: tuple[Path, Outcome]) -> None:
     folder, _ = built
-    again = enginery.build(folder / "project" / "pair.yaml", registry=folder / "registry")
+    again = enginesmith.build(folder / "project" / "pair.yaml", registry=folder / "registry")
     assert again.cached
     assert again.version == "1"
 
@@ -145,8 +145,8 @@ def test_what_an_ensemble_pins_is_kept_and_verified(built: tuple[Path, Outcome],
     try:
         problems = [problem for problem in verify(store).problems if problem.kind == "dangling"]
         assert "graph 'decoder' is pair-decoder@1, which is not in" in problems[0].detail
-        with pytest.raises(EngineryError, match="graph 'decoder' is pair-decoder@1, which is not in"):
-            enginery.pull("pair@1", registry=built[0] / "registry", dest=built[0] / "none")
+        with pytest.raises(EnginesmithError, match="graph 'decoder' is pair-decoder@1, which is not in"):
+            enginesmith.pull("pair@1", registry=built[0] / "registry", dest=built[0] / "none")
     finally:
         store.create(key, data)
     assert not (built[0] / "none").exists()
@@ -232,21 +232,21 @@ def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_pa
 def test_channels_move_the_whole(built: tuple[Path, Outcome], store: Store, tmp_path: Path) -> None:
     project = built[0] / "project"
     changed = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 14}}})
-    second = enginery.build(rewrite(project, changed), registry=built[0] / "registry")
+    second = enginesmith.build(rewrite(project, changed), registry=built[0] / "registry")
     assert second.version == "2"
     assert {graph.version for graph in second.graphs.values()} == {"1"}
     for version in ("1", "2"):
         promote(store, load(store, "pair", version), "stable", proven_only=True)
     assert locate(store, parse_reference("pair:stable")).manifest.version == "2"
     rollback(store, "pair", "stable")
-    pulled = enginery.pull("pair:stable", registry=built[0] / "registry", dest=tmp_path)
+    pulled = enginesmith.pull("pair:stable", registry=built[0] / "registry", dest=tmp_path)
     assert pulled.located.manifest.version == "1"
 
 
 def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> None:
     spec = {**PAIR, "limits": {"int8": {"quantization": {"sqnr_db": 90}}}}
     path = write_ensemble(tmp_path / "project", spec, decoder={**DECODER, "precisions": ["fp32"]})
-    outcome = enginery.build(path, registry=tmp_path / "registry")
+    outcome = enginesmith.build(path, registry=tmp_path / "registry")
     statuses = {engine.precision: engine for engine in outcome.engines}
     assert statuses["fp32"].status == "proven"
     assert statuses["int8"].status == "failed"

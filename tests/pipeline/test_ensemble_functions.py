@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import enginery
-from enginery.core.errors import DataError, EngineryError, IntegrityError, SpecError
-from enginery.core.names import parse_reference
-from enginery.exchange.mirror import mirror
-from enginery.registry.ensembles import functions_of
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import manifest_key
-from enginery.registry.verification import verify
-from enginery.registry.versions.lookup import load
+import enginesmith
+from enginesmith.core.errors import DataError, EnginesmithError, IntegrityError, SpecError
+from enginesmith.core.names import parse_reference
+from enginesmith.exchange.mirror import mirror
+from enginesmith.registry.ensembles import functions_of
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import manifest_key
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions.lookup import load
 from pipeline.cli.published import local_context
 from pipeline.compile.ensembles.forecast import EnsembleForecast
 from pipeline.intake.bundle import bundle_of
@@ -36,7 +36,7 @@ from tests.reading import CODE, HEIGHT, READER, SIDE, WIDTH, draw, write_reader
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     folder = tmp_path_factory.mktemp("reader")
     path = write_reader(folder / "project")
-    return folder, enginery.build(path, registry=folder / "registry")
+    return folder, enginesmith.build(path, registry=folder / "registry")
 
 
 def named_by_hand(folder: Path, image: np.ndarray) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def test_a_pulled_ensemble_answers_as_its_graphs_and_functions_do(built: tuple[P
         "cpu fp32 ensemble": "proven",
         "cpu int8 ensemble": "proven",
     }
-    pulled = enginery.pull("reader@1", registry=folder / "registry", dest=tmp_path, precision="fp32")
-    whole = enginery.Ensemble.described(opens, pulled.description, functions=enginery.load_function)
+    pulled = enginesmith.pull("reader@1", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    whole = enginesmith.Ensemble.described(opens, pulled.description, functions=enginesmith.load_function)
     images = [*draw(np.random.default_rng(3), 20), np.zeros((HEIGHT, WIDTH), np.uint8)]
     counts = set()
     for image in images:
@@ -78,31 +78,35 @@ def test_two_versions_in_one_folder_keep_their_own_code(built: tuple[Path, Outco
     sources = {**manifest.sources, "function names reading.py": store.put_bytes(code)}
     store.create(manifest_key("reader", "2"), replace(manifest, version="2", sources=sources).to_bytes())
     pulled = [
-        enginery.pull(f"reader@{version}", registry=registry, dest=tmp_path / "engines", precision="fp32")
+        enginesmith.pull(f"reader@{version}", registry=registry, dest=tmp_path / "engines", precision="fp32")
         for version in (1, 2)
     ]
     image = {"image": draw(np.random.default_rng(3), 1)[0]}
     names = [
-        enginery.Ensemble.described(opens, each.description, enginery.load_function).run(image)["names.names"].tolist()
+        enginesmith.Ensemble.described(opens, each.description, enginesmith.load_function)
+        .run(image)["names.names"]
+        .tolist()
         for each in pulled
     ]
     assert names[1] == [7] * len(names[0]) != names[0]
     (tmp_path / "engines" / "reader@1" / "names" / "reading.py").write_bytes(code)
     with pytest.raises(IntegrityError, match=r"has the digest .* was published; pull it again"):
-        enginery.Ensemble.described(opens, pulled[0].description, enginery.load_function)
+        enginesmith.Ensemble.described(opens, pulled[0].description, enginesmith.load_function)
     engine = next((tmp_path / "engines" / "reader@2" / "detector").glob("*.onnx"))
     engine.unlink()  # a link to the registry's own file
     engine.write_bytes(b"other")
     with pytest.raises(IntegrityError, match=r"has the digest .* was published; pull it again"):
-        enginery.Ensemble.described(opens, pulled[1].description, enginery.load_function)
-    assert not enginery.pull("reader@1", registry=registry, dest=tmp_path / "engines", precision="fp32").cached
-    assert enginery.Ensemble.described(opens, pulled[0].description, enginery.load_function)
+        enginesmith.Ensemble.described(opens, pulled[1].description, enginesmith.load_function)
+    assert not enginesmith.pull("reader@1", registry=registry, dest=tmp_path / "engines", precision="fp32").cached
+    assert enginesmith.Ensemble.described(opens, pulled[0].description, enginesmith.load_function)
 
 
 def test_code_is_run_by_nobody_who_did_not_allow_it(built: tuple[Path, Outcome], tmp_path: Path) -> None:
-    pulled = enginery.pull("reader@1", registry=built[0] / "registry", dest=tmp_path)
-    with pytest.raises(DataError, match=r"runs Python code of its own \(reading\.py:crop, .*functions=enginery\.load"):
-        enginery.Ensemble.described(opens, pulled.description)
+    pulled = enginesmith.pull("reader@1", registry=built[0] / "registry", dest=tmp_path)
+    with pytest.raises(
+        DataError, match=r"runs Python code of its own \(reading\.py:crop, .*functions=enginesmith\.load"
+    ):
+        enginesmith.Ensemble.described(opens, pulled.description)
 
 
 def test_behind_a_function_graphs_are_compared_on_what_it_gives_in_fp32(built: tuple[Path, Outcome]) -> None:
@@ -126,9 +130,9 @@ def test_the_version_holds_the_code_and_stays_whole_elsewhere(built: tuple[Path,
     other = open_store(str(tmp_path / "other"), create=True)
     mirror(store, [parse_reference("reader@1")], other)
     assert verify(other).sound
-    pulled = enginery.pull("reader@1", registry=tmp_path / "other", dest=tmp_path / "engines")
+    pulled = enginesmith.pull("reader@1", registry=tmp_path / "other", dest=tmp_path / "engines")
     assert (tmp_path / "engines" / "reader@1" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
-    assert enginery.Ensemble.described(opens, pulled.description, enginery.load_function)
+    assert enginesmith.Ensemble.described(opens, pulled.description, enginesmith.load_function)
     with local_context(store, Progress()) as context:
         found = list(revalidate_ensemble(manifest, context))
     assert [item.verdict for item in found] == ["proven", "proven"]
@@ -170,7 +174,7 @@ def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Ou
 def test_what_cannot_be_between_graphs_is_told_with_its_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
     written = write_reader(tmp_path / "project", change(READER, path, value))
     with pytest.raises(SpecError) as raised:
-        enginery.build(written, registry=tmp_path / "registry")
+        enginesmith.build(written, registry=tmp_path / "registry")
     assert told in str(raised.value)
     assert not (tmp_path / "registry" / "models").exists()
 
@@ -210,8 +214,8 @@ def test_a_function_that_fails_stops_the_build_with_a_sentence(
 ) -> None:
     assert before in CODE
     written = write_reader(tmp_path / "project", code=CODE.replace(before, after, 1))
-    with pytest.raises(EngineryError) as raised:
-        enginery.build(written, registry=tmp_path / "registry")
+    with pytest.raises(EnginesmithError) as raised:
+        enginesmith.build(written, registry=tmp_path / "registry")
     assert told in str(raised.value)
     assert not (tmp_path / "registry" / "models" / "reader").exists()
 

@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 import pytest
 
-import enginery
-from enginery.core.errors import EngineryError, SpecError
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import load
+import enginesmith
+from enginesmith.core.errors import EnginesmithError, SpecError
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.cli.published import local_context
 from pipeline.operations.revalidate_ensemble import revalidate_ensemble
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
@@ -48,7 +48,7 @@ def write_labelled(folder: Path, source: str = "encoder.hidden") -> Path:
 def test_a_metric_of_the_whole_is_measured_kept_and_measured_again_elsewhere(tmp_path: Path) -> None:
     registry = tmp_path / "registry"
     path = write_labelled(tmp_path / "pair")
-    outcome = enginery.build(path, registry=registry)
+    outcome = enginesmith.build(path, registry=registry)
     (engine,) = outcome.engines
     assert (engine.status, engine.metrics) == ("proven", {"accuracy": 1.0}), engine.reason
     store = open_store(str(registry))
@@ -57,11 +57,11 @@ def test_a_metric_of_the_whole_is_measured_kept_and_measured_again_elsewhere(tmp
     with local_context(store, store.uri) as context:
         (attested,) = revalidate_ensemble(manifest, context)
     assert (attested.verdict, engine.checks["passed"]) == ("proven", int(attested.reason.split()[0]))
-    assert enginery.build(path, registry=registry).cached
+    assert enginesmith.build(path, registry=registry).cached
 
 
 def test_a_connection_to_a_wrong_output_of_the_same_shape_fails(tmp_path: Path) -> None:
-    outcome = enginery.build(write_labelled(tmp_path / "pair", "encoder.other"), registry=tmp_path / "registry")
+    outcome = enginesmith.build(write_labelled(tmp_path / "pair", "encoder.other"), registry=tmp_path / "registry")
     (engine,) = outcome.engines
     assert (outcome.version, engine.status) == (None, "failed")
     assert "accuracy of decoder.logits" in engine.reason and "limit 0.9" in engine.reason
@@ -88,8 +88,8 @@ def test_what_cannot_be_measured_is_told(path: str, value: Any, told: str | None
     written = write_ensemble(tmp_path / "pair", change(spec, path, value))
     golden = arrays(written.parent / "golden.npz")
     np.savez(written.parent / "golden.npz", **golden, label=np.zeros(12, np.int64))
-    with pytest.raises(EngineryError) as raised:
-        enginery.build(written, registry=tmp_path / "registry")
+    with pytest.raises(EnginesmithError) as raised:
+        enginesmith.build(written, registry=tmp_path / "registry")
     assert told in str(raised.value)
     assert isinstance(raised.value, SpecError) == (value != "lable")
     assert not (tmp_path / "registry" / "models").exists()
@@ -109,7 +109,7 @@ def test_behind_functions_labels_are_of_all_rows_that_they_give(lacking: int, tm
     labels[first, 0] = -1 if lacking else labels[first, 0]
     np.savez(path.parent / "golden.npz", **data, label=labels)
     count = int((labels >= 0).sum())
-    (engine,) = enginery.build(path, registry=tmp_path / "registry", precisions=["fp32"]).engines
+    (engine,) = enginesmith.build(path, registry=tmp_path / "registry", precisions=["fp32"]).engines
     if lacking:
         assert engine.status == "failed"
         assert f"output 'names.names' gives {count + 1} answers, but there are {count} labels" in engine.reason

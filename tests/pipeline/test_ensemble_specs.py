@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import enginery
-from enginery.core.errors import EngineryError, SpecError
+import enginesmith
+from enginesmith.core.errors import EnginesmithError, SpecError
 from pipeline.compile.ensembles.forecast import EnsembleForecast
 from pipeline.orchestration.catalog import gather_specs
 from pipeline.orchestration.forecasts import foresee_spec
@@ -45,7 +45,7 @@ from tests.pipeline.projects import arrays
 def test_what_does_not_fit_is_told_with_its_line(path: str, value: Any, told: str, tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project", change(PAIR, path, value))
     with pytest.raises(SpecError) as raised:
-        enginery.build(written, registry=tmp_path / "registry")
+        enginesmith.build(written, registry=tmp_path / "registry")
     assert told in str(raised.value)
     assert f"{written}:" in str(raised.value)
     assert not (tmp_path / "registry" / "models").exists()
@@ -56,7 +56,7 @@ def test_connections_that_nobody_filled_in_are_told(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match="connections: null: nothing is filled in; write a line for each input of a graph"
     ):
-        enginery.build(written, registry=tmp_path / "registry")
+        enginesmith.build(written, registry=tmp_path / "registry")
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_connections_that_nobody_filled_in_are_told(tmp_path: Path) -> None:
 def test_a_graph_that_does_not_suit_the_whole_is_refused(part: dict[str, Any], told: str, tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project", decoder={**DECODER, **part})
     with pytest.raises(SpecError) as raised:
-        enginery.build(written, registry=tmp_path / "registry")
+        enginesmith.build(written, registry=tmp_path / "registry")
     assert told in str(raised.value)
 
 
 def test_commands_of_one_graph_name_the_way_out(tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project")
     with pytest.raises(SpecError, match="is the spec of an ensemble; give that of one of its graphs"):
-        enginery.load_spec(written)
+        enginesmith.load_spec(written)
 
 
 def test_a_catalog_builds_graphs_with_their_ensemble_alone(tmp_path: Path) -> None:
@@ -91,15 +91,15 @@ def test_data_of_the_whole_that_lacks_an_input_is_refused(tmp_path: Path) -> Non
     golden = arrays(written.parent / "golden.npz")
     del golden["mask"]
     np.savez(written.parent / "golden.npz", **golden)
-    with pytest.raises(EngineryError, match="no array 'mask'"):
-        enginery.build(written, registry=tmp_path / "registry")
+    with pytest.raises(EnginesmithError, match="no array 'mask'"):
+        enginesmith.build(written, registry=tmp_path / "registry")
 
 
 def test_every_graph_is_looked_at_before_the_first_is_built(tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project")
     (written.parent / "decoder.onnx").write_bytes(b"no model")
     with pytest.raises(SpecError, match=r"decoder\.onnx is empty, truncated or not an ONNX file"):
-        enginery.build(written, registry=tmp_path / "registry")
+        enginesmith.build(written, registry=tmp_path / "registry")
     assert not (tmp_path / "registry" / "models").exists()
 
 
@@ -117,7 +117,7 @@ def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path)
     first = foresee(path, registry, no_export=False)
     assert {name: found.count("build") for name, found in first.graphs.items()} == {"encoder": 2, "decoder": 1}
     assert [(unit.precision, unit.action) for unit in first.units] == [("fp32", "build"), ("int8", "build")]
-    assert enginery.build(path, registry=registry).version == "1"
+    assert enginesmith.build(path, registry=registry).version == "1"
     for no_export in (True, False):
         after = foresee(path, registry, no_export)
         assert [unit.action for unit in after.units] == ["cached", "cached"]

@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-import enginery
+import enginesmith
 from builders.execution.jobs import WorkerContext
-from enginery.core.reports.proof import Check
-from enginery.core.types import PRECISIONS
-from enginery.registry.ensembles import pinned_engines
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import PRECISIONS
+from enginesmith.registry.ensembles import pinned_engines
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame
 from pipeline.compile.ensembles.publication import request_proof
 from pipeline.compile.ensembles.stages import AMONG_SOURCES
@@ -36,7 +36,7 @@ def build_in(precision: str, folder: Path, far: float = 0.0) -> Store:
         model.graph.node.append(onnx.helper.make_node("Add", ["plain", "far"], ["moved"]))
         model.graph.node.append(onnx.helper.make_node("Sub", ["moved", "far"], ["logits"]))
         onnx.save(model, path.parent / "decoder.onnx")
-    outcome = enginery.build(path, registry=folder / "registry")
+    outcome = enginesmith.build(path, registry=folder / "registry")
     assert [engine.status for engine in outcome.engines] == ["proven", "proven"], outcome
     return open_store(str(folder / "registry"))
 

@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 import torch
 
-import enginery
-from enginery.core.errors import DataError, SpecError
+import enginesmith
+from enginesmith.core.errors import DataError, SpecError
 from pipeline.spec.model import load_spec
 from tests.fixed_cache import FIXED, PLACES, WIDTH, make_fixed, write_fixed
 
@@ -18,7 +18,7 @@ from tests.fixed_cache import FIXED, PLACES, WIDTH, make_fixed, write_fixed
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("fixed")
-    return folder / "registry", enginery.build(write_fixed(folder / "project"), registry=folder / "registry")
+    return folder / "registry", enginesmith.build(write_fixed(folder / "project"), registry=folder / "registry")
 
 
 def test_it_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
@@ -37,18 +37,18 @@ def answer(prompt: list[int], count: int) -> list[int]:
 
 
 def test_a_generator_answers_prompts_of_several_lengths_as_the_module_does(built, tmp_path) -> None:
-    pulled = enginery.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
+    pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5], [9, 2]]
-    given = [enginery.Prompt(tokens, most=6) for tokens in prompts]
-    generator = enginery.Generator.opened(pulled)
+    given = [enginesmith.Prompt(tokens, most=6) for tokens in prompts]
+    generator = enginesmith.Generator.opened(pulled)
     assert generator.generate(given) == [answer(tokens, 6) for tokens in prompts]
-    assert len(generator.generate([enginery.Prompt([3, 1])])[0]) == PLACES - 1, "until the cache is full"
+    assert len(generator.generate([enginesmith.Prompt([3, 1])])[0]) == PLACES - 1, "until the cache is full"
     with pytest.raises(DataError, match=r"takes 16 places in 'cache', which is 17 tokens in all"):
-        generator.generate([enginery.Prompt([3, 1], most=PLACES)])
+        generator.generate([enginesmith.Prompt([3, 1], most=PLACES)])
 
 
 def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(built, tmp_path) -> None:
-    pulled = enginery.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
+    pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     session = ort.InferenceSession(str(pulled.path))
     names, calls = [output.name for output in session.get_outputs()], list[int]()
 
@@ -56,7 +56,7 @@ def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(b
         calls.append(1)
         return dict(zip(names, session.run(names, inputs), strict=True))
 
-    streams = enginery.Streams.described(run, pulled.description)
+    streams = enginesmith.Streams.described(run, pulled.description)
     others = {spec.name: spec for spec in streams.inputs if spec.name != "ids"}
     fill = {"float32": np.float32, "int64": np.int64, "bool": bool}
     sampler = {
@@ -78,7 +78,7 @@ def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(b
 def test_golden_sequences_that_are_longer_than_the_cache_are_refused(tmp_path: Path) -> None:
     path = write_fixed(tmp_path / "project", (6, 6, 5))
     with pytest.raises(DataError, match=r"'length' has this step write 12 to 16"):
-        enginery.build(path, registry=tmp_path / "registry")
+        enginesmith.build(path, registry=tmp_path / "registry")
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-import enginery
-from enginery.core.errors import SpecError
-from enginery.core.names import parse_reference
-from enginery.core.sampling import SamplingSettings
-from enginery.core.types import TensorSpec
-from enginery.registry.manifest import request_of
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import locate
+import enginesmith
+from enginesmith.core.errors import SpecError
+from enginesmith.core.names import parse_reference
+from enginesmith.core.sampling import SamplingSettings
+from enginesmith.core.types import TensorSpec
+from enginesmith.registry.manifest import request_of
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import locate
 from pipeline.spec.generation import SamplingSection
 from pipeline.spec.model import load_spec
 from tests.decoding import DECODER, SAMPLING, write_decoder
 
-PROMPTS = [enginery.Prompt([3, 1, 4], SamplingSettings(1.2, 6, 0.9), 6, seed=2), enginery.Prompt([5], most=6)]
+PROMPTS = [enginesmith.Prompt([3, 1, 4], SamplingSettings(1.2, 6, 0.9), 6, seed=2), enginesmith.Prompt([5], most=6)]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     registry = tmp_path_factory.mktemp("decoder") / "registry"
     sampling = {**DECODER["sampling"], "prompts": {"given": [[3, 1, 4], [5]], "most": 6}}
     spec = {**DECODER, "sampling": sampling, "precisions": ["fp32", "int8-dynamic"]}
-    return registry, enginery.build(write_decoder(registry.parent / "project", spec), registry=registry)
+    return registry, enginesmith.build(write_decoder(registry.parent / "project", spec), registry=registry)
 
 
 def test_the_engine_is_proven_with_its_sampler(built: tuple[Path, Any]) -> None:
@@ -50,14 +50,14 @@ def test_the_manifest_has_the_model_and_the_sampler_apart(built: tuple[Path, Any
 
 
 def test_a_pulled_engine_answers_prompts(built: tuple[Path, Any], tmp_path: Path) -> None:
-    pulled = enginery.pull("decoder@1", registry=built[0], dest=tmp_path)
+    pulled = enginesmith.pull("decoder@1", registry=built[0], dest=tmp_path)
     described = json.loads(pulled.description.read_text())
     assert [state["input"] for state in described["state"]] == ["past", "seen"]
     assert [item["name"] for item in described["outputs"]][2:] == ["next_token", "seen_next"]
-    answers = enginery.Generator.opened(pulled).generate(PROMPTS)
+    answers = enginesmith.Generator.opened(pulled).generate(PROMPTS)
     assert [len(answer) for answer in answers] == [6, 6]
-    plain = enginery.pull("decoder@1", registry=built[0], dest=tmp_path / "onnx", target="sm_89", fallback="onnx")
-    assert enginery.Generator.opened(plain).generate(PROMPTS) == answers
+    plain = enginesmith.pull("decoder@1", registry=built[0], dest=tmp_path / "onnx", target="sm_89", fallback="onnx")
+    assert enginesmith.Generator.opened(plain).generate(PROMPTS) == answers
 
 
 def test_golden_prompts_are_answered_beside_the_exported_model_and_stand_in_every_report(
@@ -119,14 +119,14 @@ def test_an_engine_is_held_to_the_grammar_of_the_spec(tmp_path: Path) -> None:
     for name, pattern in (("kept", "[a-c]{3}"), ("cut", "[a-c]{9}")):
         spec = {**DECODER, **prompts(given=["A", "class"], constraint={"regex": pattern})}
         path, registry = write_decoder(tmp_path / name, spec, 256), tmp_path / f"registry-{name}"
-        (found[name],) = enginery.build(path, registry=registry).engines
+        (found[name],) = enginesmith.build(path, registry=registry).engines
     assert (found["kept"].status, found["cut"].status) == ("proven", "failed")
     assert "keeps_grammar" in found["cut"].reason
 
 
 def test_an_engine_whose_answers_pass_a_limit_has_failed(tmp_path: Path) -> None:
     spec = {**DECODER, **prompts(limits={"int8-dynamic": {"kl_nats": 1e-9}}), "precisions": ["fp32", "int8-dynamic"]}
-    outcome = enginery.build(write_decoder(tmp_path / "project", spec), registry=tmp_path / "registry")
+    outcome = enginesmith.build(write_decoder(tmp_path / "project", spec), registry=tmp_path / "registry")
     assert [item.status for item in outcome.engines] == ["proven", "failed"]
     assert "kl_nats" in outcome.engines[1].reason
 

@@ -10,9 +10,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-import enginery
-from enginery.core.errors import InputError, IntegrityError, SpecError
-from enginery.registry.manifest import parse, request_of
+import enginesmith
+from enginesmith.core.errors import InputError, IntegrityError, SpecError
+from enginesmith.registry.manifest import parse, request_of
 from tests.pipeline.projects import arrays
 from tests.pipeline.test_state import change
 from tests.stateful import CACHED, RECURRENT, write_stateful
@@ -26,12 +26,12 @@ INT8: dict[str, Any] = {
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp(request.param) / "project"
     path = write_stateful(folder, change(INT8[request.param], "precisions", ["fp32", "int8", "int8-dynamic"]))
-    return folder, enginery.build(path, registry=folder.parent / "registry")
+    return folder, enginesmith.build(path, registry=folder.parent / "registry")
 
 
-def streams_of(pulled: Any) -> tuple[enginery.Streams, dict[str, str]]:
+def streams_of(pulled: Any) -> tuple[enginesmith.Streams, dict[str, str]]:
     session = ort.InferenceSession(str(pulled.path))
-    streams = enginery.Streams.described(enginery.open_onnx(pulled), pulled.description)
+    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
     return streams, {item.name: item.type for item in session.get_inputs()}
 
 
@@ -42,7 +42,7 @@ def test_quantized_engines_hold_their_states_as_int8_and_are_proven(built: tuple
     )
     x, answers = arrays(folder / "golden.npz")["x"], {}
     for precision, kind in (("fp32", "tensor(float)"), ("int8", "tensor(int8)"), ("int8-dynamic", "tensor(int8)")):
-        pulled = enginery.pull(
+        pulled = enginesmith.pull(
             f"{outcome.model}@1", registry=folder.parent / "registry", dest=tmp_path, precision=precision
         )
         streams, types = streams_of(pulled)
@@ -86,7 +86,7 @@ def test_the_version_says_which_states_and_at_what_scale(built: tuple[Path, Any]
 def test_what_cannot_be_int8_is_told_with_its_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
     written = write_stateful(tmp_path / "project", change(INT8["cached"], path, value))
     with pytest.raises(SpecError) as raised:
-        enginery.build(written, registry=tmp_path / "registry")
+        enginesmith.build(written, registry=tmp_path / "registry")
     assert told in str(raised.value)
 
 
@@ -109,4 +109,4 @@ def test_a_model_with_q_dq_of_its_own_stays_as_it_is(tmp_path: Path) -> None:
         model.graph.node.insert(place, node)
     onnx.save(model, path.parent / "model.onnx")
     with pytest.raises(InputError, match=r"state\.past\.dtype changes nothing: the model carries Q/DQ of its own"):
-        enginery.build(path, registry=tmp_path / "registry")
+        enginesmith.build(path, registry=tmp_path / "registry")

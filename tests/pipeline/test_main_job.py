@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from builders.backends.installed import versions_of
-from enginery.registry.store.base import open_store
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.publication.pages import failed_document
 from pipeline.orchestration.artifacts import artifacts_of
 from tests.pipeline.projects import Project, arrays, rebuilt, units, weights, write_model
@@ -169,7 +169,7 @@ def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(projec
     assert project.run("list", "--json").json == []
     page = Path(done.json["report"])
     text = page.read_text()
-    assert "2 engines failed; there is none to pull" in text and "tiny@" not in text and "enginery pull" not in text
+    assert "2 engines failed; there is none to pull" in text and "tiny@" not in text and "enginesmith pull" not in text
     assert project.run("report", page.with_suffix(".json"), "--out", project.folder / "again.html").code == 0
     assert (project.folder / "again.html").read_text() == text
     before = page.stat().st_mtime_ns
@@ -197,7 +197,7 @@ def test_a_failed_build_names_a_command_that_builds_it_again(project: Project) -
     project.change_spec(build={"timeout_s": 1e-6}, precisions=["fp32"], targets=["cpu"], calibration=None)
     (failed,) = project.build().json["engines"]
     words = shlex.split(failed["failure"]["reproduce"])
-    assert words[:3] == ["enginery", "build", str(project.spec)]
+    assert words[:3] == ["enginesmith", "build", str(project.spec)]
     assert words[words.index("--registry") + 1] == project.registry.as_uri()
     again = project.build(*words[5:])
     assert "export: cached" in again.err

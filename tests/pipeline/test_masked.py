@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
-import enginery
-from enginery.core.errors import DataError, SpecError
+import enginesmith
+from enginesmith.core.errors import DataError, SpecError
 from pipeline.cli import main
 from pipeline.spec.model import load_spec
 from tests.masked import CACHES, HEADS, VOCABULARY, WIDTH, export_masked, make_masked, write_masked_data
@@ -48,7 +48,7 @@ def write(drafted: dict[str, Any], name: str, spec: dict[str, Any]) -> Path:
 @pytest.fixture(scope="module")
 def built(drafted: dict[str, Any]) -> tuple[Path, Any]:
     registry = drafted["folder"] / "registry"
-    return registry, enginery.build(write(drafted, "built", drafted["spec"]), registry=registry)
+    return registry, enginesmith.build(write(drafted, "built", drafted["spec"]), registry=registry)
 
 
 def test_it_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
@@ -56,10 +56,10 @@ def test_it_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
 
 
 def test_a_pulled_engine_answers_a_padded_prompt_as_the_module_does(built, tmp_path) -> None:
-    pulled = enginery.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
+    pulled = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
     session = ort.InferenceSession(str(pulled.path))
     names = [output.name for output in session.get_outputs()]
-    streams = enginery.Streams.described(
+    streams = enginesmith.Streams.described(
         lambda given: dict(zip(names, session.run(names, given), strict=True)), pulled.description
     )
     ids = np.random.default_rng(2).integers(VOCABULARY, size=(2, 6))
@@ -88,10 +88,10 @@ def go_on(prompt: list[int], count: int) -> list[int]:
 
 
 def test_a_generator_fills_mask_and_places_for_prompts_of_several_lengths(built, tmp_path) -> None:
-    pulled = enginery.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
+    pulled = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [7, 8]]
-    generator = enginery.Generator.opened(pulled, ids="input_ids")
-    found = generator.generate([enginery.Prompt(each, most=7) for each in prompts])
+    generator = enginesmith.Generator.opened(pulled, ids="input_ids")
+    found = generator.generate([enginesmith.Prompt(each, most=7) for each in prompts])
     assert found == [go_on(each, 7) for each in prompts]
 
 
@@ -100,11 +100,11 @@ def test_golden_prompts_are_answered_with_mask_and_places(drafted: dict[str, Any
     sampling = {"ids": "input_ids", "logits": "logits", "prompts": prompts}
     spec = drafted["spec"] | {"precisions": ["fp32"], "sampling": sampling}
     registry = drafted["folder"] / "prompted"
-    outcome = enginery.build(write(drafted, "prompted", spec), registry=registry)
+    outcome = enginesmith.build(write(drafted, "prompted", spec), registry=registry)
     (engine,) = outcome.engines
     assert engine.status == "proven", engine.reason
-    pulled = enginery.pull(f"{outcome.model}@1", registry=registry, dest=drafted["folder"] / "sampled")
-    answers = enginery.Generator.opened(pulled).generate([enginery.Prompt([3, 1, 4], most=5)])
+    pulled = enginesmith.pull(f"{outcome.model}@1", registry=registry, dest=drafted["folder"] / "sampled")
+    answers = enginesmith.Generator.opened(pulled).generate([enginesmith.Prompt([3, 1, 4], most=5)])
     assert answers == [go_on([3, 1, 4], 5)], "by the sampler in the graph"
 
 
@@ -121,7 +121,7 @@ def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any
     np.savez(drafted["folder"] / "long.npz", **data | {"attention_mask": np.ones((40, 2), np.int64)})
     spec = drafted["spec"] | {"golden": drafted["spec"]["golden"] | {"data": "long.npz"}}
     with pytest.raises(SpecError, match=r"attention_mask.* sequence_length = 2"):
-        enginery.build(write(drafted, "long", spec), registry=drafted["folder"] / "registry")
+        enginesmith.build(write(drafted, "long", spec), registry=drafted["folder"] / "registry")
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_a_wrong_sum_ends_at_the_export_with_a_sentence(drafted: dict[str, Any])
     spec = copy.deepcopy(drafted["spec"])
     spec["inputs"]["attention_mask"]["shape"][1] = "past_sequence_length + 1"
     with pytest.raises((DataError, SpecError), match=r"attention_mask"):
-        enginery.build(write(drafted, "wrong", spec), registry=drafted["folder"] / "registry")
+        enginesmith.build(write(drafted, "wrong", spec), registry=drafted["folder"] / "registry")

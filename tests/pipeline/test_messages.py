@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
-from enginery.core.errors import UnavailableError
-from enginery.registry.store.folder import FileStore
+from enginesmith.core.errors import UnavailableError
+from enginesmith.registry.store.folder import FileStore
 from tests.pipeline.projects import Project, arrays
 
 
@@ -46,7 +46,7 @@ def test_a_wrong_name_in_calibration_data_is_said_with_both_names(project: Proje
 @pytest.mark.parametrize("name", ["tiny.onnx", "golden.npz"])
 def test_a_file_that_is_no_spec_says_what_to_run_instead(project: Project, name: str) -> None:
     err = project.run("build", project.folder / name).err
-    assert err.startswith(f"error: {project.folder}/{name}: is a ") and "`enginery init`" in err
+    assert err.startswith(f"error: {project.folder}/{name}: is a ") and "`enginesmith init`" in err
     assert "codec" not in err and err.count("\n") == 1
 
 

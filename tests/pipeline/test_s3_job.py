@@ -4,10 +4,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from enginery.registry.store.base import open_store
-from enginery.registry.store.s3.place import parse_place
-from enginery.registry.store.s3.requests import client
-from enginery.registry.versions import lookup
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.s3.place import parse_place
+from enginesmith.registry.store.s3.requests import client
+from enginesmith.registry.versions import lookup
 from pipeline.compile.publication.provenance import STATEMENT
 from tests.pipeline.projects import Project
 
@@ -42,6 +42,6 @@ def test_build_promote_pull_and_verify_in_a_bucket(project: Project, s3_uri: str
     runs = project.run("status", "--json").json["runs"]
     assert [(run["state"], run["units"]) for run in runs] == [("done", "1 cached"), ("done", "1 built")]
     metrics = project.run("metrics", "--once").out
-    assert 'enginery_builds_total{backend="onnxruntime",state="built",target="cpu"} 1.0' in metrics
+    assert 'enginesmith_builds_total{backend="onnxruntime",state="built",target="cpu"} 1.0' in metrics
     absent = project.run("show", "tiny@7")
     assert absent.code == 2 and "no version of tiny '7'" in absent.err and "Traceback" not in absent.err

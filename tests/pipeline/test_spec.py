@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.core.codec import encode
-from enginery.core.errors import SpecError
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import SpecError
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.projects import SPEC, Project
 
@@ -295,7 +295,7 @@ def test_several_mistakes_come_together_with_their_line_numbers(project: Project
             "aliases expand",
         ),
         ("a: &a [*a]\n", "aliases expand"),
-        ("model: \x00\n", "is a binary file, and a spec is YAML text; `enginery init`"),
+        ("model: \x00\n", "is a binary file, and a spec is YAML text; `enginesmith init`"),
     ],
 )
 def test_what_is_no_spec_is_said_in_one_line(tmp_path: Path, text: str, wanted: str) -> None:
@@ -310,13 +310,13 @@ def test_what_is_no_spec_is_said_in_one_line(tmp_path: Path, text: str, wanted: 
 @pytest.mark.parametrize(
     ("name", "data", "wanted"),
     [
-        ("binary", b"\xff\xfe\x00\x01", "is a binary file, and a spec is YAML text; `enginery init` writes"),
+        ("binary", b"\xff\xfe\x00\x01", "is a binary file, and a spec is YAML text; `enginesmith init` writes"),
         ("latin", "model: a\n# gr\u00fcn\n".encode("latin-1"), ":2: byte 0xfc is not UTF-8; save the file as UTF-8"),
-        ("huge", b"#" * (2 << 20), "is larger than 1048576 bytes, so it is not a spec; `enginery init` writes"),
+        ("huge", b"#" * (2 << 20), "is larger than 1048576 bytes, so it is not a spec; `enginesmith init` writes"),
         (
             "a.onnx",
             b"\x08\x08",
-            "is a file of a model, and not a spec; write a spec with `enginery init`, and name this ",
+            "is a file of a model, and not a spec; write a spec with `enginesmith init`, and name this ",
         ),
         ("b.onnx", b"#" * (2 << 20), "is a file of a model, and not a spec; .* as source.onnx"),
         ("a.pt", b"\x80\x02", "is a file of a model, and not a spec; .* as source.weights"),

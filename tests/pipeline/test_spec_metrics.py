@@ -5,8 +5,8 @@ from typing import Any, get_args
 
 import pytest
 
-from enginery.core.codec import decode, encode
-from enginery.core.errors import SpecError
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import SpecError
 from pipeline.compile.steps.keys import metrics_of
 from pipeline.spec import metrics
 from pipeline.spec.model import ModelSpec, load_spec

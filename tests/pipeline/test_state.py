@@ -10,11 +10,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-import enginery
-from enginery.core.errors import DataError, EngineryError, SpecError
-from enginery.core.hardware.machine import target_named
-from enginery.core.names import parse_reference
-from enginery.registry.store.base import open_store
+import enginesmith
+from enginesmith.core.errors import DataError, EnginesmithError, SpecError
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import open_store
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.operations.golden import describe_golden, golden_of
 from pipeline.spec.model import load_spec
@@ -29,7 +29,7 @@ SPECS = {spec["model"]: spec for spec in (RECURRENT, CACHED)}
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp(request.param) / "project"
     path = write_stateful(folder, SPECS[request.param])
-    return folder, enginery.build(path, registry=folder.parent / "registry")
+    return folder, enginesmith.build(path, registry=folder.parent / "registry")
 
 
 def test_engines_are_proven_step_by_step_and_free_running(built: tuple[Path, Any]) -> None:
@@ -57,10 +57,12 @@ def test_engines_are_proven_step_by_step_and_free_running(built: tuple[Path, Any
 
 def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
-    pulled = enginery.pull(f"{outcome.model}@1", registry=folder.parent / "registry", dest=tmp_path, precision="fp32")
+    pulled = enginesmith.pull(
+        f"{outcome.model}@1", registry=folder.parent / "registry", dest=tmp_path, precision="fp32"
+    )
     session, source = (ort.InferenceSession(str(path)) for path in (pulled.path, folder / "model.onnx"))
     names = [output.name for output in session.get_outputs()]
-    streams = enginery.Streams.described(
+    streams = enginesmith.Streams.described(
         lambda given: dict(zip(names, session.run(names, given), strict=True)), pulled.description
     )
     (state,) = load_spec(folder / "model.yaml").states()
@@ -77,13 +79,16 @@ def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, 
 def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
     registry, reference = str(folder.parent / "registry"), parse_reference(f"{outcome.model}@1")
-    pulled = enginery.pull(str(reference), registry=registry, dest=tmp_path, precision="fp32")
+    pulled = enginesmith.pull(str(reference), registry=registry, dest=tmp_path, precision="fp32")
     session = ort.InferenceSession(str(pulled.path))
     names = [output.name for output in session.get_outputs()]
-    streams = enginery.Streams.described(
+    streams = enginesmith.Streams.described(
         lambda given: dict(zip(names, session.run(names, given), strict=True)), pulled.description
     )
-    with enginery.Recorder(tmp_path / "steps.jsonl") as bare, enginery.Recorder(tmp_path / "whole.jsonl") as whole:
+    with (
+        enginesmith.Recorder(tmp_path / "steps.jsonl") as bare,
+        enginesmith.Recorder(tmp_path / "whole.jsonl") as whole,
+    ):
         for index, row in enumerate(arrays(folder / "golden.npz")["x"][:12]):
             bare.append({"x": row[None]}, at=1.0 + index / 100)
             whole.append(streams.complete({"x": row[None]}), at=1.0 + index / 100)
@@ -114,7 +119,7 @@ def test_its_golden_set_shows_its_sequences(built: tuple[Path, Any]) -> None:
 
 def test_a_second_run_finds_everything_on_record(built: tuple[Path, Any]) -> None:
     folder, outcome = built
-    again = enginery.build(folder / "model.yaml", registry=folder.parent / "registry")
+    again = enginesmith.build(folder / "model.yaml", registry=folder.parent / "registry")
     assert again.cached
     assert again.version == outcome.version
 
@@ -158,7 +163,7 @@ def test_what_does_not_fit_is_told_with_its_key(
 ) -> None:
     written = write_stateful(tmp_path / "project", change(spec, path, value))
     with pytest.raises(SpecError) as raised:
-        enginery.build(written, registry=tmp_path / "registry")
+        enginesmith.build(written, registry=tmp_path / "registry")
     assert told in str(raised.value)
 
 
@@ -195,15 +200,15 @@ def test_an_output_that_its_input_cannot_take_is_refused(edit: Any, output: str,
     model = onnx.load(path.parent / "model.onnx")
     edit(model)
     onnx.save(model, path.parent / "model.onnx")
-    with pytest.raises(EngineryError) as raised:
-        enginery.build(path, registry=tmp_path / "registry")
+    with pytest.raises(EnginesmithError) as raised:
+        enginesmith.build(path, registry=tmp_path / "registry")
     assert told in str(raised.value)
 
 
 def test_sequences_beyond_the_bound_of_a_cache_are_refused(tmp_path: Path) -> None:
     path = write_stateful(tmp_path / "project", change(CACHED, "dims.length", {"min": 0, "max": 8}))
-    with pytest.raises(EngineryError) as raised:
-        enginery.build(path, registry=tmp_path / "registry")
+    with pytest.raises(EnginesmithError) as raised:
+        enginesmith.build(path, registry=tmp_path / "registry")
     assert "'past' has come to length=9, and the model takes at most 8" in str(raised.value)
     assert not (tmp_path / "registry" / "models").exists()
 
@@ -213,13 +218,13 @@ def test_data_that_holds_the_state_is_refused(tmp_path: Path) -> None:
     golden = arrays(path.parent / "golden.npz")
     np.savez(path.parent / "golden.npz", **golden, h=np.zeros((36, 1, 16), np.float32))
     with pytest.raises(SpecError, match="array 'h' that nothing asks for"):
-        enginery.build(path, registry=tmp_path / "registry")
+        enginesmith.build(path, registry=tmp_path / "registry")
 
 
 def test_without_data_the_steps_are_random_and_the_states_are_the_models(tmp_path: Path) -> None:
     spec = {key: value for key, value in CACHED.items() if key not in ("golden", "calibration")}
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
-    outcome = enginery.build(path, registry=tmp_path / "registry")
+    outcome = enginesmith.build(path, registry=tmp_path / "registry")
     assert [item.status for item in outcome.engines] == ["proven"]
 
 
@@ -228,7 +233,7 @@ def test_labels_stay_with_their_steps(tmp_path: Path) -> None:
     spec = change(change(RECURRENT, "golden.labels", "wanted"), "golden.metric", metric)
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
     session, data = ort.InferenceSession(str(path.parent / "model.onnx")), arrays(path.parent / "golden.npz")
-    streams = enginery.Streams(
+    streams = enginesmith.Streams(
         lambda given: dict(zip(["y", "hn"], session.run(["y", "hn"], given), strict=True)),
         load_spec(path).tensors(),
         load_spec(path).states(),
@@ -240,7 +245,7 @@ def test_labels_stay_with_their_steps(tmp_path: Path) -> None:
         wanted.append(streams.run({"x": data["x"][step : step + 1]})["y"].argmax())
     np.savez(path.parent / "golden.npz", **data, wanted=np.array(wanted))
     assert len(set(wanted)) > 1
-    outcome = enginery.build(path, registry=tmp_path / "registry")
+    outcome = enginesmith.build(path, registry=tmp_path / "registry")
     assert [item.status for item in outcome.engines] == ["proven"]
 
 
@@ -261,8 +266,8 @@ def test_a_spec_without_state_is_written_as_before(tmp_path: Path) -> None:
 def test_sequences_that_hand_no_state_on_are_refused(clip: Any, told: str, tmp_path: Path) -> None:
     path = write_stateful(tmp_path / "project", RECURRENT)
     np.savez(path.parent / "golden.npz", x=arrays(path.parent / "golden.npz")["x"], clip=clip)
-    with pytest.raises(EngineryError) as raised:
-        enginery.build(path, registry=tmp_path / "registry")
+    with pytest.raises(EnginesmithError) as raised:
+        enginesmith.build(path, registry=tmp_path / "registry")
     assert told in str(raised.value)
 
 
@@ -277,5 +282,5 @@ def test_a_state_in_float16_is_handed_on_by_a_graph_in_float16(tmp_path: Path) -
     model.graph.node.insert(0, onnx.helper.make_node("Cast", ["h"], ["wide"], to=onnx.TensorProto.FLOAT))
     model.graph.node.append(onnx.helper.make_node("Cast", ["tanh"], ["hn"], to=onnx.TensorProto.FLOAT16))
     onnx.save(model, path.parent / "model.onnx")
-    outcome = enginery.build(path, registry=tmp_path / "registry")
+    outcome = enginesmith.build(path, registry=tmp_path / "registry")
     assert [item.status for item in outcome.engines] == ["proven"]

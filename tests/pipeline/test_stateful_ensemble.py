@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 import pytest
 
-import enginery
+import enginesmith
 from builders.execution.jobs import WorkerContext
-from enginery.core.errors import DataError, EngineryError, SpecError
-from enginery.core.hardware.machine import target_named
-from enginery.core.names import parse_reference
-from enginery.registry.ensembles import pinned_engines
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.errors import DataError, EnginesmithError, SpecError
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.ensembles import pinned_engines
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.cli.published import local_context
 from pipeline.compile.ensembles.publication import request_proof
@@ -36,7 +36,7 @@ from validation.canary.replay import ReplayPace
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     folder = tmp_path_factory.mktemp("told")
     path = write_stateful_ensemble(folder / "project")
-    return folder, enginery.build(path, registry=folder / "registry")
+    return folder, enginesmith.build(path, registry=folder / "registry")
 
 
 def test_the_whole_is_proven_step_by_step_and_free_running(built: tuple[Path, Outcome]) -> None:
@@ -73,14 +73,14 @@ def test_each_graph_is_proven_on_what_it_meets_in_use(built: tuple[Path, Outcome
 
 def test_streams_of_a_pulled_ensemble_answer_as_the_models_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     folder, _ = built
-    pulled = enginery.pull("told:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    pulled = enginesmith.pull("told:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
     runs = list[str]()
 
     def counted(path: Path) -> Any:
         run = opens(path)
         return lambda inputs: runs.append(path.parent.name) or run(inputs)
 
-    streams = enginery.Ensemble.described(counted, pulled.description).streams()
+    streams = enginesmith.Ensemble.described(counted, pulled.description).streams()
     encoder, decoder = (opens(folder / "project" / f"{name}.onnx") for name in ("encoder", "decoder"))
     golden = arrays(folder / "project" / "golden.npz")
     source = golden["encoder.source"][:: len(STEPS)][:3]
@@ -105,7 +105,7 @@ def test_streams_of_a_pulled_ensemble_answer_as_the_models_do(built: tuple[Path,
 def test_a_second_run_and_a_plan_find_everything_on_record(built: tuple[Path, Outcome]) -> None:
     folder, _ = built
     path, registry = folder / "project" / "told.yaml", folder / "registry"
-    assert enginery.build(path, registry=registry).cached
+    assert enginesmith.build(path, registry=registry).cached
     found = foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export=True)
     assert [unit.action for unit in found.units] == ["cached", "cached"]
 
@@ -149,10 +149,10 @@ def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(
     built: tuple[Path, Outcome], tmp_path: Path
 ) -> None:
     registry, reference = str(built[0] / "registry"), parse_reference("told@1")
-    pulled = enginery.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
-    streams = enginery.Ensemble.described(opens, pulled.description).streams()
+    pulled = enginesmith.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
+    streams = enginesmith.Ensemble.described(opens, pulled.description).streams()
     golden = arrays(built[0] / "project" / "golden.npz")
-    with enginery.Recorder(tmp_path / "bare.jsonl") as bare, enginery.Recorder(tmp_path / "whole.jsonl") as whole:
+    with enginesmith.Recorder(tmp_path / "bare.jsonl") as bare, enginesmith.Recorder(tmp_path / "whole.jsonl") as whole:
         for index in range(6):
             step = {name: golden[name][index][None] for name in ("encoder.source", "decoder.x")}
             bare.append(step, at=1.0 + index / 100)
@@ -190,8 +190,8 @@ def test_what_state_does_not_allow_is_told(path: str, value: Any, told: str, tmp
         spec = change(spec, "connections/f.a", "begun")
     written = write_stateful_ensemble(tmp_path / "project", spec)
     (written.parent / "reader.py").write_text("def crop(a):\n    return {'b': a}\n")
-    with pytest.raises(EngineryError) as raised:
-        enginery.build(written, registry=tmp_path / "registry")
+    with pytest.raises(EnginesmithError) as raised:
+        enginesmith.build(written, registry=tmp_path / "registry")
     assert told in str(raised.value)
     assert not (tmp_path / "registry" / "models").exists()
 
@@ -201,9 +201,9 @@ def test_sequences_without_a_state_and_a_sampler_beside_one_are_refused(tmp_path
     stateless["dims"] = {**DECODER["dims"], "length": {"min": 1, "opt": 4, "max": 8}}
     written = write_stateful_ensemble(tmp_path / "none", decoder=stateless)
     with pytest.raises(SpecError, match=r"golden\.sequence is for ensembles with state, and no graph has one"):
-        enginery.build(written, registry=tmp_path / "registry")
+        enginesmith.build(written, registry=tmp_path / "registry")
     ids = {**DECODER["inputs"], "ids": {"dtype": "int64", "shape": ["batch", "tokens"]}}
     sampled = {**DECODER, "inputs": ids, "sampling": {"ids": "ids", "logits": "y"}}
     written = write_stateful_ensemble(tmp_path / "sampled", decoder=sampled)
     with pytest.raises(SpecError, match="told-decoder has state and samples in its graph"):
-        enginery.build(written, registry=tmp_path / "registry")
+        enginesmith.build(written, registry=tmp_path / "registry")

@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from builders.execution.jobs import Job, Watch, ignore_event
-from enginery.core.errors import EngineryError, StepError
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import EnginesmithError, StepError
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps import attributions, calibration, engines, exports, graphs, latency, proofs, search
 from pipeline.compile.suspects import Suspect
@@ -77,7 +77,7 @@ def test_the_time_of_every_step_is_the_specs(project: Project, tmp_path: Path, s
     project.change_spec(timeouts=LIMITS, build={"timeout_s": 17}, validation=LATENCY)
     executor = Noting()
     context = RunContext(open_store(tmp_path / "registry", create=True), executor, executor)
-    with pytest.raises(EngineryError, match="noted"):
+    with pytest.raises(EnginesmithError, match="noted"):
         STEPS[step](load_spec(project.spec), context)
     key = KEYS.get(step, f"timeouts.{step}_s")
     assert executor.job is not None

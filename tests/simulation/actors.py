@@ -3,21 +3,21 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from enginery.client.locate import VersionLocator
-from enginery.core.names import parse_reference
-from enginery.registry import pins
-from enginery.registry.collection.references import Rules as Kept
-from enginery.registry.gc import collect
-from enginery.registry.rollouts.reports import NodeReport, report_key, write_report
-from enginery.registry.rollouts.state import Gates, RolloutPlan, format_time
-from enginery.registry.rollouts.waves import ServingNode, Slice
-from enginery.registry.verification.repair import repair
-from enginery.registry.verification.verify import verify
-from enginery.registry.versions import channels, lookup, rolling
-from enginery.registry.versions.publish import publish
+from enginesmith.client.locate import VersionLocator
+from enginesmith.core.names import parse_reference
+from enginesmith.registry import pins
+from enginesmith.registry.collection.references import Rules as Kept
+from enginesmith.registry.gc import collect
+from enginesmith.registry.rollouts.reports import NodeReport, report_key, write_report
+from enginesmith.registry.rollouts.state import Gates, RolloutPlan, format_time
+from enginesmith.registry.rollouts.waves import ServingNode, Slice
+from enginesmith.registry.verification.repair import repair
+from enginesmith.registry.verification.verify import verify
+from enginesmith.registry.versions import channels, lookup, rolling
+from enginesmith.registry.versions.publish import publish
 from pipeline.rollout import operations
 from pipeline.rollout.follow import RolloutFollower
-from tests.enginery import registries
+from tests.enginesmith import registries
 from tests.simulation.rules import Rules
 from tests.simulation.store import SimulatedStore
 from tests.simulation.world import Call, Violation, World

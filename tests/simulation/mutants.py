@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from enginery.registry import leases, marks
-from enginery.registry.collection import claim, garbage, references, sweep
-from enginery.registry.store import base
-from enginery.registry.store.layout import ROLLOUTS, running_rollout_key
-from enginery.registry.versions import channels, index, lookup, publish, refresh, rolling, state
+from enginesmith.registry import leases, marks
+from enginesmith.registry.collection import claim, garbage, references, sweep
+from enginesmith.registry.store import base
+from enginesmith.registry.store.layout import ROLLOUTS, running_rollout_key
+from enginesmith.registry.versions import channels, index, lookup, publish, refresh, rolling, state
 from pipeline.rollout import advance, operations
 from tests.simulation.store import SimulatedStore
 

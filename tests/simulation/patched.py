@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import Any
 from unittest import mock
 
-from enginery.registry import leases
-from enginery.registry.collection import claim
+from enginesmith.registry import leases
+from enginesmith.registry.collection import claim
 from tests.simulation.world import World
 
-_ROOMS = ("enginery", "pipeline", "validation", "builders")
+_ROOMS = ("enginesmith", "pipeline", "validation", "builders")
 
 
 class _Inline(futures.Executor):

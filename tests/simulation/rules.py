@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from enginery.core.parsing import Malformed
-from enginery.registry.manifest import parse
-from enginery.registry.rollouts.state import Rollout
-from enginery.registry.rollouts.waves import ServingNode
-from enginery.registry.store.layout import MODELS, blob_key, channel_history_key, manifest_key
-from enginery.registry.versions.state import Channel, Move, parse_channel, parse_history
+from enginesmith.core.parsing import Malformed
+from enginesmith.registry.manifest import parse
+from enginesmith.registry.rollouts.state import Rollout
+from enginesmith.registry.rollouts.waves import ServingNode
+from enginesmith.registry.store.layout import MODELS, blob_key, channel_history_key, manifest_key
+from enginesmith.registry.versions.state import Channel, Move, parse_channel, parse_history
 from tests.simulation.store import Content
 from tests.simulation.world import Violation, World
 

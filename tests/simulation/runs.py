@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from enginery.registry.versions import feeds, rolling
-from enginery.registry.versions.state import read_channel
+from enginesmith.registry.versions import feeds, rolling
+from enginesmith.registry.versions.state import read_channel
 from tests.simulation.actors import GRACE, MODEL, NODES, Registry
 from tests.simulation.choices import Choices, shorten
 from tests.simulation.patched import patched

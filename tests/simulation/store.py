@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from enginery.core.digest import digest_of_bytes, digest_of_file
-from enginery.core.errors import IntegrityError, UnavailableError, UndecidedError
-from enginery.registry.store.download import Fill
-from enginery.registry.store.files import BlobDigest
-from enginery.registry.store.layout import blob_key, check_key
+from enginesmith.core.digest import digest_of_bytes, digest_of_file
+from enginesmith.core.errors import IntegrityError, UnavailableError, UndecidedError
+from enginesmith.registry.store.download import Fill
+from enginesmith.registry.store.files import BlobDigest
+from enginesmith.registry.store.layout import blob_key, check_key
 from tests.simulation.world import BEGIN, World
 
 PAGE = 50

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from greenlet import greenlet
 
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 from tests.simulation.choices import Choices
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -137,7 +137,7 @@ class World:
         self.note(f"call {what}")
         try:
             found.result = work()
-        except EngineryError as error:
+        except EnginesmithError as error:
             found.error = error
         except (Crash, Violation):
             raise
@@ -164,7 +164,7 @@ class World:
                 self.sleep(every_s)
                 if over or parent.done:
                     return
-                with suppress(EngineryError):
+                with suppress(EnginesmithError):
                     work()
 
         thread = Actor(f"{parent.name}'", body, parent.skew, self.time, parent=parent)

@@ -4,8 +4,8 @@ import hashlib
 import math
 from dataclasses import replace
 
-from enginery.core.codec import encode, encode_document
-from enginery.core.reports.proof import Check, Report, Spread, Worst, describe
+from enginesmith.core.codec import encode, encode_document
+from enginesmith.core.reports.proof import Check, Report, Spread, Worst, describe
 from tests.validation.latency.reports import latency_report
 from validation.attribution.result import (
     CheckChange,
@@ -53,7 +53,7 @@ def status_of(target: str, precision: str) -> tuple[str, str]:
     if target == "sm_90":
         return (
             "refused",
-            "sm_90 is not a target of TensorRT-RTX; install full TensorRT: pip install 'enginery[tensorrt]'",
+            "sm_90 is not a target of TensorRT-RTX; install full TensorRT: pip install 'enginesmith[tensorrt]'",
         )
     if target == "cpu":
         if precision == "bf16":
@@ -233,7 +233,7 @@ def version_report() -> dict:
         "spec": {"golden": {"data": "golden.npz", "metric": {"name": "accuracy", "output": "logits", "floor": 0.95}}},
         "sources": {name: digest(name) for name in ("onnx", "golden", "graph fp16", "graph int8 signed")},
         "provenance": {name: digest(name) for name in ("spec", "source", "weights", "calibration data", "scales")},
-        "toolchain": {"enginery": "0.1.0", "torch": "2.13.0", "onnx": "1.23.2", "onnxruntime": "1.31.1"},
+        "toolchain": {"enginesmith": "0.1.0", "torch": "2.13.0", "onnx": "1.23.2", "onnxruntime": "1.31.1"},
         "host": {"name": "builder-7", "system": "Linux-6.8.0-x86_64-with-glibc2.36", "cpus": "2", "python": "3.11.7"},
         "metrics": {precision: {"accuracy": value} for precision, value in ACCURACY.items()},
         "engines": engines,
@@ -250,7 +250,7 @@ def version_report() -> dict:
                 + "Using PTX of a lower capability for kernel " * 4
                 + "\n"
                 + "[TRT] [V] tactic\n" * 30,
-                "command": "enginery build digits.yaml --target sm_120 --precision int8 --executor local",
+                "command": "enginesmith build digits.yaml --target sm_120 --precision int8 --executor local",
             }
         ],
     }

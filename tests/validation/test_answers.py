@@ -5,9 +5,9 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from builders.backends.onnxruntime import OrtSession
-from enginery.core.errors import EngineryError
-from enginery.core.reports.proof import judge
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.proof import judge
+from enginesmith.core.types import TensorSpec
 from validation.comparison.sessions import drift_checks, expected_checks, run
 from validation.comparison.tasks import task_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze
@@ -67,12 +67,12 @@ def test_whatever_a_session_does_is_a_failed_check(answer, said):
     ):
         assert checks and not any(check.passed for check in checks)
         assert said in checks[0].note
-    with pytest.raises(EngineryError, match=said.split(":")[0]):
+    with pytest.raises(EnginesmithError, match=said.split(":")[0]):
         run(Fake(answer), {"x": np.ones((1, 3), np.float32)})
 
 
 def test_a_reference_that_answers_nothing_raises():
-    with pytest.raises(EngineryError, match="answered a NoneType"):
+    with pytest.raises(EnginesmithError, match="answered a NoneType"):
         drift_checks("engine", Fake(lambda i: None), Fake(original), golden(), LIMITS)
 
 

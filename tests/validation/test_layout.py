@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.codec import encode
-from enginery.core.reports.latency import BucketLatency, LatencyReport
+from enginesmith.core.codec import encode
+from enginesmith.core.reports.latency import BucketLatency, LatencyReport
 from tests.validation.browser import CHROMIUM, laid_out
 from tests.validation.canary.reports import report
 from tests.validation.canary.test_page import hostile as hostile_canary

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Dim, TensorSpec
 from validation.data.generated import GeneratedSamples
 from validation.data.samples import Samples
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from enginery.core.reports.proof import describe
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.reports.proof import describe
+from enginesmith.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budget, Budgets, OutputLimits, default_budget

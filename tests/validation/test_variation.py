@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from enginery.core.reports.proof import describe
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.reports.proof import describe
+from enginesmith.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks, expected_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze
 from validation.limits.budget import Budget, Budgets, OutputLimits

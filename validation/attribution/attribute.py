@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 
-from enginery.core.errors import EngineryError
-from enginery.core.types import Tensors
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import Tensors
 from validation.attribution.blame import blame_lone, blame_slice, describe_drift, measure_pair
 from validation.attribution.cuts import spread
 from validation.attribution.onnx_graph import OnnxGraph
@@ -126,7 +126,7 @@ def _worst_cases(
             wanted = run(expected, case.inputs) if expected else case.expected
             try:
                 given: Tensors | None = run(actual, case.inputs)
-            except EngineryError:
+            except EnginesmithError:
                 given = None
             errors = (describe_drift(*measure_pair(wanted[name], (given or {}).get(name))) for name in wanted)
             rank = min((error.rank for error in errors), default=())

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.attribution.result import SegmentRow, TensorError
 from validation.limits.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, within
 from validation.metrics.drift import Drift, measure

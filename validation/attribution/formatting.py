@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from enginery.core.reports.proof import describe
+from enginesmith.core.reports.proof import describe
 from validation.attribution.result import MORE_TIME, Attribution, NamedAttribution, Proposal, SegmentRow, TensorError
 
 COLUMNS = ("#", "node", "op", "own error", "inherited", "tensor", "why")

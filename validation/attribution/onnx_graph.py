@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.onnx_graphs.bodies import list_reads
-from enginery.core.types import Session, Tensors, TensorSpec
+from enginesmith.core.types import Session, Tensors, TensorSpec
 from validation.attribution.cuts import GraphStep
 from validation.comparison.sessions import run
 

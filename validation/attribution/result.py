@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from enginery.core import parsing
-from enginery.core.codec import OMIT_NONE, decode, encode_document
-from enginery.core.errors import IntegrityError, UndecidedError
-from enginery.core.reports.proof import Check
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import attribution_key, evidence_prefix
+from enginesmith.core import parsing
+from enginesmith.core.codec import OMIT_NONE, decode, encode_document
+from enginesmith.core.errors import IntegrityError, UndecidedError
+from enginesmith.core.reports.proof import Check
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import attribution_key, evidence_prefix
 
 # Rows that a version keeps of an attribution.
 MOST_ROWS = 400
@@ -191,4 +191,4 @@ def read_attribution(store: Store, digest: str) -> Attribution:
     try:
         return decode(parsing.parse_json(store.read_blob(digest), MAX_BYTES), Attribution)
     except IntegrityError as error:
-        raise IntegrityError(f"blob {digest} is no attribution: {error}; run `enginery attribute` again") from error
+        raise IntegrityError(f"blob {digest} is no attribution: {error}; run `enginesmith attribute` again") from error

@@ -8,9 +8,9 @@ from typing import Self
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import EngineryError
-from enginery.core.types import Session, Tensors, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import Session, Tensors, TensorSpec
 from validation.attribution.blame import describe_drift, explain_blame, is_of_the_cut, measure_pair
 from validation.attribution.cuts import GraphSegment, exclude_joined, list_shared, segments, spread, windows
 from validation.attribution.onnx_graph import LOCAL, OnnxGraph
@@ -52,14 +52,14 @@ class Apart:
         """Each segment's tensor, or None and why there is none. values: inputs and activations of the model by name."""
         try:
             return {name: (value, "") for name, value in self._run(self.window, values).items()}
-        except EngineryError as error:
+        except EnginesmithError as error:
             if len(self.window) == 1:
                 return {self.window[0].target: (None, str(error))}
         found: dict[str, tuple[Array | None, str]] = {}
         for segment in self.window:
             try:
                 found[segment.target] = self._run([segment], values)[segment.target], ""
-            except EngineryError as error:
+            except EnginesmithError as error:
                 found[segment.target] = None, str(error)
         return found
 
@@ -209,7 +209,7 @@ class Sweep:
                 wanted = run(expected, {spec.name: inputs[spec.name] for spec in expected.inputs})
                 try:
                     tapped = run(actual, inputs)
-                except EngineryError as error:
+                except EnginesmithError as error:
                     tapped, note = {}, str(error)
                 else:
                     self._compare_taps(item.outputs or {}, tapped)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.proof import Check, unmeasured
-from enginery.core.types import Dim, Tensors, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import Check, unmeasured
+from enginesmith.core.types import Dim, Tensors, TensorSpec
 from validation.calls.repeated import RepeatedCalls, pool_of
 from validation.comparison.outputs import golden_drifts
 from validation.fuzz.cases import FuzzCase, Groups, make
@@ -37,7 +37,7 @@ LEAST_SIZES, LEAST_CALLS = 1, 16
 MOST_ENUMERATED = 1 << 12
 # Wrong sizes that a check's note names.
 MOST_NAMED = 4
-# The seed of the values: the default of `enginery fuzz`, which then repeats a case.
+# The seed of the values: the default of `enginesmith fuzz`, which then repeats a case.
 VALUES_SEED = 0
 
 

@@ -6,12 +6,12 @@ from itertools import islice
 
 import numpy as np
 
-from enginery.arrays import find_profile
-from enginery.core.errors import EngineryError
-from enginery.core.reports.proof import PADDING, Check, describe
-from enginery.core.types import BuildRequest, Session
-from enginery.serving.pad_plan import plan_padding
-from enginery.serving.padding import Padding
+from enginesmith.arrays import find_profile
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.proof import PADDING, Check, describe
+from enginesmith.core.types import BuildRequest, Session
+from enginesmith.serving.pad_plan import plan_padding
+from enginesmith.serving.padding import Padding
 from validation.comparison.sessions import limited_checks, run
 from validation.data.samples import sizes_of
 from validation.golden.golden_set import Case, GoldenSet
@@ -60,7 +60,7 @@ def _is_held(request: BuildRequest, sizes: Mapping[str, int]) -> bool:
     empty = {spec.name: np.broadcast_to(np.int8(0), spec.at(sizes)) for spec in request.inputs}
     try:
         find_profile(request.profiles, empty)
-    except EngineryError:
+    except EnginesmithError:
         return not request.profiles
     return True
 
@@ -84,6 +84,6 @@ def _differs(
             checks = limits.judge(partial(limited_checks, "engine", (name, case.kind), output, pair))
             if failed := next((check for check in checks if not check.passed), None):
                 return describe(failed)
-    except (EngineryError, KeyError, ValueError) as error:
+    except (EnginesmithError, KeyError, ValueError) as error:
         return f"{name}: {error}"
     return ""

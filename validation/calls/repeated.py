@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.proof import Check, describe
-from enginery.core.types import Dim, Precision, Session, Tensors, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import Check, describe
+from enginesmith.core.types import Dim, Precision, Session, Tensors, TensorSpec
 from validation.comparison.sessions import limited_checks
 from validation.data.samples import sizes_of
 from validation.fuzz.cases import FuzzCase, make

@@ -6,11 +6,11 @@ from itertools import islice
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.proof import Check
-from enginery.core.sampling import SEEN, SEEN_NEXT, SamplingSettings
-from enginery.core.types import Sampling, Session, Tensors
-from enginery.sampling import first_inputs, sample, settings_inputs
+from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.sampling import SEEN, SEEN_NEXT, SamplingSettings
+from enginesmith.core.types import Sampling, Session, Tensors
+from enginesmith.sampling import first_inputs, sample, settings_inputs
 from validation.golden.golden_set import GoldenSet
 
 # Of golden cases; each is called with every setting.

@@ -22,8 +22,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from enginery.core.types import Session, Tensors
-from enginery.recording.traffic import RecordedRequest, RecordedTraffic
+from enginesmith.core.types import Session, Tensors
+from enginesmith.recording.traffic import RecordedRequest, RecordedTraffic
 from validation.canary.replay import ReplayClock, ReplayedPair, ReplayPace, ServedRequest, Timed, pair_of, serve
 
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
@@ -81,7 +81,8 @@ class SegmentSession(Protocol):
     """An engine that answers a segment with as many requests in flight as it was prepared for."""
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
-        """Get ready for so many requests at once. warmup: inputs to run before. Raises EngineryError where it fails."""
+        """Get ready for so many requests at once. warmup: inputs to run before. Raises EnginesmithError where it
+        fails."""
         ...
 
     def serve_segment(self, segment: TrafficSegment) -> Iterable[Timed]:

@@ -3,8 +3,8 @@
     {"time": 1763640000.2, "latency": 0.0123, "ok": true, "request": 17, "output": sha256, "score": 0.9}
 
 `time` (seconds), `latency` (seconds from arrival to answer) and `ok` are required. The first line may name the engine
-(`"kind": "enginery-observations"`). A writer that stopped in order ends its observations with their number (`"kind":
-"enginery-end", "requests": 10000`). Other fields of a line are ignored.
+(`"kind": "enginesmith-observations"`). A writer that stopped in order ends its observations with their number (`"kind":
+"enginesmith-end", "requests": 10000`). Other fields of a line are ignored.
 """
 
 from collections import Counter
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.codec import OMIT_NONE
-from enginery.core.digest import is_digest
-from enginery.core.errors import DataError
-from enginery.recording.json_lines import JsonLinesReader, Record, number_in, text_in, truth_in
-from enginery.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
+from enginesmith.arrays import Array
+from enginesmith.core.codec import OMIT_NONE
+from enginesmith.core.digest import is_digest
+from enginesmith.core.errors import DataError
+from enginesmith.recording.json_lines import JsonLinesReader, Record, number_in, text_in, truth_in
+from enginesmith.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
 from validation.statistics.evidence import Side
 
 MOST_LINE_BYTES = 1 << 20
@@ -132,7 +132,7 @@ def read_observations(path: Path, size: int | None = None) -> ObservationTable:
         if len(found) > MOST_OBSERVATIONS:
             raise lines.error(number, f"more than {MOST_OBSERVATIONS} observations; judge a part of them")
     if not len(found):
-        raise DataError(f"{path} holds no observations; `enginery.ObservationLog` writes them")
+        raise DataError(f"{path} holds no observations; `enginesmith.ObservationLog` writes them")
     names = Counter(name for name in found.request if name is not None)
     if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
         raise DataError(f"{path}: request {str(twice)[:60]!r} was observed twice; each needs a name of its own")

@@ -7,8 +7,8 @@ numbers and the names of criteria.
 import math
 from collections.abc import Mapping, Sequence
 
-from enginery.core.codec import encode
-from enginery.recording.traffic import EQUAL_DB
+from enginesmith.core.codec import encode
+from enginesmith.recording.traffic import EQUAL_DB
 from validation.canary.judging.criteria import Criterion
 from validation.canary.judging.formatting import describe_interval, describe_power, describe_value
 from validation.canary.judging.thresholds import probability
@@ -187,7 +187,7 @@ def _describe_replay(report: CanaryReport) -> str:
         "in-flight": replayed.in_flight,
     }
     words = [f"--{name} {value}" for name, value in values.items() if value is not None]
-    return " ".join(["enginery canary run", *words, "--traffic TRAFFIC --out again"])
+    return " ".join(["enginesmith canary run", *words, "--traffic TRAFFIC --out again"])
 
 
 def _numbers(item: Criterion) -> tuple[str, str, str]:

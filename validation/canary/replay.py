@@ -21,8 +21,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from enginery.core.types import Session, Tensors
-from enginery.recording.traffic import Difference, RecordedTraffic, difference, digest_of_outputs
+from enginesmith.core.types import Session, Tensors
+from enginesmith.recording.traffic import Difference, RecordedTraffic, difference, digest_of_outputs
 
 WARMUP = 20
 

@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from enginery.core import parsing
-from enginery.core.codec import OMIT_NONE, decode, encode
-from enginery.core.digest import digest_of
-from enginery.core.errors import InputError, IntegrityError
+from enginesmith.core import parsing
+from enginesmith.core.codec import OMIT_NONE, decode, encode
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import InputError, IntegrityError
 from validation.canary.judging.criteria import Criterion, Verdict, verdict_of
 from validation.canary.judging.judge import CanaryJudgement, Looks, overall
 from validation.canary.judging.thresholds import Thresholds
@@ -21,7 +21,7 @@ from validation.canary.views import CanaryView, view_of
 from validation.statistics.evidence import CanaryEvidence
 
 FORMAT = 1
-KIND = "enginery-canary"
+KIND = "enginesmith-canary"
 MOST_BYTES = 16 << 20
 
 
@@ -174,7 +174,7 @@ def read_report(data: bytes) -> CanaryReport:
         raise IntegrityError("the canary report is not a JSON object")
     stated = document.pop("digest", None)
     if document.get("kind") != KIND or document.get("format") != FORMAT:
-        raise IntegrityError(f"this is not a canary report of format {FORMAT}; `enginery canary run` writes one")
+        raise IntegrityError(f"this is not a canary report of format {FORMAT}; `enginesmith canary run` writes one")
     try:
         actual = digest_of(document)
     except (ValueError, RecursionError) as error:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays import Array, stored_arrays
-from enginery.core.errors import DataError
+from enginesmith.arrays import Array, stored_arrays
+from enginesmith.core.errors import DataError
 
 START = 0.0
 

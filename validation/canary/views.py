@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.canary.judging.criteria import REPLICATES, is_finite
 from validation.canary.observations import ObservationTable
 from validation.statistics.distributions import NORMAL

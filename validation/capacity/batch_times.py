@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.reports.latency import BucketLatency
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.reports.latency import BucketLatency
 from validation.latency.measurement.quantiles import BEYOND
 from validation.statistics.distributions import NORMAL, t_quantile
 from validation.traffic.service_times import ServiceTimes
@@ -109,4 +109,4 @@ def _remedy(batch: str, others: Mapping[str, int], least: int, most: int) -> str
         f"--bucket {','.join(part for part in (f'{batch}={size}', at) if part)}"
         for size in dict.fromkeys((least, most))
     )
-    return f"{batch}={least} to {most}{where} was not timed; time it: enginery profile REF {ends} --record"
+    return f"{batch}={least} to {most}{where} was not timed; time it: enginesmith profile REF {ends} --record"

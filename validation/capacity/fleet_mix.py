@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 _ROUNDING = 1e-9
 # A mix that is cheaper by less than this share is not sought.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.capacity.batch_times import BatchTimes
 from validation.statistics.distributions import t_quantile
 from validation.traffic.batching import BatchPolicy, simulate_batching

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from enginery.core.errors import InputError
+from enginesmith.core.errors import InputError
 from validation.capacity.greatest_rate import Estimate
 
 # Of rounding: 800 / (20 * 0.8) machines are 50, whatever the last bit says.

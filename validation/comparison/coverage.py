@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from builders.onnx_graphs.dependence import Dependence
-from enginery.arrays import Array
-from enginery.core.reports.proof import Check, unmeasured
+from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import Check, unmeasured
 from validation.comparison.outputs import Constancy
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import Budget

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from enginery.core.reports.proof import Check
-from enginery.core.types import Session
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Session
 from validation.comparison.outputs import NOTED
 from validation.comparison.sessions import Opener, drift_checks
 from validation.golden.answers import RecordedSession

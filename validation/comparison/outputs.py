@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.proof import Check
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Tensors
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, OutputLimits, at_most, within
 from validation.limits.measured import MeasuredDrift, Value, of_edge, of_golden, still_share

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from enginery.core.errors import EngineryError
-from enginery.core.reports.proof import Check
-from enginery.core.types import Session
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Session
 from validation.comparison.sessions import run
 from validation.golden.golden_set import Case
 from validation.limits.budget import within
@@ -47,7 +47,7 @@ def find_broken(
                 value = _value_at_best(metric, whole[name], found[name])
                 if not within(metric, value, limit):
                     return Check("quantization", metric, name, "golden", value, limit, False, "of some cases")
-    except (EngineryError, KeyError, ValueError):
+    except (EnginesmithError, KeyError, ValueError):
         return None
     return None
 

@@ -10,18 +10,18 @@ from functools import partial
 
 import numpy as np
 
-from enginery.arrays import Array, dtype_of
-from enginery.core.errors import DataError
-from enginery.core.reports.prompts import PromptDrift, PromptTerms
-from enginery.core.reports.proof import Check
-from enginery.core.sampling import sampling_inputs, sampling_states
-from enginery.core.state import without_states
-from enginery.core.types import Sampling, Session
-from enginery.decoders import Decoder, find_progress
-from enginery.generation import Generator
-from enginery.grammars import Grammar, read_grammar
-from enginery.prompts import Prompt
-from enginery.streams import Streams
+from enginesmith.arrays import Array, dtype_of
+from enginesmith.core.errors import DataError
+from enginesmith.core.reports.prompts import PromptDrift, PromptTerms
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.sampling import sampling_inputs, sampling_states
+from enginesmith.core.state import without_states
+from enginesmith.core.types import Sampling, Session
+from enginesmith.decoders import Decoder, find_progress
+from enginesmith.generation import Generator
+from enginesmith.grammars import Grammar, read_grammar
+from enginesmith.prompts import Prompt
+from enginesmith.streams import Streams
 from validation.comparison.sessions import run
 from validation.golden.golden_set import GoldenSequences
 from validation.metrics.likelihood import kl_divergence, top_k_agreement

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import EngineryError
-from enginery.core.reports.proof import Check
-from enginery.core.types import Session, Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Session, Tensors
 from validation.comparison.outputs import StageComparison, check_of
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, Budgets, OutputLimits, StagedLimits
@@ -59,7 +59,7 @@ def drift_checks(
         try:
             actual = run(candidate, case.inputs)
             twice = run(candidate, case.inputs) if index == 0 and reference is None else None
-        except EngineryError as error:
+        except EnginesmithError as error:
             found.fail("runs", "", case.name, str(error))
             continue
         found.add(case, expected, actual)
@@ -85,28 +85,28 @@ def expected_checks(
 def run(session: Session, inputs: Tensors) -> dict[str, Array]:
     """Run a session on inputs of the original model, converted to float16 where the session takes that.
 
-    Raises EngineryError for whatever the session raises, and for an answer other than plain arrays by name.
+    Raises EnginesmithError for whatever the session raises, and for an answer other than plain arrays by name.
     """
     halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
     narrowed = {name: array.astype(np.float16) for name, array in inputs.items() if name in halves}
     try:
         answer: Any = session.run({**inputs, **narrowed})
-    except EngineryError:
+    except EnginesmithError:
         raise
     except Exception as error:  # whatever a runtime raises
-        raise EngineryError(f"the session raised {type(error).__name__}: {error}") from error
+        raise EnginesmithError(f"the session raised {type(error).__name__}: {error}") from error
     if not isinstance(answer, Mapping) or not all(
         isinstance(item, np.ndarray | np.generic) for item in answer.values()
     ):
         kinds = {type(item).__name__ for item in answer.values()} if isinstance(answer, Mapping) else ""
         what = f"a {type(answer).__name__}" + (f" of {', '.join(sorted(kinds))}" if kinds else "")
-        raise EngineryError(f"the session answered {what}; it should give an array for each output, by name")
+        raise EnginesmithError(f"the session answered {what}; it should give an array for each output, by name")
     arrays = {str(name): np.asanyarray(item) for name, item in answer.items()}
     for name, array in arrays.items():
         masked = hasattr(array, "mask")  # of numpy.ma, which takes time to import
         if array.dtype.hasobject or masked:
             what = "a masked array" if masked else "an array of Python objects"
-            raise EngineryError(f"the session answered {what} for {name}; it should give plain numbers")
+            raise EnginesmithError(f"the session answered {what} for {name}; it should give plain numbers")
     return arrays
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from enginery.core.errors import DataError, EngineryError
-from enginery.core.reports.proof import Check, Spread
-from enginery.core.types import Session, Tensors
+from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.reports.proof import Check, Spread
+from enginesmith.core.types import Session, Tensors
 from validation.comparison.sessions import CHANGED, run
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import HONEST_DB, LEAST_DB, Budget, Budgets, StagedLimits, at_most, within
@@ -58,7 +58,7 @@ class _Measured:
             if len(found) != count:
                 raise DataError(f"it gives {len(found)} answers where the original model gives {count}")
             self.score.add(wanted, found)
-        except EngineryError as error:
+        except EnginesmithError as error:
             self.failure = self.failure or str(error)
 
     def values(self) -> list[TaskValue]:
@@ -89,7 +89,7 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
 def _add(case: Case, session: Session, sides: Sequence[_Measured]) -> None:
     try:
         outputs = run(session, case.inputs)
-    except EngineryError as error:
+    except EnginesmithError as error:
         for side in sides:
             side.failure = side.failure or str(error)
         return

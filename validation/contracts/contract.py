@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from enginery.core.codec import decode
-from enginery.core.errors import EngineryError, InputError, IntegrityError
-from enginery.core.reports.proof import Check, unmeasured
-from enginery.core.types import Dim, Session, Tensors, TensorSpec
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError
+from enginesmith.core.reports.proof import Check, unmeasured
+from enginesmith.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import run
 from validation.comparison.terms import DistributionalLimits
 from validation.contracts.likeness import Likeness
@@ -48,7 +48,7 @@ def contract_checks(
 ) -> tuple[Check, ...]:
     """Every check of a contract. shapes: the inputs with the names of their dims, and the dim of the batch, if any.
 
-    An error of the candidate is a failed check; one of the reference raises EngineryError.
+    An error of the candidate is a failed check; one of the reference raises EnginesmithError.
     """
     watches: list[_Structured | Likeness] = [
         *(_Structured(name, item, shapes[0]) for name, item in contract.structured.items()),
@@ -58,7 +58,7 @@ def contract_checks(
     if contract.bitwise is not None:
         try:
             checks += repeat_checks(contract.bitwise, candidate, golden, shapes[1], budgets)
-        except EngineryError as error:
+        except EnginesmithError as error:
             checks.append(_does_not_run("golden", error))
     if contract.distributional.seeds is not None:
         checks += two_sample_checks(contract.distributional.seeds, reference, candidate, golden)
@@ -73,7 +73,7 @@ def _watch_runs(
         graph = run(reference, case.inputs)
         try:
             engine = run(candidate, case.inputs)
-        except EngineryError as error:
+        except EnginesmithError as error:
             yield _does_not_run(case.name, error)
             return
         for watch in watches:
@@ -82,7 +82,7 @@ def _watch_runs(
         yield from watch.checks()
 
 
-def _does_not_run(case: str, error: EngineryError) -> Check:
+def _does_not_run(case: str, error: EnginesmithError) -> Check:
     return Check("engine", "contract runs", "", case, None, None, False, str(error))
 
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.proof import Check
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Tensors
 from validation.comparison.terms import RowLimits
 from validation.contracts.sequences import rows_of
 from validation.golden.golden_set import Case

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.types import Tensors
 from validation.contracts.sequences import SequenceEnd, SequenceLimits, rows_of, up_to
 
 Form = Literal["xyxy", "xywh", "cxcywh"]

@@ -16,10 +16,10 @@ from itertools import islice
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.codec import encode_document
-from enginery.core.reports.proof import Check
-from enginery.core.types import Dim, Session, Tensors, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.codec import encode_document
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import case_checks, run
 from validation.data.samples import resize
 from validation.golden.golden_set import GoldenSet
@@ -161,7 +161,7 @@ class Reproducibility:
     failed: tuple[Check, ...]
 
     def to_json(self) -> dict[str, object]:
-        """The fields that `enginery check-reproducible --json` prints."""
+        """The fields that `enginesmith check-reproducible --json` prints."""
         return encode_document(self)
 
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import EngineryError, InputError
-from enginery.core.reports.proof import Check
-from enginery.core.types import Session, Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Session, Tensors
 from validation.comparison.sessions import run
 from validation.comparison.terms import SampledOutputs
 from validation.golden.golden_set import GoldenSet
@@ -47,7 +47,7 @@ def two_sample_checks(
     expected = [run(reference, item) for item in _draw_inputs(wanted, case.inputs, generator)]
     try:
         actual = [run(candidate, item) for item in _draw_inputs(wanted, case.inputs, generator)]
-    except EngineryError as error:
+    except EnginesmithError as error:
         yield Check("engine", "contract runs", "", case.name, None, None, False, str(error))
         return
     p_values: dict[str, float] = {}

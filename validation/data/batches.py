@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from enginery.core.types import Tensors, TensorSpec
+from enginesmith.core.types import Tensors, TensorSpec
 
 
 def leading_dim(specs: Sequence[TensorSpec]) -> str | None:

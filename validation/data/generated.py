@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, TensorSpec
-from enginery.user_code.task import sample_items
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.user_code.task import sample_items
 from validation.data.samples import sizes_of
 
 

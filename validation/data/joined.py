@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.state import grown_axes
-from enginery.core.types import Dim, Tensors, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import grown_axes
+from enginesmith.core.types import Dim, Tensors, TensorSpec
 from validation.data.samples import Samples, SampleSource
 
 Run = tuple[int, dict[str, Array]]

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.proof import OVERLAP, Check
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import OVERLAP, Check
+from enginesmith.core.types import Tensors
 from validation.data.samples import Samples, SampleSource
 
 # The greatest share of golden samples that may be calibration samples too. A few are where data repeats itself; beyond

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.digest import digest_of_path
-from enginery.core.errors import DataError
-from enginery.core.text import suggest
-from enginery.core.types import PLUS, Dim, Tensors, TensorSpec, list_sums, size_of
+from enginesmith.arrays import Array
+from enginesmith.core.digest import digest_of_path
+from enginesmith.core.errors import DataError
+from enginesmith.core.text import suggest
+from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, list_sums, size_of
 from validation.data.stored import Stored, find_arrays
 
 # Of how many files of a folder the headers are read where samples are only looked at.

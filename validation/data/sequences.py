@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, Tensors, TensorSpec
-from enginery.streams import Streams
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.streams import Streams
 from validation.data.joined import GrownInputs, JoinedSteps, Run, Steps, single_samples
 from validation.data.overlap import merge_digests, window_digests
 from validation.data.samples import Samples, SampleSource

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays import Array, StoredArray, check_complete, stored_arrays
-from enginery.core import parsing
-from enginery.core.codec import decode
-from enginery.core.errors import DataError, IntegrityError
-from enginery.core.text import join_first, pluralize
+from enginesmith.arrays import Array, StoredArray, check_complete, stored_arrays
+from enginesmith.core import parsing
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.text import join_first, pluralize
 
 SAFETENSORS_DTYPES = {
     "BOOL": "bool", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8",
@@ -24,7 +24,7 @@ SAFETENSORS_DTYPES = {
 LARGEST_HEADER = 100_000_000  # safetensors' own limit
 # How files of saved requests and of images end, and what makes samples of them.
 REQUESTS = frozenset({".jsonl", ".ndjson", ".traffic", ".json", ".parquet", ".png", ".jpg", ".jpeg", ".bmp", ".webp"})
-FROM_REQUESTS = "`enginery init MODEL --from-requests {}` makes calibration.npz and golden.npz of it"
+FROM_REQUESTS = "`enginesmith init MODEL --from-requests {}` makes calibration.npz and golden.npz of it"
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Literal, get_args, overload
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.codec import decode
-from enginery.core.errors import InputError, IntegrityError
-from enginery.core.types import Dim, Precision, Tensors, TensorSpec, sizes_product
+from enginesmith.arrays import Array
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.types import Dim, Precision, Tensors, TensorSpec, sizes_product
 from validation.data.batches import enough_samples, leading_dim
 from validation.data.samples import resize
 from validation.golden.golden_set import GoldenSet, case_kinds

@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError, EngineryError
-from enginery.core.reports.proof import Check, describe
-from enginery.core.types import Dim, Precision, Session, Tensors, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.reports.proof import Check, describe
+from enginesmith.core.types import Dim, Precision, Session, Tensors, TensorSpec
 from validation.comparison.outputs import edge_checks
 from validation.comparison.sessions import case_checks, run
 from validation.data.batches import leading_dim
@@ -107,12 +107,12 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
     with np.errstate(all="ignore"):
         try:
             expected = run(sides.reference, inputs)
-        except EngineryError as error:
+        except EnginesmithError as error:
             verdict: CaseVerdict = "refused" if case.outside else "not judged"
             unfit = FuzzOutcome(case, verdict, f"the graph itself does not run: {error}")
             try:
                 run(sides.candidate, inputs)
-            except EngineryError:
+            except EnginesmithError:
                 return unfit
             why = f"the engine answers where the graph it was built from does not run: {error}"
             return FuzzOutcome(case, "failed", why) if case.outside else unfit

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.types import Session, Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.types import Session, Tensors
 from validation.golden.free_running import FreeRunningSession
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, case_names
 

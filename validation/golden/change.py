@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.text import pluralize
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import Tensors
 from validation.golden.golden_set import GoldenSet, case_names
 from validation.metrics.drift import is_exact, measure
 

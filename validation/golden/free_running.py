@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.state import State, step_inputs, without_states
-from enginery.core.types import Session, Tensors, TensorSpec
-from enginery.streams import Streams
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State, step_inputs, without_states
+from enginesmith.core.types import Session, Tensors, TensorSpec
+from enginesmith.streams import Streams
 from validation.data.joined import BEGINS, GrownInputs, join
 from validation.golden.golden_set import GoldenSequences
 

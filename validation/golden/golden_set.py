@@ -13,14 +13,14 @@ from typing import Literal, overload
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core import parsing
-from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
-from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
-from enginery.core.errors import DataError, IntegrityError, ModelError
-from enginery.core.golden import golden_prefix
-from enginery.core.state import State
-from enginery.core.types import Dim, Tensors, TensorSpec, Untyped, sizes_product
+from enginesmith.arrays import Array
+from enginesmith.core import parsing
+from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
+from enginesmith.core.digest import canonical_json, digest_of_bytes, digest_of_file
+from enginesmith.core.errors import DataError, IntegrityError, ModelError
+from enginesmith.core.golden import golden_prefix
+from enginesmith.core.state import State
+from enginesmith.core.types import Dim, Tensors, TensorSpec, Untyped, sizes_product
 from validation.data.batches import enough_samples
 from validation.data.joined import BEGINS
 from validation.data.samples import Samples, resize

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 from validation.gpu.kit import KitOptions, run_kit
 from validation.gpu.models import MODELS, PRECISIONS, SIZES
 from validation.gpu.page import page
@@ -24,7 +24,7 @@ def main(words: list[str]) -> int:
             sys.stdout.write(page([Results.load(Path(word)) for word in words[1:]]))
             return 0
         return _run(_parser().parse_args(words))
-    except EngineryError as error:
+    except EnginesmithError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays import Array, stored_arrays
-from enginery.core import parsing
-from enginery.core.codec import OMIT_NONE, decode, encode
-from enginery.core.digest import canonical_json, digest_of_file, is_digest
-from enginery.core.errors import DataError, IntegrityError
-from enginery.core.state import State
+from enginesmith.arrays import Array, stored_arrays
+from enginesmith.core import parsing
+from enginesmith.core.codec import OMIT_NONE, decode, encode
+from enginesmith.core.digest import canonical_json, digest_of_file, is_digest
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.state import State
 from validation.golden.golden_set import Case, CaseKind, GoldenSequences, GoldenSet
 
 FORMAT = 1

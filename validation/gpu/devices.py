@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builders.backends.installed import PackageNotFoundError, version
-from enginery.core.errors import UnavailableError
-from enginery.core.hardware import cuda
-from enginery.core.hardware.cpu_kinds import CPU
-from enginery.core.hardware.gpu_generations import product_of
-from enginery.core.types import Target
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.hardware.cpu_kinds import CPU
+from enginesmith.core.hardware.gpu_generations import product_of
+from enginesmith.core.types import Target
 
-_DISTRIBUTIONS = ("enginery", "torch", "triton", "numpy", "onnx")
+_DISTRIBUTIONS = ("enginesmith", "torch", "triton", "numpy", "onnx")
 
 
 @dataclass(frozen=True)

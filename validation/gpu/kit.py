@@ -12,11 +12,11 @@ from builders.backends import discovery as backends
 from builders.backends.compatibility import find_incompatibility
 from builders.execution.jobs import Job, ProcessLimits, Request
 from builders.execution.process import run_job
-from enginery.core.digest import digest_of, digest_of_file
-from enginery.core.errors import EngineryError, StepError
-from enginery.core.hardware.machine import describe_host
-from enginery.core.text import now
-from enginery.core.types import BuildRequest, Precision, Target
+from enginesmith.core.digest import digest_of, digest_of_file
+from enginesmith.core.errors import EnginesmithError, StepError
+from enginesmith.core.hardware.machine import describe_host
+from enginesmith.core.text import now
+from enginesmith.core.types import BuildRequest, Precision, Target
 from validation.golden.golden_set import freeze
 from validation.gpu import devices
 from validation.gpu.cases import load_cases, save_cases
@@ -95,7 +95,7 @@ class _Bench:
         limits = ProcessLimits(self.asked.timeout_s, _MEMORY_MIB)
         try:
             found: Result | TrialOutcome = run_job(Job(name, request, limits=limits), workdir)
-        except EngineryError as error:
+        except EnginesmithError as error:
             found = _describe_end(error)
         outcome, reason = (found.outcome, found.reason) if isinstance(found, TrialOutcome) else ("done", None)
         self.say(f"{name}: {outcome}" + (f", {reason}" if reason else ""))
@@ -133,7 +133,7 @@ class _Bench:
         return TrialTerms(self.device.device, self.asked.seconds, self.folder / "inductor", tuple(peers))
 
 
-def _describe_end(error: EngineryError) -> TrialOutcome:
+def _describe_end(error: EnginesmithError) -> TrialOutcome:
     """The outcome of a try whose process gave no result: 'crashed' if a signal ended it, as engines and drivers cause.
 
     Time, memory and missing packages are matters of this machine: 'not finished'.
@@ -156,7 +156,7 @@ def run_kit(asked: KitOptions, say: Callable[[str], None], keep: Callable[[Resul
         backends.configure(name, {})
     carried = [OfflineBundle.load(folder) for folder in asked.carry]
     say(f"on {device.name} ({device.target.name}), driver {device.driver or 'none'}")
-    with tempfile.TemporaryDirectory(prefix="enginery-gpu-") as folder:
+    with tempfile.TemporaryDirectory(prefix="enginesmith-gpu-") as folder:
         bench = _Bench(asked, device, Path(folder), say, keep)
         keep(bench.results())
         _try_all(bench, carried)
@@ -306,7 +306,7 @@ def _cannot(engine: BundledEngine, here: Target) -> str:
     """Why an engine cannot run on this device; '' where it can."""
     try:
         backend = backends.configure(engine.request.backend, engine.options)
-    except EngineryError as error:
+    except EnginesmithError as error:
         return str(error)
     if engine.request.target.is_cpu != here.is_cpu:
         return f"it is for {engine.request.target.name}, and this run is of {here.name}"

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from enginery.arrays import Array
-from enginery.core.types import Dim, Precision, ShapeProfile, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.types import Dim, Precision, ShapeProfile, TensorSpec
 
 Size = Literal["real", "small"]
 SIZES: tuple[Size, ...] = ("real", "small")

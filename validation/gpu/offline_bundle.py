@@ -5,7 +5,7 @@
     engines/               the engines' files
     graphs/NAME/           of an ensemble, such a folder for each graph; its own has the golden data of the whole
 
-`enginery validate REF --carry FOLDER` writes it; `enginery validate --import RESULTS` judges the kit's results.
+`enginesmith validate REF --carry FOLDER` writes it; `enginesmith validate --import RESULTS` judges the kit's results.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from builders.onnx_graphs.shard_names import list_shards
-from enginery.core import parsing
-from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
-from enginery.core.digest import canonical_json, digest_of_file
-from enginery.core.errors import IntegrityError, ModelError
-from enginery.core.types import BuildRequest, Scalar, TensorSpec
+from enginesmith.core import parsing
+from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
+from enginesmith.core.digest import canonical_json, digest_of_file
+from enginesmith.core.errors import IntegrityError, ModelError
+from enginesmith.core.types import BuildRequest, Scalar, TensorSpec
 from validation.gpu.recording import BundledPrompts
 
-KIND, FORMAT = "enginery-carried", 1
+KIND, FORMAT = "enginesmith-carried", 1
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class OfflineBundle:
             return cls(*about, engines, folder, found.ensembles, graphs)
         except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
             raise IntegrityError(
-                f"{folder} was not written by `enginery validate --carry` ({str(error)[:200]}); carry it anew"
+                f"{folder} was not written by `enginesmith validate --carry` ({str(error)[:200]}); carry it anew"
             ) from error
 
 

@@ -5,7 +5,7 @@ Without results it says that there are none. Nothing is added by hand.
 
 from collections.abc import Iterator, Sequence
 
-from enginery.core.text import format_bytes, format_plain
+from enginesmith.core.text import format_bytes, format_plain
 from validation.gpu.peers import PEERS
 from validation.gpu.results import PeerComparison, Results
 
@@ -33,7 +33,7 @@ def _section(found: Results) -> Iterator[str]:
     facts = [
         f"driver {device.driver} (CUDA {device.cuda})" if device.driver else "no GPU: the CPU as the kit's device",
         format_bytes(device.memory_bytes),
-        *(f"{name} {software[name]}" for name in ("torch", "python", "enginery") if name in software),
+        *(f"{name} {software[name]}" for name in ("torch", "python", "enginesmith") if name in software),
         f"models at their {found.size} size",
     ]
     yield ", ".join(facts) + ".\n"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from enginery.arrays import Array, InputCheck
-from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Session, Tensors, TensorSpec
+from enginesmith.arrays import Array, InputCheck
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import BuildRequest, Session, Tensors, TensorSpec
 from validation.gpu.peaks import seconds_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class TorchSession(Session):
 def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "Module":
     """The graph as a callable of PyTorch, which compiles at its first call for each shape.
 
-    Raises EngineryError with torch's message where PyTorch cannot run it.
+    Raises EnginesmithError with torch's message where PyTorch cannot run it.
     """
     import torch
 
@@ -80,7 +80,7 @@ def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "M
             # Compiled for each size, as where speed matters; with dynamic sizes max-autotune leaves CUDA graphs out.
             return torch.compile(module, mode=_MODES[peer], dynamic=False)
     except (RuntimeError, AssertionError) as error:
-        raise EngineryError(
+        raise EnginesmithError(
             f"{PEERS[peer]} does not take {model.name}: {' '.join(str(error).split())[:300]}"
         ) from error
     return module

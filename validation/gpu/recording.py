@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from builders.as_built import WithoutSampler
-from enginery.arrays import Array
-from enginery.core.errors import IntegrityError
-from enginery.core.reports.prompts import PromptTerms
-from enginery.core.reports.proof import Check
-from enginery.core.sampling import SEEN_NEXT, as_built
-from enginery.core.types import BuildRequest, Session, Tensors, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.reports.prompts import PromptTerms
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.sampling import SEEN_NEXT, as_built
+from enginesmith.core.types import BuildRequest, Session, Tensors, TensorSpec
 from validation.calls.sampler import sampler_checks
 from validation.comparison.prompts import check_grammar, read_along
 from validation.comparison.sessions import expected_checks, run

@@ -1,15 +1,15 @@
 """The JSON of the kit's results: the device, the tries, and their outcomes.
 
-kind, format, created_at      'enginery-gpu-results', 1, ISO 8601 in UTC
+kind, format, created_at      'enginesmith-gpu-results', 1, ISO 8601 in UTC
 device, host, software        what was measured, and by which versions
 peaks                         the roofs, measured by torch
 models                        the kit's own: operations and compulsory bytes of a run at each batch
 tries                         each with kind ('engine', 'other generation', 'any generation', 'peer'), outcome, reason,
                               checks, latency, races
 skipped                       what was not tried, and why
-carried                       published engines with their answers, for `enginery validate --import`
+carried                       published engines with their answers, for `enginesmith validate --import`
 
-Fields that were not measured are left out. `enginery.core.codec` writes and reads all of it.
+Fields that were not measured are left out. `enginesmith.core.codec` writes and reads all of it.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from enginery.core import parsing
-from enginery.core.codec import OMIT_NONE, decode, encode
-from enginery.core.digest import canonical_json
-from enginery.core.errors import IntegrityError
-from enginery.core.reports.latency import Quantile, Ratio
-from enginery.core.reports.proof import Check
-from enginery.core.types import Scalar
+from enginesmith.core import parsing
+from enginesmith.core.codec import OMIT_NONE, decode, encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.reports.latency import Quantile, Ratio
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Scalar
 from validation.gpu.devices import KitDevice
 from validation.gpu.peaks import Peaks
 from validation.gpu.recording import Answers
 
-KIND, FORMAT = "enginery-gpu-results", 1
+KIND, FORMAT = "enginesmith-gpu-results", 1
 # Answers of carried engines are in it.
 MAX_BYTES = 1 << 30
 Outcome = Literal["passed", "wrong", "build failed", "load failed", "run failed", "crashed", "not finished", "skipped"]

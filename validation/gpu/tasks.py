@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from builders.backends import discovery
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import EngineryError
-from enginery.core.hardware.gpu_generations import GENERATIONS
-from enginery.core.types import Backend, BuildRequest, Engine, Scalar, Target
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.types import Backend, BuildRequest, Engine, Scalar, Target
 from validation.gpu.devices import KitDevice
 from validation.gpu.models import KitModel
 from validation.gpu.results import Skipped
@@ -127,13 +127,14 @@ def any_generation_task(model: KitModel, device: KitDevice) -> BuildTask | None:
 
 
 def build_for_any_generation(request: BuildRequest, model: Path, workdir: Path) -> Engine:
-    """Build an engine without a compute capability. Raises EngineryError where TensorRT for RTX does not build one."""
+    """Build an engine without a compute capability. Raises EnginesmithError where TensorRT for RTX does not build
+    one."""
     trt = importlib.import_module("tensorrt_rtx")
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, builder.logger)
     if not parser.parse_from_file(str(model)):
-        raise EngineryError(f"TensorRT for RTX does not parse {model.name}: {parser.get_error(0).desc()}")
+        raise EnginesmithError(f"TensorRT for RTX does not parse {model.name}: {parser.get_error(0).desc()}")
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
     profile = builder.create_optimization_profile()
@@ -142,7 +143,7 @@ def build_for_any_generation(request: BuildRequest, model: Path, workdir: Path) 
     config.add_optimization_profile(profile)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise EngineryError("TensorRT for RTX builds no engine without a compute capability; its log says why")
+        raise EnginesmithError("TensorRT for RTX builds no engine without a compute capability; its log says why")
     path = workdir / f"engine.{BACKEND}"
     path.write_bytes(bytes(plan))
     return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)

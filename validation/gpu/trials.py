@@ -17,12 +17,12 @@ from builders.as_built import WithoutSampler
 from builders.backends import compatibility, discovery
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
-from enginery.arrays import Array
-from enginery.core.errors import EngineryError, UnavailableError
-from enginery.core.reports.proof import Check, describe
-from enginery.core.text import pluralize
-from enginery.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
-from enginery.ensembles import Ensemble, EnsembleGraph, call_rows
+from enginesmith.arrays import Array
+from enginesmith.core.errors import EnginesmithError, UnavailableError
+from enginesmith.core.reports.proof import Check, describe
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
+from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
 from validation.comparison.sessions import expected_checks, run
 from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import load_cases
@@ -46,7 +46,7 @@ _DEVICE_RUNS = 200
 
 
 class _Failed(Exception):  # noqa: N818 - an answer, not an error
-    def __init__(self, outcome: Outcome, error: EngineryError) -> None:
+    def __init__(self, outcome: Outcome, error: EnginesmithError) -> None:
         super().__init__(str(error))
         self.outcome: Outcome = outcome
 
@@ -315,12 +315,12 @@ def _open(opens: Opens) -> Iterator[Session]:
 
 
 def _attempt(outcome: Outcome, step: Callable[[], T]) -> T:
-    """The result of `step`. Raises _Failed with `outcome` for an EngineryError, except for an UnavailableError."""
+    """The result of `step`. Raises _Failed with `outcome` for an EnginesmithError, except for an UnavailableError."""
     try:
         return step()
     except UnavailableError:  # the fault is not the engine's
         raise
-    except EngineryError as error:
+    except EnginesmithError as error:
         raise _Failed(outcome, error) from error
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 # Points of a level at least, so that single slow days are none; and of a series before it says anything.
 LEAST_LEVEL, LEAST_POINTS = 4, 12

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from enginery.core.reports.breakdown import TimeBreakdown
-from enginery.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
-from enginery.core.text import join_first
+from enginesmith.core.reports.breakdown import TimeBreakdown
+from enginesmith.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
+from enginesmith.core.text import join_first
 from validation.latency.measurement.quantiles import LEAST_PROCESSES
 from validation.plots.texts import seconds_text
 

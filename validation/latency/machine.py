@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from enginery.core.hardware.cpu_kinds import cpu_name, this_kind
-from enginery.core.hardware.cuda import gpus
-from enginery.core.reports.latency import MachineKind, SystemLoad
+from enginesmith.core.hardware.cpu_kinds import cpu_name, this_kind
+from enginesmith.core.hardware.cuda import gpus
+from enginesmith.core.reports.latency import MachineKind, SystemLoad
 
 
 def machine() -> MachineKind:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginery.core.reports.breakdown import Bound, Roofs, TimeBreakdown, TimedNode
-from enginery.core.reports.latency import BucketLatency, LatencyReport
+from enginesmith.core.reports.breakdown import Bound, Roofs, TimeBreakdown, TimedNode
+from enginesmith.core.reports.latency import BucketLatency, LatencyReport
 from validation.latency.formatting import (
     COLUMNS,
     NODE_COLUMNS,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from enginery.core.errors import InputError
-from enginery.core.reports.proof import Check
-from enginery.core.text import suggest
-from enginery.core.types import Precision
+from enginesmith.core.errors import InputError
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.text import suggest
+from enginesmith.core.types import Precision
 from validation.limits.noise_floor import Noise, OutputFloor
 from validation.limits.rounding import Decisions, Honest
 from validation.metrics.drift import Drift

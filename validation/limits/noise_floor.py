@@ -21,8 +21,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
 from builders.onnx_graphs.outline import lacks_lists, load_outline
 from builders.onnx_graphs.weights import to_array, without_weights
-from enginery.arrays import Array
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.types import Tensors
 from validation.metrics.drift import Drift, is_exact, measure
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.metrics.drift import Drift
 from validation.metrics.slice_limits import HONEST_MARGIN
 from validation.metrics.slices import AxisSums, Slices, fit_length

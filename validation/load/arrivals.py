@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import InputError
+from enginesmith.arrays import Array
+from enginesmith.core.errors import InputError
 
 # Of a test that nobody could wait for, or hold in memory.
 MOST_ARRIVALS = 5_000_000

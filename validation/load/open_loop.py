@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 # Sleeps end some 60 microseconds late; the rest of the way is waited for awake, if it is shorter than this.
 _AWAKE_S = 0.0002

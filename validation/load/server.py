@@ -24,14 +24,14 @@ import numpy as np
 
 from builders.backends import discovery
 from builders.backends.compatibility import open_engine
-from enginery.arrays import stored_arrays
-from enginery.core.codec import decode
-from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Engine, Session, Tensors
-from enginery.serving.batcher import BatchedRequest, Batcher
-from enginery.serving.buckets import RoutedEngine
-from enginery.serving.padding import Padding
-from enginery.serving.router import Router
+from enginesmith.arrays import stored_arrays
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import BuildRequest, Engine, Session, Tensors
+from enginesmith.serving.batcher import BatchedRequest, Batcher
+from enginesmith.serving.buckets import RoutedEngine
+from enginesmith.serving.padding import Padding
+from enginesmith.serving.router import Router
 
 # A request: its number, and which inputs it has.  An answer: the number, whether it failed, and when it was there, by
 # `time.perf_counter`, which all processes of a machine share (CPython docs: CLOCK_MONOTONIC).
@@ -188,7 +188,7 @@ def serve(connection: socket.socket, plan: ServedEngine) -> None:
                 for number, which in REQUEST.iter_unpack(rest[:whole]):
                     try:
                         submit(requests[which]).add_done_callback(partial(answers.add_result, number))
-                    except EngineryError:
+                    except EnginesmithError:
                         answers.add(number, True, time.perf_counter())
                         answers.flush()
                 rest = rest[whole:]
@@ -207,7 +207,7 @@ def main() -> None:
             serve(connection, plan)
     except BrokenPipeError:
         sys.exit(0)
-    except EngineryError as error:
+    except EnginesmithError as error:
         sys.exit(str(error))
 
 

@@ -5,9 +5,9 @@ from statistics import median
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.load import LoadPhase, SendDelay, ServerMemory
-from enginery.core.text import format_plain
+from enginesmith.arrays import Array
+from enginesmith.core.reports.load import LoadPhase, SendDelay, ServerMemory
+from enginesmith.core.text import format_plain
 from validation.latency.measurement.quantiles import quantiles
 from validation.load.arrivals import PlannedArrivals
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from enginery.core.reports.load import LoadPhase, LoadReport
-from enginery.core.text import format_bytes
+from enginesmith.core.reports.load import LoadPhase, LoadReport
+from enginesmith.core.text import format_bytes
 from validation.latency.formatting import format_quantile, name_quantile
 from validation.plots.texts import seconds_text
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.free_running import FreeRunning, SequenceDrift
+from enginesmith.arrays import Array
+from enginesmith.core.reports.free_running import FreeRunning, SequenceDrift
 from validation.metrics.drift import is_exact
 from validation.metrics.tally import Spreads
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.metrics.slice_sums import FeatureSums
 
 # Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; that does not pay.

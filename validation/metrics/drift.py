@@ -32,7 +32,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.metrics.passes import exponent_of, flat_parts, sampled_parts
 from validation.metrics.rows import RowSums, measure_rows
 from validation.metrics.slice_limits import worst_slice

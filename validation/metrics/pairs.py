@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 # A piece of an array: an index of each of its first axes, and a range of the next one.
 Block = tuple[int | slice, ...]

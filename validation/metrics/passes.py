@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.metrics.chunk_sums import PIECE, ChunkSums, Part
 from validation.metrics.pairs import Block, blocks_of, pairs_of
 from validation.metrics.slice_sums import FeatureSums, SliceSums

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.metrics.pairs import blocks_of
 
 # Elements of the rows that are compared at a time.

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.metrics.slices import AxisSums, Slices, fit_length
 
 # The least number of elements of a slice that is judged.

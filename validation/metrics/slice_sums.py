@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.metrics.pairs import Block
 from validation.metrics.slices import AxisSums, Marginals, Slices
 

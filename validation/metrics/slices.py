@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.metrics.pairs import Block, blocks_of
 
 # Elements of the means that are merged at a time.

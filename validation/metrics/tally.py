@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.proof import Spread, Worst
+from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import Spread, Worst
 from validation.metrics.passes import exponent_of
 
 # Elements that are measured at a time: their float64 copies stay in the processor's cache.

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builders.onnx_graphs.bodies import list_bodies
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.perturbation.operators import COPIES, CORRECT, OF_ONE, RANDOM, SIZES, inline_functions, types_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-    from enginery.core.types import Precision
+    from enginesmith.core.types import Precision
 
 PREFIX = "rounding/"
 SKIP, FLIPS = "rounding/skip", "rounding/flips"

@@ -21,8 +21,8 @@ import numpy as np
 
 from builders.execution.memory import held_mib
 from builders.onnx_graphs.shard_names import graph_bytes
-from enginery.arrays import Array
-from enginery.core.types import Precision, Session
+from enginesmith.arrays import Array
+from enginesmith.core.types import Precision, Session
 from validation.comparison.sessions import Opener, run
 from validation.golden.golden_set import Case, GoldenSet, case_kinds
 from validation.limits.measured import of_golden

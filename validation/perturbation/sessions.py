@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginery.arrays import Array
-from enginery.core.types import Session, Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.types import Session, Tensors
 from validation.perturbation.graph import FLIPS, SKIP, traits, with_rounding
 
 if TYPE_CHECKING:
-    from enginery.core.types import Precision
+    from enginesmith.core.types import Precision
     from validation.comparison.sessions import Opener
 
 

@@ -34,7 +34,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from enginery.core.text import visible
+from enginesmith.core.text import visible
 from validation.plots.charts import SENTINELS, Axis, Bars, Dot, Key, Line, Mark, Plot, Text
 
 _STYLE = Path(__file__).with_name("plots.mplstyle")

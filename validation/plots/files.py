@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring, register_namespace, tostring
 
-from enginery.core.errors import InputError
-from enginery.registry.store.files import make_folder, reachable, write_whole
+from enginesmith.core.errors import InputError
+from enginesmith.registry.store.files import make_folder, reachable, write_whole
 from validation.plots.charts import Plot
 from validation.plots.svg import svg
 

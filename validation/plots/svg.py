@@ -7,7 +7,7 @@ and dark schemes and its print; ids and styles of matplotlib's own go, and title
 import re
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
-from enginery.core.text import visible
+from enginesmith.core.text import visible
 from validation.plots.charts import SENTINELS, Plot
 
 _NAMES = {sentinel: name for name, sentinel in SENTINELS.items()}

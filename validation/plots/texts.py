@@ -2,7 +2,7 @@
 
 import math
 
-from enginery.core.text import format_plain
+from enginesmith.core.text import format_plain
 
 
 def number_text(value: float) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from enginery.core.reports.free_running import FreeRunning
-from enginery.core.reports.prompts import PromptDrift
-from enginery.core.reports.proof import Report, Spread, Worst
+from enginesmith.core.reports.free_running import FreeRunning
+from enginesmith.core.reports.prompts import PromptDrift
+from enginesmith.core.reports.proof import Report, Spread, Worst
 from validation.plots.charts import Axis, Colour, Curve, Plot, ecdf, series, span_axis
 from validation.plots.svg import svg
 from validation.plots.texts import decibels_text, number_text

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from enginery.core.text import format_bytes, visible
+from enginesmith.core.text import format_bytes, visible
 from validation.plots.texts import digits_text, nonfinite_text, percent_text, seconds_text
 from validation.reporting.overview import overview
 from validation.reporting.stages import format_bound

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginery.core.reports.proof import OVERLAP, UNMEASURED, Check, find_unmeasured, name_task_checks
-from enginery.core.text import pluralize
-from enginery.core.types import PRECISIONS, BuildFailure
-from enginery.registry.evidence.canaries import CanaryVerdict
-from enginery.registry.manifest import EngineEntry
+from enginesmith.core.reports.proof import OVERLAP, UNMEASURED, Check, find_unmeasured, name_task_checks
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import PRECISIONS, BuildFailure
+from enginesmith.registry.evidence.canaries import CanaryVerdict
+from enginesmith.registry.manifest import EngineEntry
 from validation.attribution.formatting import AttributionView, view_attribution
 from validation.latency.view import LatencyView, view_latencies
 from validation.limits.budget import at_most, within
@@ -212,12 +212,12 @@ def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tup
     for row in engines:
         entry = row.entry
         if entry.status == "failed" and entry.digest:
-            run = f"enginery validate {reference} --target {entry.target}"
-            drifted = f"enginery attribute {reference} --target {entry.target} --precision {entry.precision}"
+            run = f"enginesmith validate {reference} --target {entry.target}"
+            drifted = f"enginesmith attribute {reference} --target {entry.target} --precision {entry.precision}"
             yield entry.unit, f"{run}\n{drifted}"
         elif entry.status == "failed" and row.failed_checks:
             words = f"--target {entry.target} --precision {entry.precision} --backend {entry.backend}"
-            yield entry.unit, f"enginery build SPEC.yaml {words}"
+            yield entry.unit, f"enginesmith build SPEC.yaml {words}"
 
 
 def _group_by_target(engines: Sequence[EngineRow]) -> Iterator[TargetGroup]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from enginery.core.reports.quantization import (
+from enginesmith.core.reports.quantization import (
     QuantizationRecord,
     QuantizedTensor,
     RecordedSearch,
@@ -12,7 +12,7 @@ from enginery.core.reports.quantization import (
     Span,
     TensorHistogram,
 )
-from enginery.core.text import join_first
+from enginesmith.core.text import join_first
 from validation.plots.charts import Anchor, Axis, Dot, Key, Line, Mark, Plot, Text, histogram
 from validation.plots.svg import svg
 from validation.plots.texts import decibels_text as db
@@ -108,7 +108,7 @@ def decibels_text(sqnr_db: float | None) -> str:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A quantized tensor as text: a row of the page's table and of `enginery show --quantization`."""
+    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`."""
 
     name: str
     kind: str

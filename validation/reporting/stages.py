@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginery.core.reports.proof import Check, Report
-from enginery.core.text import pluralize
-from enginery.core.types import PRECISIONS
+from enginesmith.core.reports.proof import Check, Report
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import PRECISIONS
 from validation.limits.budget import at_most
 
 STAGES = {

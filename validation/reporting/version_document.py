@@ -6,17 +6,17 @@ A copy for reading: nothing is proven or published from it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE
-from enginery.core.reports.latency import LatencyReport
-from enginery.core.reports.load import LoadReport
-from enginery.core.reports.proof import Report
-from enginery.core.reports.quantization import QuantizationRecord
-from enginery.core.types import BuildFailure
-from enginery.registry.evidence.canaries import CanaryVerdict
-from enginery.registry.manifest import Manifest
+from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE
+from enginesmith.core.reports.latency import LatencyReport
+from enginesmith.core.reports.load import LoadReport
+from enginesmith.core.reports.proof import Report
+from enginesmith.core.reports.quantization import QuantizationRecord
+from enginesmith.core.types import BuildFailure
+from enginesmith.registry.evidence.canaries import CanaryVerdict
+from enginesmith.registry.manifest import Manifest
 from validation.attribution.result import NamedAttribution
 
-KIND = "enginery-version"
+KIND = "enginesmith-version"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 
 @dataclass(frozen=True)

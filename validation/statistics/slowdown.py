@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.statistics.evidence import CanaryEvidence
 from validation.statistics.rates import estimate_design_effect
 from validation.statistics.serial_dependence import (

@@ -1,6 +1,6 @@
 """A dynamic batcher before one engine, simulated: how long each request waits and how long its batch runs.
 
-The policy is that of `enginery.Batcher` (and, for one bucket, of Triton's dynamic batcher with `max_queue_delay`):
+The policy is that of `enginesmith.Batcher` (and, for one bucket, of Triton's dynamic batcher with `max_queue_delay`):
 requests are queued by bucket; a queue is ready once it holds `most` samples or its oldest request has waited `wait_s`;
 the one worker, when free, takes the ready queue whose oldest request is the oldest, and from it requests in order of
 arrival up to `most` samples. A discrete-event simulation: no steady state or distribution is assumed.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from itertools import product
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.reports.latency import BucketLatency
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.reports.latency import BucketLatency
 
 # Standard deviation of a measured median's logarithm where only one process measured it.
 _ONE_PROCESS = 0.02
@@ -43,7 +43,7 @@ class ServiceTimes:
     def of_buckets(cls, buckets: Sequence[BucketLatency], dims: Sequence[str]) -> "ServiceTimes":
         """The times of a latency report's buckets. Raises DataError where there are none."""
         if not buckets:
-            raise DataError("no bucket was timed; `enginery profile` times them")
+            raise DataError("no bucket was timed; `enginesmith profile` times them")
         sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets], np.int64)
         curves = np.array([bucket.curve for bucket in buckets], np.float64)
         return cls(tuple(dims), sizes, curves, np.array([_log_sd(bucket.process_medians_s) for bucket in buckets]))
@@ -71,7 +71,7 @@ class ServiceTimes:
             row, dim = (int(index) for index in np.argwhere(beyond)[0])
             raise DataError(
                 f"{self.dims[dim]}={sizes[row, dim]} is beyond what was timed ({low[dim]} to {high[dim]}); time it:"
-                f" enginery profile REF --bucket {self.dims[dim]}={sizes[row, dim]}"
+                f" enginesmith profile REF --bucket {self.dims[dim]}={sizes[row, dim]}"
             )
 
     @cached_property

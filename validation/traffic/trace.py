@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.types import TensorSpec
-from enginery.recording.traffic import RecordedTraffic
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import TensorSpec
+from enginesmith.recording.traffic import RecordedTraffic
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,19 +28,19 @@ from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
 from builders.backends.installed import versions_of
 from builders.execution.workdir import require_plain
-from enginery.core.capabilities import Capabilities, SharedOptions
-from enginery.core.commands import run_command
-from enginery.core.errors import EngineryError, InputError
-from enginery.core.hardware import cpu_kinds, cuda
-from enginery.core.hardware.cpu_kinds import HOST, host_level, level_of
-from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Untyped
-from enginery.core.zip_files import DAMAGED
+from enginesmith.core.capabilities import Capabilities, SharedOptions
+from enginesmith.core.commands import run_command
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.hardware import cpu_kinds, cuda
+from enginesmith.core.hardware.cpu_kinds import HOST, host_level, level_of
+from enginesmith.core.requirements import Instructions, Requirement, for_target, same_versions
+from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Untyped
+from enginesmith.core.zip_files import DAMAGED
 
 _INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
 _MODEL = "model"  # the one model of a package
-_FAULTS = "enginery_lookups"  # key of its metadata: the faults that its last output tells of, in words
+_FAULTS = "enginesmith_lookups"  # key of its metadata: the faults that its last output tells of, in words
 # The members of a package that was built here; torch would unpickle what lies in other folders.
 _MEMBERS = re.compile(
     r"[\w.-]+/(archive_format|archive_version|byteorder|version|\.format_version|\.data/[\w.-]+|"
@@ -61,7 +61,7 @@ class AotInductor:
 
     name: ClassVar[str] = "aotinductor"
     revision: ClassVar[int] = 3
-    install: ClassVar[str] = "pip install 'enginery[export]', and a C++ compiler (apt-get install g++)"
+    install: ClassVar[str] = "pip install 'enginesmith[export]', and a C++ compiler (apt-get install g++)"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="budget", tunes_on_target=True, options=SharedOptions(cpu_level="cpu")
     )
@@ -126,11 +126,11 @@ class AotInductor:
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.pt2.
 
-        Raises ModelError, naming node and operator, for what the conversion to torch does not know, and EngineryError
-        with the compiler's words where the compilation fails; and as `require_plain` does.
+        Raises ModelError, naming node and operator, for what the conversion to torch does not know, and
+        EnginesmithError with the compiler's words where the compilation fails; and as `require_plain` does.
         """
         if not request.target.is_cpu and (reason := self.runs(request.target)):
-            raise EngineryError(f"AOTInductor compiles on the GPU it builds for: {reason}")
+            raise EnginesmithError(f"AOTInductor compiles on the GPU it builds for: {reason}")
         require_plain(workdir, "AOTInductor's compiler")
         path = workdir / "engine.pt2"
         with warnings.catch_warnings(action="ignore"):
@@ -152,7 +152,7 @@ class AotInductor:
                     with torch.no_grad():  # or freezing is passed over
                         compile_package(program, package_path=str(path), inductor_configs=configs)
                 except Exception as error:  # classes of many modules, those of the C++ compiler included
-                    raise EngineryError(f"AOTInductor cannot compile it: {_words(error)}") from error
+                    raise EnginesmithError(f"AOTInductor cannot compile it: {_words(error)}") from error
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
@@ -165,7 +165,7 @@ class AotInductor:
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load the engine, which is native code. Raises EngineryError where it is for another CPU, GPU or torch, or
+        """Load the engine, which is native code. Raises EnginesmithError where it is for another CPU, GPU or torch, or
         holds files that no package built here has."""
         from builders.backends.aotinductor.session import PackageSession
 
@@ -221,15 +221,16 @@ def _compiler_version(path: str, _changed_ns: int) -> str | None:
 
 
 def check_members(path: Path) -> None:
-    """Raise EngineryError for a package that is none, or holds more than compiled code, which torch might unpickle."""
+    """Raise EnginesmithError for a package that is none, or holds more than compiled code, which torch might
+    unpickle."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except DAMAGED as error:
-        raise EngineryError(f"{path.name} is no AOTInductor package: {error}; build it again") from error
+        raise EnginesmithError(f"{path.name} is no AOTInductor package: {error}; build it again") from error
     for name in names:
         if not _MEMBERS.fullmatch(name):
-            raise EngineryError(f"{path.name} holds {name!r}, which no engine of AOTInductor does; do not open it")
+            raise EnginesmithError(f"{path.name} holds {name!r}, which no engine of AOTInductor does; do not open it")
 
 
 def _cpu_refusal(request: BuildRequest) -> str | None:
@@ -244,7 +245,7 @@ def _instructions(level: str) -> Iterator[None]:
     from torch._inductor import cpu_vec_isa
 
     if level not in _INSTRUCTIONS:
-        raise EngineryError(f"the code is built for x86-64 with AVX2 at least, and this machine is {level}")
+        raise EnginesmithError(f"the code is built for x86-64 with AVX2 at least, and this machine is {level}")
     inductor: Untyped = cpu_vec_isa
     chosen = getattr(inductor, _INSTRUCTIONS[level])()
     usual = inductor.valid_vec_isa_list

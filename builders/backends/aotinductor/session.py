@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
-from enginery.arrays import InputCheck
-from enginery.core.errors import DataError, EngineryError
-from enginery.core.types import Engine, Session, Tensors, TensorSpec, Untyped
+from enginesmith.arrays import InputCheck
+from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.types import Engine, Session, Tensors, TensorSpec, Untyped
 
 
 class PackageSession(Session):
-    """A package opened on the CPU, or on the first GPU. Raises EngineryError when it cannot be loaded."""
+    """A package opened on the CPU, or on the first GPU. Raises EnginesmithError when it cannot be loaded."""
 
     def __init__(self, engine: Engine, model_name: str, faults: str) -> None:
         self.inputs: Sequence[TensorSpec] = engine.request.inputs
@@ -26,18 +26,18 @@ class PackageSession(Session):
             # The loader itself: torch's function around it would read, and unpickle, programs beside the code.
             self._model: Untyped = torch._C._aoti.AOTIModelPackageLoader(str(engine.path), model_name, False, 1, -1)
         except (RuntimeError, ValueError) as error:
-            raise EngineryError(f"{self._name} cannot be loaded: {error}; build it again") from error
+            raise EnginesmithError(f"{self._name} cannot be loaded: {error}; build it again") from error
         self._faults: list[str] = json.loads(self._model.get_metadata().get(faults, "[]"))
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """Run once. Raises DataError for arrays that the engine was not built for, EngineryError when it fails."""
+        """Run once. Raises DataError for arrays that the engine was not built for, EnginesmithError when it fails."""
         if self._model is None:
-            raise EngineryError(f"{self._name}: the session is closed; open it again")
+            raise EnginesmithError(f"{self._name}: the session is closed; open it again")
         self._accepts(inputs)
         try:
             results = self._model.boxed_run(self._place(inputs))
         except RuntimeError as error:
-            raise EngineryError(f"{self._name} failed while running: {error}") from error
+            raise EnginesmithError(f"{self._name} failed while running: {error}") from error
         fine: list[bool] = results.pop().tolist() if self._faults else []
         for fault, held in zip(self._faults, fine, strict=True):
             if not held:  # an index out of range or a division by zero: the results are of other numbers

@@ -15,12 +15,12 @@ from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
 from builders.backends.installed import versions_of
 from builders.execution.workdir import require_plain
-from enginery.core.capabilities import Capabilities, SharedOptions
-from enginery.core.errors import InputError
-from enginery.core.hardware import cpu_kinds, cuda
-from enginery.core.hardware.cpu_kinds import HOST, LEVELS, host_level, level_of
-from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from enginesmith.core.capabilities import Capabilities, SharedOptions
+from enginesmith.core.errors import InputError
+from enginesmith.core.hardware import cpu_kinds, cuda
+from enginesmith.core.hardware.cpu_kinds import HOST, LEVELS, host_level, level_of
+from enginesmith.core.requirements import Instructions, Requirement, for_target, same_versions
+from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "IREE"
 _DISTRIBUTIONS = ("iree-base-compiler", "iree-base-runtime")
@@ -48,7 +48,7 @@ class Iree:
 
     name: ClassVar[str] = "iree"
     revision: ClassVar[int] = 4
-    install: ClassVar[str] = "pip install 'enginery[iree]'"
+    install: ClassVar[str] = "pip install 'enginesmith[iree]'"
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", options=SharedOptions(cpu_level="cpu"))
 
     cpu: str = "x86-64-v3"

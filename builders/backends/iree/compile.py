@@ -9,7 +9,7 @@ from pathlib import Path
 from builders.backends.iree.miscompilations import wrong_loops, wrong_operators
 from builders.backends.iree.rewrites import rewrite
 from builders.onnx_graphs.plain_names import Names, plain
-from enginery.core.errors import ModelError, StepError
+from enginesmith.core.errors import ModelError, StepError
 
 _MODULE = "model.mlirbc"
 _LONGEST = 1000

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from builders.onnx_graphs.bodies import list_bodies
-from enginery.core.types import Untyped
+from enginesmith.core.types import Untyped
 
 if TYPE_CHECKING:
     import onnx

@@ -7,8 +7,8 @@ import numpy as np
 
 from builders.backends.iree.miscompilations import Scope, attributes_of
 from builders.onnx_graphs.bodies import list_bodies
-from enginery.arrays import Array
-from enginery.core.types import Untyped
+from enginesmith.arrays import Array
+from enginesmith.core.types import Untyped
 
 if TYPE_CHECKING:
     import onnx

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from builders.backends import shape_profiles
-from enginery.arrays import InputCheck
-from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
+from enginesmith.arrays import InputCheck
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
 
 _PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
 
@@ -18,7 +18,7 @@ _PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+
 def open_engine(engine: Engine, device: str) -> Iterator[Session]:
     """Load `engine` on a device, named as IREE does ('local-task', 'cuda://0').
 
-    Raises EngineryError with IREE's words when it cannot be loaded.
+    Raises EnginesmithError with IREE's words when it cannot be loaded.
     """
     import iree.runtime as runtime
 
@@ -28,7 +28,7 @@ def open_engine(engine: Engine, device: str) -> Iterator[Session]:
         context = runtime.SystemContext(vm_modules=[module], config=config)
         main = context.modules[module.name]["main"]
     except (ValueError, RuntimeError, KeyError) as error:
-        raise EngineryError(f"IREE cannot load {engine.path.name}: {words(error)}; build it again") from error
+        raise EnginesmithError(f"IREE cannot load {engine.path.name}: {words(error)}; build it again") from error
     session = IreeSession(engine.request, main)
     try:
         yield session
@@ -51,14 +51,14 @@ class IreeSession(Session):
         self._main = None
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """Run once. Raises DataError for arrays that fit no profile, EngineryError when IREE fails."""
+        """Run once. Raises DataError for arrays that fit no profile, EnginesmithError when IREE fails."""
         if self._main is None:
-            raise EngineryError("the session of this IREE engine is closed; open it again")
+            raise EnginesmithError("the session of this IREE engine is closed; open it again")
         given, sizes = shape_profiles.checked_inputs(self._check, inputs)
         try:
             found = self._main(*given)
         except (ValueError, RuntimeError, IndexError) as error:
-            raise EngineryError(f"IREE failed while running: {words(error)}") from error
+            raise EnginesmithError(f"IREE failed while running: {words(error)}") from error
         # copied: IREE's results are in memory of its own
         results = [np.array(value.to_host()) for value in (found if isinstance(found, tuple) else (found,))]
         results = [_signed_as(spec, array) for spec, array in zip(self.outputs, results, strict=True)]

@@ -27,11 +27,11 @@ from builders.backends.installed import versions_of
 from builders.backends.onnxruntime.session import OrtSession, open_model, session_options
 from builders.backends.optional_methods import RunProfile
 from builders.backends.shape_profiles import unbounded
-from enginery.core.capabilities import Capabilities
-from enginery.core.errors import InputError, ModelError
-from enginery.core.hardware.cpu_kinds import CPU, kind_built_for, kind_named, kind_of, this_kind, why_no_proof
-from enginery.core.requirements import Requirement, WideSums, for_target, later_versions
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, WeightLevels
+from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.errors import InputError, ModelError
+from enginesmith.core.hardware.cpu_kinds import CPU, kind_built_for, kind_named, kind_of, this_kind, why_no_proof
+from enginesmith.core.requirements import Requirement, WideSums, for_target, later_versions
+from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, WeightLevels
 
 # Option -> ONNX Runtime's levels: while building, and while opening the result.
 _LEVELS = {

@@ -33,11 +33,11 @@ from builders.backends.onnxruntime.gpu_session import (
     write_whole,
 )
 from builders.backends.onnxruntime.session import words_of
-from enginery.core.capabilities import Capabilities, SharedOptions
-from enginery.core.errors import EngineryError, InputError, ModelError
-from enginery.core.hardware import cuda
-from enginery.core.requirements import Requirement, driver_for, for_target, later_versions, same_versions
-from enginery.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, ShapeProfile, Target
+from enginesmith.core.capabilities import Capabilities, SharedOptions
+from enginesmith.core.errors import EnginesmithError, InputError, ModelError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.requirements import Requirement, driver_for, for_target, later_versions, same_versions
+from enginesmith.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, ShapeProfile, Target
 
 _TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "cu13")))
 
@@ -100,8 +100,8 @@ class _OnnxRuntimeGpu(ABC):
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load an engine on the first GPU of its capability. Raises as `check_compatible` does, and EngineryError when
-        ONNX Runtime would run it on another device."""
+        """Load an engine on the first GPU of its capability. Raises as `check_compatible` does, and EnginesmithError
+        when ONNX Runtime would run it on another device."""
         check_compatible(self, engine)
         request = engine.request
         providers = self.providers(request, cuda.index_of(request.target.compute_capability))
@@ -226,13 +226,13 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.onnx, on the first GPU of the target.
 
-        Raises EngineryError where that GPU or the provider is missing, ModelError with ONNX Runtime's reason, also when
-        TensorRT takes no operator at all.
+        Raises EnginesmithError where that GPU or the provider is missing, ModelError with ONNX Runtime's reason, also
+        when TensorRT takes no operator at all.
         """
         import onnxruntime as ort
 
         if reason := cuda.explain_missing_gpu(request.target):
-            raise EngineryError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
+            raise EnginesmithError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
         device = cuda.index_of(request.target.compute_capability)
         check_available(ort.get_available_providers(), TENSORRT)
         options = ort.SessionOptions()
@@ -245,7 +245,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
             compiler.compile_to_file(str(path))
         except provider_failures() as error:
             words = f"{model.name}: onnxruntime cannot compile it for TensorRT: {words_of(error)}"
-            raise ModelError(f"{words}; `enginery plan --backend tensorrt-rtx` may name the operator") from error
+            raise ModelError(f"{words}; `enginesmith plan --backend tensorrt-rtx` may name the operator") from error
         return Engine.of_file(self, request, path, left_over(path))
 
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from builders.backends.onnxruntime.session import OrtSession, failures, words_of
-from enginery.core.errors import EngineryError, ModelError
-from enginery.core.text import join_first
-from enginery.core.types import ShapeProfile, Untyped
+from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.text import join_first
+from enginesmith.core.types import ShapeProfile, Untyped
 
 _MOST_TYPES = 3
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf
@@ -59,7 +59,7 @@ class GpuSession(OrtSession):
     """An engine opened on a GPU provider, which takes shapes within its profiles only.
 
     providers: with their options, the engine's own first.  cpu_operators: whether more than shapes may be computed on
-    the CPU. Raises EngineryError when ONNX Runtime falls back to another device, ModelError when it cannot read the
+    the CPU. Raises EnginesmithError when ONNX Runtime falls back to another device, ModelError when it cannot read the
     engine.
     """
 
@@ -93,16 +93,16 @@ def provider_failures() -> tuple[type[Exception], ...]:
 
 
 def check_available(available: Sequence[str], provider: str) -> None:
-    """Raise EngineryError when the installed ONNX Runtime has no such provider."""
+    """Raise EnginesmithError when the installed ONNX Runtime has no such provider."""
     if provider not in available:
-        raise EngineryError(f"onnxruntime here has {', '.join(available)}, and no {provider}; {INSTALL}")
+        raise EnginesmithError(f"onnxruntime here has {', '.join(available)}, and no {provider}; {INSTALL}")
 
 
 def _check_placed(model: Path, session: Untyped, provider: str, cpu_operators: bool) -> None:
-    """Raise EngineryError when the session is not the provider's, or computes more than shapes on the CPU."""
+    """Raise EnginesmithError when the session is not the provider's, or computes more than shapes on the CPU."""
     found = session.get_providers()
     if found[0] != provider:
-        raise EngineryError(
+        raise EnginesmithError(
             f"{model.name}: {provider} did not load, and onnxruntime would run on {found[0]}; check the driver, CUDA, "
             "cuDNN and TensorRT against the versions that onnxruntime-gpu needs"
         )
@@ -110,7 +110,7 @@ def _check_placed(model: Path, session: Untyped, provider: str, cpu_operators: b
     nodes = [node for part in placed for node in part.get_nodes() if node.op_type not in _OF_SHAPES]
     if nodes and not cpu_operators:
         shown = join_first([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN)
-        raise EngineryError(
+        raise EnginesmithError(
             f"{model.name}: {len(nodes)} operators have no kernel in {provider} and would run on the CPU: {shown}; "
             "use another backend, or set cpu_operators: true to accept it"
         )

@@ -17,8 +17,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shards import in_shards, write_graph
 from builders.onnx_graphs.weights import embed, is_external, load_graph, size_of, to_array
-from enginery.arrays import Array
-from enginery.core.text import pluralize
+from enginesmith.arrays import Array
+from enginesmith.core.text import pluralize
 
 # Smaller constants are scales, offsets and shapes.
 _SMALLEST_BYTES = 1024

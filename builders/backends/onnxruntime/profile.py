@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 from builders.backends.onnxruntime.session import open_model, session_options
 from builders.backends.optional_methods import NodeTime, RunProfile, TensorType, element_name, type_name
-from enginery.core.errors import DataError, ModelError
-from enginery.core.parsing import find, read
-from enginery.core.types import Untyped
+from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.parsing import find, read
+from enginesmith.core.types import Untyped
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-    from enginery.core.types import Tensors
+    from enginesmith.core.types import Tensors
 
 _END = "_kernel_time"
 _QUICKER = 0.5  # share of the runs that counts

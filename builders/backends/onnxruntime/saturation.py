@@ -22,9 +22,9 @@ from builders.onnx_graphs.bodies import list_bodies, list_reads, walk_graphs, wa
 from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.shards import in_shards, save_graph, write_graph
 from builders.onnx_graphs.weights import embed, from_array, is_external, load_graph, to_array
-from enginery.arrays import Array
-from enginery.core.errors import ModelError
-from enginery.core.text import pluralize
+from enginesmith.arrays import Array
+from enginesmith.core.errors import ModelError
+from enginesmith.core.text import pluralize
 
 # Operator -> places of the factor that ONNX Runtime multiplies first and of its zero point (None: it is uint8), and of
 # each factor that it multiplies that by. The first factor of ConvInteger is its weight. Seen with 1.31 on AVX2: uint8

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from enginery.core.errors import EngineryError, ModelError
-from enginery.core.types import Session, ShapeProfile, Tensors, TensorSpec, Untyped
+from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.types import Session, ShapeProfile, Tensors, TensorSpec, Untyped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +63,7 @@ class OrtSession(Session):
         name: str | None = None,
         profiles: Sequence[ShapeProfile] = (),
     ) -> None:
-        from enginery.arrays import InputCheck
+        from enginesmith.arrays import InputCheck
 
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
         self._name = name or model.name
@@ -95,7 +95,7 @@ class OrtSession(Session):
 
     def _check_call(self, inputs: Tensors) -> None:
         if self._session is None:
-            raise EngineryError(f"{self._name}: the session is closed; open it again")
+            raise EnginesmithError(f"{self._name}: the session is closed; open it again")
         self._check(inputs)
 
 

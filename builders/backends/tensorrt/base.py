@@ -14,11 +14,11 @@ from builders.backends.tensorrt.build import add_profiles, check_model, has_prof
 from builders.backends.tensorrt.loading import Opening
 from builders.backends.tensorrt.words import builder_reason, clean, ran_out_of_memory, recorder
 from builders.execution.process import enter_phase, heed_stop
-from enginery.core.capabilities import Capabilities, SharedOptions
-from enginery.core.errors import EngineryError, InputError, StepError
-from enginery.core.hardware import cuda
-from enginery.core.requirements import Requirement, Runtime, driver_for, for_target
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, Untyped
+from enginesmith.core.capabilities import Capabilities, SharedOptions
+from enginesmith.core.errors import EnginesmithError, InputError, StepError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.requirements import Requirement, Runtime, driver_for, for_target
+from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, Untyped
 
 # Both editions have these.
 OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
@@ -98,7 +98,7 @@ class TensorRTEdition:
         """Compile `model` into WORKDIR/engine.<suffix>.
 
         Raises ModelError when the model is invalid or an operator is not supported (node, operator, reason), and
-        EngineryError with TensorRT's words and a remedy when the build itself fails: StepError of kind 'memory' when
+        EnginesmithError with TensorRT's words and a remedy when the build itself fails: StepError of kind 'memory' when
         that is what was short, 'cancelled' when it was asked to end.
         """
         from builders.onnx_graphs.dequantized_weights import with_dequantized_weights
@@ -131,7 +131,7 @@ class TensorRTEdition:
         request = engine.request
         gpu = find_compatible_gpu(self.requires(request), request.target, cuda.gpus())
         if gpu is None:
-            raise EngineryError(f"{engine.path.name}: the GPU that it was to run on is gone; run it again")
+            raise EnginesmithError(f"{engine.path.name}: the GPU that it was to run on is gone; run it again")
         return open_engine(self._import(), recorder(self.module), engine, self._configure_opening(Opening(gpu.index)))
 
     def load_runtime(self) -> None:
@@ -144,7 +144,7 @@ class TensorRTEdition:
 
         with self.open(engine) as session:
             if not isinstance(session, EngineSession):
-                raise EngineryError(f"{engine.path.name}: this session has no layers to time")
+                raise EnginesmithError(f"{engine.path.name}: this session has no layers to time")
             return profile_layers(self._import(), session, inputs, runs)
 
     def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
@@ -171,7 +171,7 @@ class TensorRTEdition:
         if watching.stopped:
             raise StepError(f"{self.title} was asked to end the build", "cancelled")
         reason = builder_reason(self.title, self.name, said.messages)
-        raise StepError(reason, "memory") if ran_out_of_memory(said.messages) else EngineryError(reason)
+        raise StepError(reason, "memory") if ran_out_of_memory(said.messages) else EnginesmithError(reason)
 
     def _prepare(self, builder: Untyped) -> None:
         """Set up the builder before the model is parsed; for editions."""
@@ -220,13 +220,13 @@ class TensorRTEdition:
         return None
 
     def _check_host(self, target: Target) -> None:
-        """Raise EngineryError when this host cannot build for the target."""
+        """Raise EnginesmithError when this host cannot build for the target."""
 
     def _import(self) -> Untyped:
         try:
             return importlib.import_module(self.module)
         except (ImportError, OSError) as error:
-            raise EngineryError(f"{self.title} cannot be loaded: {error}; {self.install}") from error
+            raise EnginesmithError(f"{self.title} cannot be loaded: {error}; {self.install}") from error
 
     def _bad(self, option: str, words: str) -> InputError:
         return InputError(f"backends.{self.name}.{option}: {words}")

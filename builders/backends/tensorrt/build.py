@@ -15,8 +15,8 @@ from pathlib import Path
 
 from builders.backends.optional_methods import GIVEN, GROWN
 from builders.backends.tensorrt.words import clean, parser_reason
-from enginery.core.errors import EngineryError, ModelError
-from enginery.core.types import ShapeProfile, Untyped
+from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.types import ShapeProfile, Untyped
 
 _ASK_S = 0.2
 _TELL_S = 2.0
@@ -120,12 +120,12 @@ def keep_grown(config: Untyped, workdir: Path) -> None:
 
 
 def merge_caches(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> bytes:
-    """One cache with the content of both. Raises EngineryError when TensorRT does not merge them."""
+    """One cache with the content of both. Raises EnginesmithError when TensorRT does not merge them."""
     config = trt.Builder(logger).create_builder_config()
     first = config.create_timing_cache(older)
     second = config.create_timing_cache(newer)
     if first is None or second is None or not first.combine(second, False):
-        raise EngineryError("TensorRT does not merge these timing caches; the newer one alone is kept")
+        raise EnginesmithError("TensorRT does not merge these timing caches; the newer one alone is kept")
     return bytes(first.serialize())
 
 

@@ -17,11 +17,11 @@ from builders.backends.tensorrt.base import LEAST, OPTIONS, TensorRTEdition, whe
 from builders.backends.tensorrt.build import keep_grown, kept_layers, merge_caches, use_given
 from builders.backends.tensorrt.loading import Opening, refit, serialize_engine
 from builders.backends.tensorrt.words import recorder
-from enginery.core.capabilities import Capabilities
-from enginery.core.errors import EngineryError
-from enginery.core.hardware import cuda
-from enginery.core.requirements import Gpu, Library, Product, Requirement, Runtime, Weights, numbers
-from enginery.core.types import NO_LAYERS, BuildRequest, Engine, Target, Untyped
+from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.requirements import Gpu, Library, Product, Requirement, Runtime, Weights, numbers
+from enginesmith.core.types import NO_LAYERS, BuildRequest, Engine, Target, Untyped
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
 _AMPERE = (8, 0)
@@ -50,7 +50,7 @@ class TensorRT(TensorRTEdition):
     title: ClassVar[str] = "TensorRT"
     module: ClassVar[str] = "tensorrt"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt")
-    install: ClassVar[str] = "pip install 'enginery[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
+    install: ClassVar[str] = "pip install 'enginesmith[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="budget", tunes_on_target=True, refits=True, timing_cache=True, times_nodes=True, options=OPTIONS
     )
@@ -200,7 +200,7 @@ class TensorRT(TensorRTEdition):
 
     def _check_host(self, target: Target) -> None:
         if reason := self.runs(target):
-            raise EngineryError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
+            raise EnginesmithError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
 
 
 @dataclass(frozen=True)

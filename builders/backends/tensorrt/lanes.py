@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence, Set
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import EngineryError
-from enginery.core.hardware.cuda import CudaGraph, Device
-from enginery.core.types import Tensors, TensorSpec, Untyped
+from enginesmith.arrays import Array
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.cuda import CudaGraph, Device
+from enginesmith.core.types import Tensors, TensorSpec, Untyped
 
 MOST_LANES = 16
 
@@ -25,7 +25,7 @@ class Lane:
     """One execution context and what is bound to it.
 
     place: prefix of the names of its buffers.  captures: whether it replays a CUDA graph, and so runs at one shape.
-    on_host: inputs whose values stay in the host's memory.  must: raises EngineryError for False.
+    on_host: inputs whose values stay in the host's memory.  must: raises EnginesmithError for False.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Lane:
         self._held: dict[str, Array] = {}
 
     def bind(self, inputs: Tensors, outputs: Sequence[TensorSpec]) -> None:
-        """Copy the inputs to the GPU and make buffers for the outputs. Raises EngineryError."""
+        """Copy the inputs to the GPU and make buffers for the outputs. Raises EnginesmithError."""
         arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         if self._captures and self._runs:  # the context is as its graph wants it: shapes and addresses stay
             for name, array in arrays.items():
@@ -62,13 +62,13 @@ class Lane:
         self._results = {spec.name: self._output(spec) for spec in outputs}
 
     def go(self) -> None:
-        """Put one run on the stream. Raises EngineryError."""
+        """Put one run on the stream. Raises EnginesmithError."""
         if self._captures and self._runs == 1:
             try:
                 self._graph = self._device.capture(self._enqueue)
-            except EngineryError as error:
+            except EnginesmithError as error:
                 reason = f"this engine cannot be captured as a CUDA graph: {error}"
-                raise EngineryError(f"{reason}; set cuda_graphs: false") from error
+                raise EnginesmithError(f"{reason}; set cuda_graphs: false") from error
         if self._graph is None:
             self._enqueue()
         else:
@@ -96,7 +96,9 @@ class Lane:
         """A host array of the shape that TensorRT infers, with its device buffer bound."""
         shape = tuple(self.context.get_tensor_shape(spec.name))
         if min(shape, default=0) < 0:
-            raise EngineryError(f"output {spec.name!r} has a shape that depends on data, {shape}; use another backend")
+            raise EnginesmithError(
+                f"output {spec.name!r} has a shape that depends on data, {shape}; use another backend"
+            )
         array = np.empty(shape, spec.dtype)
         address = self._device.buffer(self._place + spec.name, array.nbytes)
         self._must(self.context.set_tensor_address(spec.name, address))

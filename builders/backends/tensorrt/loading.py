@@ -18,10 +18,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from builders.backends.tensorrt.words import builder_reason, clean
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import EngineryError
-from enginery.core.text import join_first
-from enginery.core.types import Untyped
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.text import join_first
+from enginesmith.core.types import Untyped
 
 KEY = "plugin "
 _SHOWN = 5
@@ -68,10 +68,10 @@ def find_missing_library(libraries: Iterable[str], option: str) -> str | None:
 
 
 def load(registry: Untyped, libraries: Iterable[str]) -> None:
-    """Load the libraries into TensorRT's plugin registry. Raises EngineryError naming the one that cannot be."""
+    """Load the libraries into TensorRT's plugin registry. Raises EnginesmithError naming the one that cannot be."""
     for path in libraries:
         if registry.load_library(path) is None:
-            raise EngineryError(
+            raise EnginesmithError(
                 f"plugin library {path} cannot be loaded, or its plugins are registered already; it must be built for "
                 "this release of TensorRT"
             )
@@ -91,18 +91,18 @@ def _read(path: str, _changed_ns: int, _size: int) -> str:
 
 
 def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
-    """Give a loaded engine the weights of an ONNX model. Raises EngineryError naming what lacks or does not fit."""
+    """Give a loaded engine the weights of an ONNX model. Raises EnginesmithError naming what lacks or does not fit."""
     refitter = trt.Refitter(loaded, said)
     parser = trt.OnnxParserRefitter(refitter, said)
     if not parser.refit_from_file(str(model)):
         problems = [clean(parser.get_error(index).desc()) for index in range(parser.num_errors)]
-        raise EngineryError(
+        raise EnginesmithError(
             f"the weights of {model.name} do not fit: {_reason(problems, said)}; build the engine again"
         )
     missing = refitter.get_missing_weights()
     if missing or not refitter.refit_cuda_engine():
         lacks = f"{model.name} lacks {join_first(missing, _SHOWN)}" if missing else _reason([], said)
-        raise EngineryError(f"the engine did not take the new weights: {lacks}; build it again")
+        raise EnginesmithError(f"the engine did not take the new weights: {lacks}; build it again")
 
 
 def serialize_engine(trt: Untyped, loaded: Untyped, said: Untyped) -> bytes:
@@ -112,7 +112,7 @@ def serialize_engine(trt: Untyped, loaded: Untyped, said: Untyped) -> bytes:
     config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)
     data = loaded.serialize_with_config(config)
     if data is None:
-        raise EngineryError(builder_reason("the refitted engine", "tensorrt", said.messages))
+        raise EnginesmithError(builder_reason("the refitted engine", "tensorrt", said.messages))
     return bytes(data)
 
 

@@ -14,17 +14,17 @@ from builders.backends.optional_methods import NodeTime, RunProfile
 from builders.backends.tensorrt.lanes import Lane, Lanes
 from builders.backends.tensorrt.loading import Opening, refit
 from builders.backends.tensorrt.words import builder_reason
-from enginery.arrays import InputCheck
-from enginery.core.errors import EngineryError
-from enginery.core.hardware.cuda import Device
-from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
+from enginesmith.arrays import InputCheck
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.cuda import Device
+from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
 
 
 @contextmanager
 def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Iterator[Session]:
     """Load `engine` with the module `trt` and its logger `said`.
 
-    Raises EngineryError with TensorRT's words when it does not fit, UnavailableError without a driver.
+    Raises EnginesmithError with TensorRT's words when it does not fit, UnavailableError without a driver.
     """
     with Device(opening.gpu) as device:
         said.messages.clear()
@@ -33,7 +33,7 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
         if opening.stripped:
             if engine.weights is None:
                 own = f"{engine.path.name} has no weights of its own"
-                raise EngineryError(f"{own}; open it with the ONNX model it was made from")
+                raise EnginesmithError(f"{own}; open it with the ONNX model it was made from")
             refit(trt, said, loaded, engine.weights)
         if opening.streamed_budget_bytes is not None:
             budget = opening.streamed_budget_bytes or loaded.get_weight_streaming_automatic_budget()
@@ -46,13 +46,13 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
 
 
 def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Untyped:
-    """The engine, deserialized. Raises EngineryError with TensorRT's words."""
+    """The engine, deserialized. Raises EnginesmithError with TensorRT's words."""
     opening.prepare(runtime)
     if opening.host_code:
         runtime.engine_host_code_allowed = True
     loaded = runtime.deserialize_cuda_engine(engine.path.read_bytes())
     if loaded is None:
-        raise EngineryError(builder_reason(engine.path.name, engine.request.backend, said.messages))
+        raise EnginesmithError(builder_reason(engine.path.name, engine.request.backend, said.messages))
     return loaded
 
 
@@ -74,13 +74,13 @@ class EngineSession(Session):
         self._lanes = Lanes(self._new_lane)
         shaping = [spec.name for spec in self.inputs if self._graphs and loaded.is_shape_inference_io(spec.name)]
         if shaping:
-            raise EngineryError(
+            raise EnginesmithError(
                 f"input {shaping[0]!r} says shapes by its values, which a CUDA graph would keep from its first run; "
                 f"set backends.{request.backend}.cuda_graphs: false"
             )
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """Run once. Raises DataError for arrays that fit no profile, EngineryError when the GPU fails."""
+        """Run once. Raises DataError for arrays that fit no profile, EnginesmithError when the GPU fails."""
         lane = self._bind_inputs(inputs)
         lane.go()
         self._device.wait()
@@ -120,7 +120,7 @@ class EngineSession(Session):
     def _new_lane(self, key: tuple[int, Untyped], number: int) -> Lane:
         context = self._new_context()
         if context is None:
-            raise EngineryError(builder_reason("an execution context", self._request.backend, self._said.messages))
+            raise EnginesmithError(builder_reason("an execution context", self._request.backend, self._said.messages))
         if self._profiler is not None:
             context.profiler = self._profiler
         if self._request.profiles:
@@ -141,7 +141,7 @@ class EngineSession(Session):
 
     def _must(self, done: bool) -> None:
         if not done:
-            raise EngineryError(builder_reason("the engine", self._request.backend, self._said.messages))
+            raise EnginesmithError(builder_reason("the engine", self._request.backend, self._said.messages))
 
 
 def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from enginery.core.text import join_first
-from enginery.core.types import Untyped
+from enginesmith.core.text import join_first
+from enginesmith.core.types import Untyped
 
 _MAX_PROBLEMS = 5
 _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")

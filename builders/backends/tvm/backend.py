@@ -17,12 +17,12 @@ from builders.backends.compatibility import check_compatible
 from builders.backends.installed import versions_of
 from builders.backends.tvm import tuning
 from builders.backends.tvm.cuda import INSTALL, find_nvcc
-from enginery.core.capabilities import Capabilities, SharedOptions
-from enginery.core.errors import InputError
-from enginery.core.hardware import cpu_kinds, cuda
-from enginery.core.hardware.cpu_kinds import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
-from enginery.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
-from enginery.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, Target
+from enginesmith.core.capabilities import Capabilities, SharedOptions
+from enginesmith.core.errors import InputError
+from enginesmith.core.hardware import cpu_kinds, cuda
+from enginesmith.core.hardware.cpu_kinds import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
+from enginesmith.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
+from enginesmith.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
@@ -50,7 +50,7 @@ class Tvm:
 
     name: ClassVar[str] = "tvm"
     revision: ClassVar[int] = 3
-    install: ClassVar[str] = "pip install 'enginery[tvm]'"
+    install: ClassVar[str] = "pip install 'enginesmith[tvm]'"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="outputs", timing_cache=True, gpu_tools=("nvcc",), options=SharedOptions(cpu_level="cpu")
     )

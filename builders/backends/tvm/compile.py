@@ -12,9 +12,9 @@ from builders.backends import shape_profiles
 from builders.onnx_graphs.bodies import walk_nodes
 from builders.onnx_graphs.plain_names import Names, plain
 from builders.onnx_graphs.settled_shapes import settle_shapes
-from enginery.core.errors import EngineryError, ModelError
-from enginery.core.hardware.cpu_kinds import level_of
-from enginery.core.types import BuildRequest, Untyped
+from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.hardware.cpu_kinds import level_of
+from enginesmith.core.types import BuildRequest, Untyped
 
 if TYPE_CHECKING:
     import onnx
@@ -31,8 +31,8 @@ def compile_model(
     """WORKDIR/engine.so, compiled from `model`, and notes; for a GPU with cubins of its generation, or not at all.
 
     tune_s: how long a CPU's kernels are searched for (`builders.backends.tvm.tuning`), in seconds.
-    Raises ModelError when TVM refuses the model, naming the node where that is known; EngineryError when the GPU's code
-    cannot be compiled.
+    Raises ModelError when TVM refuses the model, naming the node where that is known; EnginesmithError when the GPU's
+    code cannot be compiled.
     """
     path, notes = workdir / "engine.so", list[str]()
     host = {"kind": "llvm", "mcpu": level_of(request)}
@@ -82,10 +82,10 @@ def _compile_module(
 
 @contextmanager
 def _own_words(proto: Untyped, names: Names) -> Iterator[None]:
-    """Turn errors of TVM into ModelError with the model's names; EngineryError of a compiler that it calls stays."""
+    """Turn errors of TVM into ModelError with the model's names; EnginesmithError of a compiler that it calls stays."""
     try:
         yield
-    except EngineryError:
+    except EnginesmithError:
         raise
     except Exception as error:  # its importer and passes raise all of Python's classes, AssertionError included
         raise ModelError(f"TVM cannot compile the model: {_reason(error, proto, names)}; {_REMEDY}") from error

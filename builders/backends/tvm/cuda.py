@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from enginery.core.commands import run_command
-from enginery.core.errors import EngineryError, ModelError
+from enginesmith.core.commands import run_command
+from enginesmith.core.errors import EnginesmithError, ModelError
 
 INSTALL = (
     "install the CUDA toolkit with nvcc on PATH, or pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl"
@@ -50,7 +50,7 @@ class Nvcc:
         """CUDA C++ compiled for one generation.
 
         fast_math: whether division, square roots and denormals may be approximate (nvcc's --use_fast_math).
-        Raises ModelError with nvcc's words when it does not compile, EngineryError when something else came out.
+        Raises ModelError with nvcc's words when it does not compile, EnginesmithError when something else came out.
         """
         code, made = workdir / "kernels.cu", workdir / f"kernels.{sm}.cubin"
         code.write_text(source)
@@ -62,7 +62,7 @@ class Nvcc:
             raise ModelError(f"nvcc {self.version} does not compile the kernels for {sm}: {words}; use another backend")
         data = made.read_bytes()
         if generation(data) != sm:
-            raise EngineryError(f"nvcc {self.version} made code for {generation(data)}, not for {sm}; reinstall it")
+            raise EnginesmithError(f"nvcc {self.version} made code for {generation(data)}, not for {sm}; reinstall it")
         return data
 
 
@@ -101,7 +101,7 @@ class CubinCompiler:
     def __init__(self, sm: str, workdir: Path, *, fast_math: bool) -> None:
         nvcc = find_nvcc()
         if nvcc is None:
-            raise EngineryError(f"TVM's GPU code is compiled by nvcc, and there is none; {INSTALL}")
+            raise EnginesmithError(f"TVM's GPU code is compiled by nvcc, and there is none; {INSTALL}")
         load_cuda_runtime(workdir, nvcc)
         self._nvcc, self._sm, self._workdir, self._fast_math = nvcc, sm, workdir, fast_math
         self.made: list[bytes] = []
@@ -110,10 +110,10 @@ class CubinCompiler:
         tvm_ffi.register_global_func(_CALLBACK, self._compile, override=True)
 
     def check_packed(self, engine: Path) -> None:
-        """Raise EngineryError unless the engine holds every cubin that was made, and at least one."""
+        """Raise EnginesmithError unless the engine holds every cubin that was made, and at least one."""
         data = engine.read_bytes()
         if not self.made or any(generation(cubin) != self._sm or cubin not in data for cubin in self.made):
-            raise EngineryError(
+            raise EnginesmithError(
                 f"TVM packed no code for {self._sm} into {engine.name} but its source text; reinstall apache-tvm"
             )
 
@@ -124,14 +124,14 @@ class CubinCompiler:
 
 
 def load_cuda_runtime(workdir: Path, nvcc: Nvcc) -> None:
-    """Load TVM's CUDA runtime into this process. Raises EngineryError with what it lacks where it does not load."""
+    """Load TVM's CUDA runtime into this process. Raises EnginesmithError with what it lacks where it does not load."""
     import tvm
 
     if tvm.get_global_func(_FACTORY, allow_missing=True):
         return
     libraries = sorted(Path(tvm.__file__).parent.glob("**/libtvm_runtime_cuda.so"))
     if not libraries:
-        raise EngineryError("this apache-tvm has no CUDA runtime; pip install 'apache-tvm>=0.27' (Linux, x86-64)")
+        raise EnginesmithError("this apache-tvm has no CUDA runtime; pip install 'apache-tvm>=0.27' (Linux, x86-64)")
     library = libraries[0]
     try:
         if not _loads(_DRIVER):
@@ -139,9 +139,9 @@ def load_cuda_runtime(workdir: Path, nvcc: Nvcc) -> None:
         _load_cudart(library, nvcc)
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise EngineryError(f"TVM's CUDA runtime does not load: {error}; {INSTALL}") from error
+        raise EnginesmithError(f"TVM's CUDA runtime does not load: {error}; {INSTALL}") from error
     if not tvm.get_global_func(_FACTORY, allow_missing=True):
-        raise EngineryError(f"{library.name} of apache-tvm has no CUDA runtime in it; reinstall apache-tvm")
+        raise EnginesmithError(f"{library.name} of apache-tvm has no CUDA runtime in it; reinstall apache-tvm")
 
 
 def _load_cudart(library: Path, nvcc: Nvcc) -> None:
@@ -165,7 +165,7 @@ def _stand_in(library: Path, workdir: Path) -> Path:
     command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{_DRIVER}", "-x", "c", str(source), "-o", str(made)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise EngineryError(f"{compiler} cannot make a library: {ended.stderr.strip()[-500:]}; install gcc")
+        raise EnginesmithError(f"{compiler} cannot make a library: {ended.stderr.strip()[-500:]}; install gcc")
     return made
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from builders.backends import shape_profiles
-from enginery.arrays import InputCheck
-from enginery.core.errors import EngineryError
-from enginery.core.hardware import cuda
-from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
+from enginesmith.arrays import InputCheck
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
 
 
 @contextmanager
 def open_engine(engine: Engine) -> Iterator[Session]:
-    """Load `engine`. Raises EngineryError with TVM's words when it cannot be."""
+    """Load `engine`. Raises EnginesmithError with TVM's words when it cannot be."""
     import tvm
     from tvm import relax
 
@@ -25,7 +25,7 @@ def open_engine(engine: Engine) -> Iterator[Session]:
     device = tvm.cpu() if target.is_cpu else tvm.cuda(cuda.index_of(target.compute_capability))
     # At a new path: TVM unloads no library, and finds loaded ones by their path with links resolved. Where the file of
     # an engine was replaced it would run the functions of the earlier one.
-    with tempfile.TemporaryDirectory(prefix="enginery-tvm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="enginesmith-tvm-") as folder:
         path = Path(folder) / engine.path.name
         try:
             path.hardlink_to(engine.path)
@@ -34,7 +34,7 @@ def open_engine(engine: Engine) -> Iterator[Session]:
         try:
             main = relax.VirtualMachine(tvm.runtime.load_module(str(path)), device)["main"]
         except (RuntimeError, ValueError, AttributeError, OSError) as error:
-            raise EngineryError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
+            raise EnginesmithError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
     session = TvmSession(engine.request, main, device)
     try:
         yield session
@@ -57,18 +57,18 @@ class TvmSession(Session):
         self._main = None
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """Run once. Raises DataError for arrays that fit no profile, EngineryError when TVM fails."""
+        """Run once. Raises DataError for arrays that fit no profile, EnginesmithError when TVM fails."""
         import tvm
         import tvm_ffi
 
         if self._main is None:
-            raise EngineryError("the session of this TVM engine is closed; open it again")
+            raise EnginesmithError("the session of this TVM engine is closed; open it again")
         arrays, sizes = shape_profiles.checked_inputs(self._check, inputs)
         given = [tvm.runtime.tensor(array, self._device) for array in arrays]
         try:
             found = self._main(*given)
         except (ValueError, RuntimeError, TypeError) as error:
-            raise EngineryError(f"TVM failed while running: {words(error)}") from error
+            raise EnginesmithError(f"TVM failed while running: {words(error)}") from error
         results = list(found) if isinstance(found, Sequence) and not isinstance(found, tvm_ffi.Shape) else [found]
         # An output that is a shape has no `numpy`, but sizes.
         arrays = [item.numpy() if hasattr(item, "numpy") else np.array(list(item), np.int64) for item in results]

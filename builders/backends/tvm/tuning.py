@@ -24,10 +24,10 @@ from pathlib import Path
 
 from builders.backends.optional_methods import GIVEN, GROWN
 from builders.execution.process import enter_phase
-from enginery.core.codec import decode, encode
-from enginery.core.digest import canonical_json
-from enginery.core.errors import EngineryError, IntegrityError
-from enginery.core.types import Untyped
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.types import Untyped
 
 # Schedules of a kernel that are measured in one round, and that are drawn for it (TVM's 512 are for long searches).
 _ROUND = 8
@@ -117,7 +117,7 @@ def _search_schedules(tasks: Sequence[Untyped], workdir: Path, end: float) -> tu
         )
     except Exception as error:  # the clock's way to end it goes through C++, which changes its class
         if not clock.is_over():
-            raise EngineryError(f"TVM failed while tuning: {str(error).strip().splitlines()[-1][:500]}") from error
+            raise EnginesmithError(f"TVM failed while tuning: {str(error).strip().splitlines()[-1][:500]}") from error
     if clock.measured or not clock.said:
         return database, f"by {clock.measured} measurements here"
     return database, f"here; no candidate ran: {clock.said.strip().splitlines()[-1][:300]}"
@@ -218,14 +218,14 @@ def bundle(folder: Path) -> bytes:
 
 
 def unbundle(data: bytes, folder: Path) -> None:
-    """Write a document as the two files of `folder`. Raises EngineryError when `data` is no such document."""
+    """Write a document as the two files of `folder`. Raises EnginesmithError when `data` is no such document."""
     found = _parse(data)
     for name, items in zip(FILES, (found.kernels, found.measured), strict=True):
         (folder / name).write_text("".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items))
 
 
 def merge(older: bytes, newer: bytes) -> bytes:
-    """One document with the content of both. Raises EngineryError when one of them is no such document."""
+    """One document with the content of both. Raises EnginesmithError when one of them is no such document."""
     first, second = _parse(older), _parse(newer)
     moved = ((len(first.kernels) + at, rest) for at, rest in second.measured)
     return _shorten(TuningRecords((*first.kernels, *second.kernels), (*first.measured, *moved)))
@@ -261,8 +261,8 @@ def _parse(data: bytes) -> TuningRecords:
     try:
         found = decode(json.loads(data), TuningRecords)
     except (ValueError, RecursionError, IntegrityError) as error:
-        raise EngineryError(f"no records of TVM's tuning: {error}") from error
+        raise EnginesmithError(f"no records of TVM's tuning: {error}") from error
     fine = all(0 <= at < len(found.kernels) and all(run >= 0.0 for run in rest[1]) for at, rest in found.measured)
     if found.format != _FORMAT or not fine:
-        raise EngineryError("no records of TVM's tuning; they are begun anew")
+        raise EnginesmithError("no records of TVM's tuning; they are begun anew")
     return found

@@ -18,11 +18,11 @@ from typing import ClassVar
 from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
 from builders.backends.installed import versions_of
-from enginery.core.capabilities import Capabilities
-from enginery.core.errors import InputError
-from enginery.core.hardware import cuda
-from enginery.core.requirements import Requirement, for_target, later_versions
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.errors import InputError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.requirements import Requirement, for_target, later_versions
+from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _IO = {"float64", "float32", "float16", "bfloat16", "bool"} | {
     f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)
@@ -41,7 +41,7 @@ class Xla:
 
     name: ClassVar[str] = "xla"
     revision: ClassVar[int] = 2
-    install: ClassVar[str] = "pip install 'enginery[xla]'"
+    install: ClassVar[str] = "pip install 'enginesmith[xla]'"
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 
     matmul_precision: str = "highest"

@@ -16,8 +16,8 @@ from builders.backends.xla.jax_arrays import JAX
 from builders.onnx_ops.graph import BoundGraph, known_operators
 from builders.onnx_ops.reading import read
 from builders.onnx_ops.table import Lookups
-from enginery.core.errors import ModelError
-from enginery.core.types import BuildRequest, Untyped
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import BuildRequest, Untyped
 
 LARGEST_CONSTANT_BYTES = 256
 

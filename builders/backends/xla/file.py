@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.core import parsing
-from enginery.core.codec import decode, encode
-from enginery.core.errors import IntegrityError
+from enginesmith.core import parsing
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import IntegrityError
 
-FORMAT = "enginery-xla-1"
+FORMAT = "enginesmith-xla-1"
 _PROGRAM = "program"
 
 

@@ -18,7 +18,7 @@ from jax.core import max_dim, min_dim
 
 from builders.onnx_ops.library import ArrayLibrary
 from builders.onnx_ops.table import must
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 
 sym_max, sym_min = max_dim, min_dim
 to_numpy = np.asarray

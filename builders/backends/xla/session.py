@@ -12,15 +12,16 @@ import ml_dtypes
 import numpy as np
 
 from builders.backends.xla.file import read_engine
-from enginery.arrays import InputCheck
-from enginery.core.errors import EngineryError, IntegrityError
-from enginery.core.types import Engine, Session, Shape, Target, Tensors, TensorSpec, Untyped
+from enginesmith.arrays import InputCheck
+from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.types import Engine, Session, Shape, Target, Tensors, TensorSpec, Untyped
 
 
 class XlaSession(Session):
     """An engine with its weights on the device, and an executable for each combination of input shapes.
 
-    kept: how many combinations stay compiled. Raises IntegrityError for a damaged engine, EngineryError when XLA fails.
+    kept: how many combinations stay compiled. Raises IntegrityError for a damaged engine, EnginesmithError when XLA
+    fails.
     """
 
     def __init__(self, engine: Engine, kept: int) -> None:
@@ -57,7 +58,7 @@ class XlaSession(Session):
         Raises DataError for arrays of other names, dtypes or shapes than the profiles have.
         """
         if self._weights is None:
-            raise EngineryError(f"{self._name}: the session is closed; open it again")
+            raise EnginesmithError(f"{self._name}: the session is closed; open it again")
         self._check(inputs)
         given = [np.asarray(inputs[spec.name], order="C") for spec in self.inputs]
         executable = self._executable(tuple(array.shape for array in given))
@@ -83,7 +84,9 @@ class XlaSession(Session):
                 made = self._program.lower(self._weights, given).compile()
         except Exception as error:  # XLA's and JAX's classes alike
             words = str(error).strip().splitlines()[0]
-            raise EngineryError(f"{self._name}: XLA cannot compile it for {shapes}: {words}; build it again") from error
+            raise EnginesmithError(
+                f"{self._name}: XLA cannot compile it for {shapes}: {words}; build it again"
+            ) from error
         with self._lock:
             self._compiled[shapes] = made
             if len(self._compiled) > self._kept:
@@ -110,5 +113,5 @@ def _device(target: Target) -> Untyped:
     wanted = "{}.{}".format(*(target.compute_capability or ()))
     found = [device for device in jax.devices("cuda") if str(getattr(device, "compute_capability", "")) == wanted]
     if not found:
-        raise EngineryError(f"jax sees no {target.sm} GPU here; check CUDA_VISIBLE_DEVICES and JAX_PLATFORMS")
+        raise EnginesmithError(f"jax sees no {target.sm} GPU here; check CUDA_VISIBLE_DEVICES and JAX_PLATFORMS")
     return found[0]

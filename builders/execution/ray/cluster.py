@@ -11,8 +11,8 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 
-from enginery.core.errors import UnavailableError
-from enginery.core.parsing import find, read
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.parsing import find, read
 
 # Ray gives every node this label.
 _NODE_ID = "ray.io/node-id"

@@ -14,8 +14,8 @@ from builders.execution.ray.listener import TaskListener
 from builders.execution.ray.placement import find_fitting, none_fits
 from builders.execution.ray.task import RayTask, TaskAnswer
 from builders.execution.retries import run_with_retries
-from enginery.core.codec import decode
-from enginery.core.errors import EngineryError, StepError, UnavailableError, error_from_json
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import EnginesmithError, StepError, UnavailableError, error_from_json
 
 # Between two attempts to reach a cluster that was lost.
 _AGAIN_S = 2.0
@@ -139,7 +139,7 @@ class RayExecutor:
                 if not find_fitting(job.needs, there) and not self._wait_s:
                     raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
             task = RayTask(job, there, last[0] if elsewhere else None, self._modules)
-        except EngineryError:
+        except EnginesmithError:
             raise
         except Exception as error:  # Ray's client raises a plain one
             raise listener.lose(error) from error

@@ -11,10 +11,10 @@ from builders.execution.jobs import Waiting
 from builders.execution.ray.cluster import RayNode, answers, nodes
 from builders.execution.ray.placement import countdown, find_fitting, none_fits
 from builders.execution.ray.task import RayTask
-from enginery.core.errors import StepError, UnavailableError
-from enginery.core.text import pluralize
-from enginery.core.types import Untyped
-from enginery.core.worker_thread import WorkerThread
+from enginesmith.core.errors import StepError, UnavailableError
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import Untyped
+from enginesmith.core.worker_thread import WorkerThread
 
 _WAIT_S = 0.1
 _CHECK_S = 2.0

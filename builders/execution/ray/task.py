@@ -21,9 +21,9 @@ from builders.execution.process import run_job
 from builders.execution.ray.cluster import RayNode, answers, nodes, through_client
 from builders.execution.ray.placement import ray_options
 from builders.execution.workdir import workdir
-from enginery.core.codec import encode
-from enginery.core.errors import EngineryError, StepError, UnavailableError, error_to_json
-from enginery.core.types import Untyped
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import EnginesmithError, StepError, UnavailableError, error_to_json
+from enginesmith.core.types import Untyped
 
 # Seconds between two batches of events; the answer comes at once.
 _BATCH_S = 0.25
@@ -31,7 +31,7 @@ _BATCH_S = 0.25
 
 @dataclass(frozen=True)
 class TaskAnswer:
-    """The last event of a task: {'value': ...}, or an error as `enginery.core.errors.error_to_json` writes it."""
+    """The last event of a task: {'value': ...}, or an error as `enginesmith.core.errors.error_to_json` writes it."""
 
     data: dict[str, object]
 
@@ -92,7 +92,7 @@ def _answer(job: Job[object], function: Untyped) -> TaskAnswer:
     """What a function returns or raises, as JSON: Ray would wrap an exception."""
     try:
         return TaskAnswer({"value": function()})
-    except EngineryError as error:
+    except EnginesmithError as error:
         return TaskAnswer(error_to_json(error))
     except Exception as error:
         return TaskAnswer(error_to_json(StepError(f"{job.name}: {type(error).__name__}: {error}")))

@@ -1,4 +1,4 @@
-"""`enginery deploy`: registers flows with a Prefect server.
+"""`enginesmith deploy`: registers flows with a Prefect server.
 
 Every option is checked here: a mistake would else show hours later, in each flow run.
 """
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
-from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware.gpu_generations import GENERATIONS
-from enginery.core.names import check_channel
-from enginery.registry.store.buckets import EXAMPLES, is_in_bucket, place_in_bucket
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.names import check_channel
+from enginesmith.registry.store.buckets import EXAMPLES, is_in_bucket, place_in_bucket
 from pipeline.cli.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.cli.tables import echo, print_table
 from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
@@ -80,7 +80,7 @@ class _Pair(click.ParamType[tuple[str, object]]):
     "--catalog",
     default="registered",
     show_default=True,
-    help="Where the nightly build finds its specs, as `enginery catalog` takes it.",
+    help="Where the nightly build finds its specs, as `enginesmith catalog` takes it.",
 )
 @click.option(
     "--channel",
@@ -149,7 +149,7 @@ def deploy(
     owner: str | None,
     keep: tuple[str, ...],
 ) -> None:
-    """Register Enginery's deployments, their triggers and schedules, its work pool and GPU limits with Prefect.
+    """Register Enginesmith's deployments, their triggers and schedules, its work pool and GPU limits with Prefect.
 
     Uses the server of PREFECT_API_URL. Safe to run again after an upgrade or with other options: only differences are
     applied.
@@ -186,11 +186,13 @@ def deploy(
 
 def _registry_of(given: str | None, optional: bool) -> str:
     """The registry's URI; where none is needed, a variable of that name. Raises InputError without a registry."""
-    from enginery.registry.store.base import absolute_uri
+    from enginesmith.registry.store.base import absolute_uri
     from pipeline.orchestration.deployments.plan import REGISTRY
 
     if given is None and not optional:
-        raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
+        raise InputError(
+            "the deployments need a registry that the workers reach; give --registry or ENGINESMITH_REGISTRY"
+        )
     return REGISTRY if given is None else absolute_uri(given)
 
 

@@ -1,4 +1,5 @@
-"""`enginery doctor` and `enginery backends`: what this machine and its compilers can build and run, and what lacks.
+"""`enginesmith doctor` and `enginesmith backends`: what this machine and its compilers can build and run, and what
+lacks.
 
 Compilers are asked by way of their backends (`refuses`, `runs`, `versions`); none is imported.
 """
@@ -15,21 +16,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.hardware.cpu_kinds import CpuKind, this_kind
-from enginery.core.text import format_bytes, pluralize
-from enginery.core.types import Scalar
+from enginesmith.core.hardware.cpu_kinds import CpuKind, this_kind
+from enginesmith.core.text import format_bytes, pluralize
+from enginesmith.core.types import Scalar
 from pipeline.cli.options import emit_json, json_option, registry_option
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.core.types import Backend, Precision, Target
+    from enginesmith.core.types import Backend, Precision, Target
 
 LEAST_FREE_BYTES = 2 << 30
 EXTRAS = {
-    "onnx": "build engines: pip install 'enginery[build]'",
-    "torch": "export from PyTorch: pip install 'enginery[export]'",
-    "prefect": "run as flows: pip install 'enginery[prefect]'",
-    "ray": "build on a cluster: pip install 'enginery[ray]'",
+    "onnx": "build engines: pip install 'enginesmith[build]'",
+    "torch": "export from PyTorch: pip install 'enginesmith[export]'",
+    "prefect": "run as flows: pip install 'enginesmith[prefect]'",
+    "ray": "build on a cluster: pip install 'enginesmith[ray]'",
 }
 MARKS = {"ok": "green", "missing": "yellow", "broken": "red"}
 _CLAIMS = {"bytes": "same bytes", "outputs": "same outputs", "budget": "within limits"}
@@ -86,7 +87,7 @@ def _kind_words(kind: CpuKind) -> str:
 
 
 def _gpus() -> Iterator[DoctorFinding]:
-    from enginery.core.hardware.cuda import gpus
+    from enginesmith.core.hardware.cuda import gpus
 
     found = gpus()
     for gpu in found:
@@ -125,13 +126,13 @@ def _services() -> Iterator[DoctorFinding]:
 
 
 def _registry(registry: str) -> DoctorFinding:
-    from enginery.core.errors import EngineryError
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.lookup import models
+    from enginesmith.core.errors import EnginesmithError
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.versions.lookup import models
 
     try:
         count = len(models(open_store(registry)))
-    except EngineryError as error:
+    except EnginesmithError as error:
         return DoctorFinding("registry", "missing", str(error))
     return DoctorFinding("registry", "ok", f"{registry}: {pluralize(count, 'model')}")
 
@@ -205,7 +206,7 @@ def row_of(backend: "Backend") -> BackendRow:
 
 def builds_of(backend: "Backend") -> dict[str, list[str]]:
     """By target, the precisions that a backend builds, or would if it was installed."""
-    from enginery.core.types import PRECISIONS
+    from enginesmith.core.types import PRECISIONS
 
     table: dict[str, list[str]] = {
         target.name: [kind for kind in PRECISIONS if _would_build(backend, target, kind)]
@@ -224,7 +225,7 @@ def group_by_precisions(builds: Mapping[str, list[str]]) -> Iterator[tuple[list[
 
 
 def _list_served(backend: "Backend") -> "list[Target]":
-    from enginery.core.hardware.targets import parse_targets
+    from enginesmith.core.hardware.targets import parse_targets
 
     return [target for target in parse_targets("all") if backend.serves(target)]
 
@@ -239,7 +240,7 @@ def _takes_dynamic(backend: "Backend") -> bool:
 def _would_build(backend: "Backend", target: "Target", precision: "Precision", *, dynamic: bool = False) -> bool:
     """Whether a model with one float input is refused for no other reason than that the backend is not installed."""
     from builders.backends.discovery import options_of, toolchain_of
-    from enginery.core.types import BuildRequest, ShapeProfile, TensorSpec
+    from enginesmith.core.types import BuildRequest, ShapeProfile, TensorSpec
 
     tensor = (TensorSpec("x", "float32", ("n" if dynamic else 1, 4)),)
     profiles = (ShapeProfile((("x", (1, 4), (2, 4), (4, 4)),)),) if dynamic else ()
@@ -259,7 +260,7 @@ def _cells(row: BackendRow) -> tuple[str, ...]:
 
 
 def _details(row: BackendRow) -> Iterator[str]:
-    """The lines of `enginery backends NAME`."""
+    """The lines of `enginesmith backends NAME`."""
     yield row.name
     versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     yield f"  installed: {versions}" if row.versions else f"  not installed: {row.install}"

@@ -1,4 +1,4 @@
-"""`enginery fleet` and `enginery fleet plan`: a cluster's nodes against the registry, as tables or JSON."""
+"""`enginesmith fleet` and `enginesmith fleet plan`: a cluster's nodes against the registry, as tables or JSON."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginery.core.text import format_bytes, join_first, pluralize
+from enginesmith.core.text import format_bytes, join_first, pluralize
 from pipeline.cli.options import (
     combine,
     emit_json,
@@ -22,7 +22,7 @@ from pipeline.cli.tables import echo, print_table
 from pipeline.fleet.coverage import STATES, Coverage
 
 if TYPE_CHECKING:
-    from enginery.registry.store.base import Store
+    from enginesmith.registry.store.base import Store
     from pipeline.fleet.groups import Fleet, NodeGroup
     from pipeline.fleet.plan import FleetPlan
     from pipeline.fleet.work import FleetWork
@@ -41,7 +41,7 @@ source_options = combine(
     click.option(
         "--catalog",
         type=click.Path(path_type=Path),
-        envvar="ENGINERY_CATALOG",
+        envvar="ENGINESMITH_CATALOG",
         show_envvar=True,
         show_default="every model with a channel, on every GPU",
         help="Which models must be served where (YAML).",
@@ -100,7 +100,7 @@ def plan(as_json: bool, **chosen: Any) -> None:
 
     Nothing is changed. Times are predicted from the builds on record.
     """
-    from enginery.core.hardware.targets import parse_targets
+    from enginesmith.core.hardware.targets import parse_targets
     from pipeline.fleet.inventory import check_version
     from pipeline.fleet.plan import StateChange, make_plan, parse_nodes
     from pipeline.fleet.work import predictor
@@ -129,7 +129,7 @@ def plan(as_json: bool, **chosen: Any) -> None:
 
 def _open(chosen: dict[str, Any]) -> "tuple[Store, FleetSources]":
     """The registry, and what to compare with it, of the options of `source_options` and `runtime_options`."""
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
     from pipeline.fleet.cluster import Access
     from pipeline.orchestration.fleet import FleetSources
 

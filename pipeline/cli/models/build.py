@@ -1,4 +1,4 @@
-"""`enginery build` and `enginery plan`."""
+"""`enginesmith build` and `enginesmith plan`."""
 
 import os
 from dataclasses import replace
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.origin import user
-from enginery.core.text import format_bytes, format_metric, format_metrics
+from enginesmith.core.origin import user
+from enginesmith.core.text import format_bytes, format_metric, format_metrics
 from pipeline.cli.options import (
     collect_run_options,
     combine,
@@ -65,7 +65,7 @@ spec_options = combine(
 @click.option(
     "--sign-key",
     type=click.Path(path_type=Path),
-    envvar="ENGINERY_SIGNING_KEY",
+    envvar="ENGINESMITH_SIGNING_KEY",
     show_envvar=True,
     help="Sign the version with this private EC key, in PEM.",
 )
@@ -108,11 +108,11 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     sign_published(sign_key, registry, f"{outcome.model}@{outcome.version}", outcome.manifest)
     if outcome.channel is None or outcome.channel_refusal is None:
         return outcome
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions import channels
-    from enginery.registry.versions.lookup import locate
-    from enginery.registry.versions.policies import losses_of_build
+    from enginesmith.core.names import parse_reference
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.versions import channels
+    from enginesmith.registry.versions.lookup import locate
+    from enginesmith.registry.versions.policies import losses_of_build
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(f"{outcome.model}@{outcome.version}")).manifest
@@ -135,7 +135,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
     if with_prefect and (counting or log_format() == "json"):
         raise click.UsageError(
             "a Prefect flow has a log and a life of its own: use --runner inprocess for --log-format json and "
-            "--metrics-port, or serve the registry's metrics with `enginery metrics`"
+            "--metrics-port, or serve the registry's metrics with `enginesmith metrics`"
         )
     either = with_prefect or options.executor == "ray"
     if either and not counting and (outcome := compile_from_records(spec, options)):
@@ -154,7 +154,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
 
 def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
     """Send the event of the version to a configured server, if the run that published it did not come to that."""
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
     from pipeline.orchestration.payloads import PUBLISHED, was_sent
 
     store = open_store(registry)
@@ -231,7 +231,7 @@ def _show_place(outcome: "Outcome") -> None:
     if outcome.channel and outcome.narrowed:
         say(
             f"channel {outcome.channel} did not move: this run built {outcome.narrowed} alone, not all of the spec; "
-            f"`enginery promote {outcome.model}@{outcome.version} {outcome.model}:{outcome.channel}` moves it, with "
+            f"`enginesmith promote {outcome.model}@{outcome.version} {outcome.model}:{outcome.channel}` moves it, with "
             "--accept-loss where nodes lose something by that"
         )
 

@@ -1,4 +1,4 @@
-"""`enginery golden`: make, show, compare and freeze golden sets."""
+"""`enginesmith golden`: make, show, compare and freeze golden sets."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.codec import encode
-from enginery.core.text import pluralize
+from enginesmith.core.codec import encode
+from enginesmith.core.text import pluralize
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -59,7 +59,7 @@ def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
 @json_option
 def show(reference: str, registry: str, as_json: bool) -> None:
     """Show the golden set of a version (REF) or a digest: cases, noise floor, and the versions proven with it."""
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
     from pipeline.operations.golden import describe_golden, golden_of
 
     store = open_store(registry)
@@ -73,7 +73,7 @@ def show(reference: str, registry: str, as_json: bool) -> None:
 @json_option
 def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     """Show how golden set B differs from golden set A. Each is a REF, whose golden set is meant, or a digest."""
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
     from pipeline.compile.steps.golden import golden_change
     from pipeline.operations.golden import golden_of
 
@@ -87,7 +87,7 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
 
 def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "MadeGolden":
     """Export the spec, which makes its golden set. accepting: whether a digest that the spec demands is ignored."""
-    from enginery.core.errors import InputError
+    from enginesmith.core.errors import InputError
     from pipeline.compile.steps.exports import export
     from pipeline.compile.steps.golden import latest_golden, told_change
     from pipeline.operations.golden import MadeGolden, unfreeze

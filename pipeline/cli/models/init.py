@@ -1,4 +1,4 @@
-"""`enginery init`: a first spec, by looking at a model or as a commented starter."""
+"""`enginesmith init`: a first spec, by looking at a model or as a commented starter."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -9,9 +9,9 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from enginery.core.errors import DataError, InputError
-from enginery.core.names import inside
-from enginery.core.text import pluralize
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.names import inside
+from enginesmith.core.text import pluralize
 from pipeline.cli.options import say
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _OTHERS = {
     "--from-requests",
     "requests",
     type=click.Path(path_type=Path, exists=True),
-    help="Saved requests to make calibration and golden data of: .jsonl of `enginery record`, .npz, .npy, JSON, "
+    help="Saved requests to make calibration and golden data of: .jsonl of `enginesmith record`, .npz, .npy, JSON, "
     "Parquet, a folder of images.",
 )
 @click.option(
@@ -82,7 +82,7 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
         path = out or Path(model or "model.yaml")
         text = files("pipeline.spec").joinpath("starter.yaml").read_bytes()
         _write({path: lambda stream: stream.write(text)}, force)
-        say(f"wrote {path}; fill in the files it names, then: enginery plan {path}")
+        say(f"wrote {path}; fill in the files it names, then: enginesmith plan {path}")
         return
     from pipeline.drafts.text import write_spec
 
@@ -103,7 +103,7 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
         say(f"  {found.refused}")
     if found.unknown:
         say(f"  fill in: {', '.join(found.unknown)}; the lines are marked FILL_IN")
-    say(f"read it, then: enginery plan {path}")
+    say(f"read it, then: enginesmith plan {path}")
 
 
 def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> None:
@@ -149,7 +149,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
         say(f"  {item.key}: {item.source or 'FILL_IN'}: {item.why}")
     for graph in find_unconnected(graphs):
         say(f"  {graph.key}: FILL_IN: nothing shows what connects it")
-    say(f"read them, write the data that golden names, then: enginery plan {path}")
+    say(f"read them, write the data that golden names, then: enginesmith plan {path}")
 
 
 def _split_name(text: str) -> tuple[str, Path]:
@@ -236,7 +236,7 @@ def _split(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["Fo
 
 
 def _split_inputs(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
-    from enginery.core.types import Dim
+    from enginesmith.core.types import Dim
     from pipeline.drafts.requests import split_requests, write_samples
     from pipeline.spec.value_types import LARGEST_SIZE
 
@@ -253,7 +253,7 @@ def _split_inputs(found: "FoundModel", requests: Path, scaling: "Scaling") -> tu
 
 def _write(files: Mapping[Path, _Writer], force: bool) -> None:
     """Write files, all of them or none: each under another name first. Raises InputError for one that exists."""
-    from enginery.registry.store.files import start_atomic_write
+    from enginesmith.registry.store.files import start_atomic_write
 
     for path in files:
         if path.exists() and not force:

@@ -1,4 +1,4 @@
-"""`enginery plan`."""
+"""`enginesmith plan`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -56,7 +56,7 @@ def _count_units(found: "Forecast | EnsembleForecast") -> int:
 
 
 def _print_plan(found: "Forecast | EnsembleForecast") -> None:
-    from enginery.compile_caches.recipe import BACKEND, PRECISION
+    from enginesmith.compile_caches.recipe import BACKEND, PRECISION
     from pipeline.compile.forecast import Forecast
 
     if isinstance(found, Forecast):

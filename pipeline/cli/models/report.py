@@ -1,4 +1,4 @@
-"""`enginery report`: the HTML page of a version or a canary."""
+"""`enginesmith report`: the HTML page of a version or a canary."""
 
 from pathlib import Path
 
@@ -21,10 +21,10 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
 
     The page is one file without scripts or links to other files, in light and dark, ready to print.
     """
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
-    from enginery.registry.store.files import write_whole
-    from enginery.registry.versions.lookup import locate
+    from enginesmith.core.names import parse_reference
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.store.files import write_whole
+    from enginesmith.registry.versions.lookup import locate
     from pipeline.compile.publication.pages import draw_page, published_document, read_document
 
     if source.endswith(".json") or "/" in source:

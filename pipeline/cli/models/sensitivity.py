@@ -1,4 +1,4 @@
-"""`enginery sensitivity`: the parts of a model by their error in int8."""
+"""`enginesmith sensitivity`: the parts of a model by their error in int8."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.codec import decode, encode
-from enginery.core.text import format_plain
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.text import format_plain
 from pipeline.cli.options import (
     emit_json,
     json_option,

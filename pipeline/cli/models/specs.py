@@ -1,4 +1,4 @@
-"""Commands about specs: `enginery schema`, `register`, `watch-specs` and `catalog`."""
+"""Commands about specs: `enginesmith schema`, `register`, `watch-specs` and `catalog`."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.text import pluralize
+from enginesmith.core.text import pluralize
 from pipeline.cli.models.plan import is_stuck
 from pipeline.cli.options import (
     collect_run_options,
@@ -38,7 +38,7 @@ def schema(ensemble: bool) -> None:
     from pipeline.spec.model import ModelSpec
 
     described = (EnsembleSpec if ensemble else ModelSpec).model_json_schema()
-    title = f"Enginery {'ensemble' if ensemble else 'model'} spec"
+    title = f"Enginesmith {'ensemble' if ensemble else 'model'} spec"
     described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": title}
     echo(json.dumps(described, indent=2))
 
@@ -54,7 +54,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     Stored: the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
     data. Not stored: installed packages, and files that the code opens by itself.
     """
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
     from pipeline.intake.bundle import register as register_spec
     from pipeline.spec.ensembles.model import load_any
 
@@ -87,7 +87,7 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     A spec is taken once its files are unchanged between two looks. Each event is sent once, also by a watcher that was
     restarted. With --json, one line of JSON for each spec that was registered or cannot be read.
     """
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
     from pipeline.orchestration.watch import Watch
 
     def show(seen: "WatchedSpec") -> None:

@@ -1,4 +1,4 @@
-"""`enginery status`: the states of runs and their units, while they go on and afterwards."""
+"""`enginesmith status`: the states of runs and their units, while they go on and afterwards."""
 
 import sys
 import time
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.text import format_bytes
+from enginesmith.core.text import format_bytes
 from pipeline.cli.options import emit_json, json_option, number_option, registry_option, say
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.registry.builds.runs import RunItem
-    from enginery.registry.store.base import Store
+    from enginesmith.registry.builds.runs import RunItem
+    from enginesmith.registry.store.base import Store
     from pipeline.orchestration.runs.views import RunView
 
 WATCH_S = 2.0
@@ -31,9 +31,9 @@ def status(
 ) -> None:
     """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry as it goes on.
 
-    Proofs and canaries are not listed: `enginery show` and the Prefect server show those.
+    Proofs and canaries are not listed: `enginesmith show` and the Prefect server show those.
     """
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
 
     store = open_store(registry)
     if log is not None:
@@ -54,7 +54,7 @@ def status(
 
 def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
     """Print the runs, or one of them. Returns whether something still runs."""
-    from enginery.registry.builds.runs import find_run, read_runs, run_ids
+    from enginesmith.registry.builds.runs import find_run, read_runs, run_ids
     from pipeline.orchestration.runs.views import view_run
 
     if name is not None:
@@ -76,7 +76,7 @@ def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bo
             rows.append([run.id, one.state, run.started_at[:19], f"{one.took_s:.0f} s", one.counts, why])
         print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
     else:
-        say(f"{store.uri} knows of no runs yet; `enginery build` leaves one")
+        say(f"{store.uri} knows of no runs yet; `enginesmith build` leaves one")
     return any(one.state == "running" for one in found)
 
 
@@ -100,7 +100,7 @@ def _print_run(one: "RunView", steps: bool) -> None:
     if run.left_out:
         echo(f"and {run.left_out} more, of which nothing is kept here")
     if any(item.log for item in run.items):
-        echo(f"a log: enginery status {run.id} --log UNIT")
+        echo(f"a log: enginesmith status {run.id} --log UNIT")
 
 
 def _row(one: "RunView", item: "RunItem") -> list[str]:
@@ -113,15 +113,15 @@ def _row(one: "RunView", item: "RunItem") -> list[str]:
 
 def _show_log(store: "Store", name: str | None, unit: str) -> None:
     """Print the whole log of a job that ended, or the end of what it printed so far."""
-    from enginery.core.errors import InputError
-    from enginery.registry.builds.runs import find_run, read_live
+    from enginesmith.core.errors import InputError
+    from enginesmith.registry.builds.runs import find_run, read_live
 
     if name is None:
-        raise click.UsageError("--log needs a RUN or a MODEL; `enginery status` lists runs")
+        raise click.UsageError("--log needs a RUN or a MODEL; `enginesmith status` lists runs")
     run = find_run(store, name)
     item = _item_named([*run.items], unit, run.id)
     if item.log and not store.has(item.log):
-        raise InputError(f"the log of {item.name} was deleted with `enginery gc`, or is lost: {item.log}")
+        raise InputError(f"the log of {item.name} was deleted with `enginesmith gc`, or is lost: {item.log}")
     live = "" if item.log else read_live(store, run.id).get(item.name, "")
     text = store.read_blob(item.log).decode(errors="replace") if item.log else live
     # A compiler draws a progress bar over itself: each of its states becomes a line.
@@ -134,7 +134,7 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
 
 def _item_named(items: "list[RunItem]", wanted: str, run: str) -> "RunItem":
     """The unit or step of this name, or the only one that has all these words. Raises UnknownNameError."""
-    from enginery.core.errors import UnknownNameError
+    from enginesmith.core.errors import UnknownNameError
 
     words = wanted.split()
     found = [item for item in items if item.name == wanted] or [

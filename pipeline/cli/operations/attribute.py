@@ -1,4 +1,4 @@
-"""`enginery attribute`: which nodes drifted in the graphs and engines of a version."""
+"""`enginesmith attribute`: which nodes drifted in the graphs and engines of a version."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def attribute(
     For a quantized or cast graph that fails, also says which nodes to leave in float. Exit code 1 if anything failed,
     and for an attribution that could not be made.
     """
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
     from pipeline.operations.attribution import attribute_version
 
     store = open_store(registry)

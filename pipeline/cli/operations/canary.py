@@ -1,12 +1,12 @@
-"""`enginery canary`: compare a candidate with the version in service, on replayed traffic or on observations."""
+"""`enginesmith canary`: compare a candidate with the version in service, on replayed traffic or on observations."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginery.core.codec import encode
-from enginery.core.origin import user
+from enginesmith.core.codec import encode
+from enginesmith.core.origin import user
 from pipeline.cli.options import (
     combine,
     emit_json,
@@ -100,9 +100,9 @@ def run(
     **after: Any,
 ) -> None:
     """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
-    from enginery.core.hardware.machine import target_named
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
+    from enginesmith.core.hardware.machine import target_named
+    from enginesmith.core.names import parse_reference
+    from enginesmith.registry.store.base import open_store
     from pipeline.canary.run import CanaryRun, run_canary
     from validation.canary.replay import ReplayPace
 
@@ -118,7 +118,7 @@ def run(
         if (place / "candidate.jsonl").exists():
             previous = f" --previous {place}/report.json" if (place / "report.json").exists() else ""
             said = (
-                f"the observations so far are in {place}; judge them with: enginery canary judge "
+                f"the observations so far are in {place}; judge them with: enginesmith canary judge "
                 f"--candidate {place}/candidate.jsonl --baseline {place}/baseline.jsonl{previous}"
             )
         say(said)
@@ -177,10 +177,10 @@ def judge(
 
 def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thresholds, str]":
     """The thresholds, and where they are from in words: `spec`, else the candidate's version, else the defaults."""
-    from enginery.core.errors import UnavailableError, UnknownNameError
-    from enginery.core.names import Reference, check_model, check_version
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.lookup import locate
+    from enginesmith.core.errors import UnavailableError, UnknownNameError
+    from enginesmith.core.names import Reference, check_model, check_version
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.versions.lookup import locate
     from pipeline.canary.verdicts import DEFAULTS, spec_thresholds, thresholds_of
     from validation.canary.judging.thresholds import Thresholds
     from validation.canary.observations import read_head
@@ -209,8 +209,8 @@ def _finish(
     as_json: bool,
 ) -> None:
     """Act on the verdict as `_act_options` say, print it, and leave with its exit code."""
-    from enginery.core.names import check_channel
-    from enginery.registry.store.base import open_store
+    from enginesmith.core.names import check_channel
+    from enginesmith.registry.store.base import open_store
     from pipeline.canary.settle import attach as attach_verdict
     from pipeline.canary.verdicts import roll_back
     from validation.canary.judging.formatting import describe_measured

@@ -1,4 +1,4 @@
-"""`enginery check`: the command of a pull request that changes a model or its spec."""
+"""`enginesmith check`: the command of a pull request that changes a model or its spec."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.codec import encode_document
-from enginery.core.errors import EngineryError
+from enginesmith.core.codec import encode_document
+from enginesmith.core.errors import EnginesmithError
 from pipeline.cli.options import (
     collect_run_options,
     combine,
@@ -167,7 +167,7 @@ def check(
     terms = CheckOptions(slower, worse, drift, seconds, buckets or ("all" if all_buckets else "few"), seed)  # type: ignore[arg-type]
     try:
         found = _check(spec, against, scratch, terms, buckets, quiet, options)
-    except EngineryError as error:
+    except EnginesmithError as error:
         from pipeline.regressions.ended import ended_by
 
         write_reports(ended_by(error, spec, terms), chosen)
@@ -182,7 +182,7 @@ def check(
 
 def _make_folders(files: Mapping[str, Path]) -> None:
     """Before everything is built and timed, which takes long."""
-    from enginery.registry.store.files import make_folder, reachable
+    from enginesmith.registry.store.files import make_folder, reachable
 
     for path in files.values():
         with reachable(f"writing {path}"):
@@ -200,8 +200,8 @@ def _check(
 ) -> "RegressionCheck":
     from dataclasses import replace
 
-    from enginery.core.hardware.machine import target_named
-    from enginery.registry.store.base import open_store
+    from enginesmith.core.hardware.machine import target_named
+    from enginesmith.registry.store.base import open_store
     from pipeline.compile.composition import InProcess
     from pipeline.orchestration.run import build_lock, lock_names, open_run, registry_of
     from pipeline.regressions.check import check as check_spec
@@ -229,7 +229,7 @@ def write_reports(found: "RegressionCheck", files: Mapping[str, Path]) -> None:
 
     Raises UnavailableError where a file cannot be written.
     """
-    from enginery.registry.store.files import write_whole
+    from enginesmith.registry.store.files import write_whole
     from pipeline.regressions.formats.annotations import to_code_quality, to_commands
     from pipeline.regressions.formats.junit import to_junit
     from pipeline.regressions.formats.markdown import to_markdown
@@ -255,7 +255,7 @@ def write_reports(found: "RegressionCheck", files: Mapping[str, Path]) -> None:
 
 @contextmanager
 def _reachable(place: str) -> Iterator[None]:
-    from enginery.registry.store.files import reachable
+    from enginesmith.registry.store.files import reachable
 
     with reachable(f"writing {place}"):
         yield

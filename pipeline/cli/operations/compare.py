@@ -1,10 +1,10 @@
-"""`enginery compare`: the engines of every backend for one target, and which to take."""
+"""`enginesmith compare`: the engines of every backend for one target, and which to take."""
 
 from pathlib import Path
 
 import click
 
-from enginery.core.codec import encode
+from enginesmith.core.codec import encode
 from pipeline.cli.options import (
     backends_option,
     emit_json,
@@ -61,8 +61,8 @@ def compare(
     Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
     Exit code 1 when there is nothing to recommend.
     """
-    from enginery.core.hardware.machine import target_named
-    from enginery.registry.store.files import make_folder, reachable, write_whole
+    from enginesmith.core.hardware.machine import target_named
+    from enginesmith.registry.store.files import make_folder, reachable, write_whole
     from pipeline.compile.composition import InProcess
     from pipeline.operations.compare.report import describe_comparison, format_heading, format_markdown, format_rows
     from pipeline.operations.compare.run import CompareOptions

@@ -1,13 +1,14 @@
-"""Commands on one engine of a published version, on this machine: `enginery profile`, `fuzz`, `check-reproducible`."""
+"""Commands on one engine of a published version, on this machine: `enginesmith profile`, `fuzz`,
+`check-reproducible`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginery.core import parsing
-from enginery.core.codec import encode, encode_document
-from enginery.core.types import PRECISIONS
+from enginesmith.core import parsing
+from enginesmith.core.codec import encode, encode_document
+from enginesmith.core.types import PRECISIONS
 from pipeline.cli.options import (
     emit_json,
     engine_options,
@@ -23,7 +24,7 @@ from pipeline.cli.published import published_engine
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.core.reports.latency import LatencyReport, PairedBenchmark
+    from enginesmith.core.reports.latency import LatencyReport, PairedBenchmark
     from pipeline.canary.engines import ChosenEngine
     from pipeline.compile.run_context import RunContext
     from pipeline.operations.check_reproducible import RebuiltEngine
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 @click.option(
     "--record",
     is_flag=True,
-    help="Keep the times beside the version, for `enginery capacity`, and as a point of the model's series, which"
-    " `enginery trend` shows; takes five times as long.",
+    help="Keep the times beside the version, for `enginesmith capacity`, and as a point of the model's series, which"
+    " `enginesmith trend` shows; takes five times as long.",
 )
 @progress_options
 @json_option
@@ -83,8 +84,8 @@ def profile(
     With --against, the two engines run alternately in small blocks in random order, so that other load on the machine
     affects both alike.
     """
-    from enginery.core.hardware.machine import target_named
-    from enginery.core.names import parse_reference
+    from enginesmith.core.hardware.machine import target_named
+    from enginesmith.core.names import parse_reference
     from pipeline.canary.engines import choose
     from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_published
 
@@ -173,7 +174,7 @@ def fuzz(
 
 def _read_histogram(path: Path) -> dict[str, dict[int, float]]:
     """{dim: {size: count}} of a JSON file. Raises InputError."""
-    from enginery.core.errors import InputError
+    from enginesmith.core.errors import InputError
     from validation.fuzz.cases import parse_histogram
 
     try:

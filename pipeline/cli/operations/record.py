@@ -1,4 +1,4 @@
-"""`enginery record`: requests for a canary, from stdin or generated from samples."""
+"""`enginesmith record`: requests for a canary, from stdin or generated from samples."""
 
 import itertools
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from enginery.core.text import pluralize
+from enginesmith.core.text import pluralize
 from pipeline.cli.options import number_option, path_option, say
 
 # Inputs as JSON; the time of arrival in seconds since the epoch and the seconds until the answer, where known.
@@ -37,15 +37,15 @@ def record(
     seed: int,
     model: str,
 ) -> None:
-    """Append requests from stdin to TRAFFIC, for `enginery canary run`, `traffic` and `buckets`.
+    """Append requests from stdin to TRAFFIC, for `enginesmith canary run`, `traffic` and `buckets`.
 
     One JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5, "latency": 0.01}; without `at`, the
     time of reading; `latency` may be left out: seconds until the answer.
-    Serving code in Python uses enginery.Recorder for the same. With --samples the traffic is generated instead: real
+    Serving code in Python uses enginesmith.Recorder for the same. With --samples the traffic is generated instead: real
     inputs that arrive at random (a Poisson process).
     """
-    from enginery.core.errors import InputError
-    from enginery.recording.recorder import Recorder
+    from enginesmith.core.errors import InputError
+    from enginesmith.recording.recorder import Recorder
 
     if (samples is None) != (per_second is None):
         raise InputError("--samples and --per-second go together: what to send, and how often")
@@ -68,7 +68,7 @@ def record(
 
 def _from_stdin() -> Iterator[_Request]:
     """The requests of stdin. Raises DataError that names the line."""
-    from enginery.recording.json_lines import JsonLinesReader, number_in
+    from enginesmith.recording.json_lines import JsonLinesReader, number_in
 
     lines = JsonLinesReader(Path("/dev/stdin"), 64 << 20)
     for number, found in lines.of(sys.stdin.buffer):
@@ -85,7 +85,7 @@ def _from_stdin() -> Iterator[_Request]:
 
 def _make_up(samples: Path, per_second: float, requests: int | None, batch: int, seed: int) -> Iterator[_Request]:
     """Requests of stored samples. Raises DataError as `made_up` and `encode_inputs`."""
-    from enginery.recording.traffic import encode_inputs
+    from enginesmith.recording.traffic import encode_inputs
     from validation.canary.synthetic import made_up
 
     return ((encode_inputs(inputs), at, None) for at, inputs in made_up(samples, per_second, requests, batch, seed))

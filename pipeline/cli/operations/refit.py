@@ -1,11 +1,11 @@
-"""`enginery refit`: new weights for the engines of a version, from a spec or from another version."""
+"""`enginesmith refit`: new weights for the engines of a version, from a spec or from another version."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.codec import encode
+from enginesmith.core.codec import encode
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -19,8 +19,8 @@ from pipeline.cli.published import local_context, trusted_manifest
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.registry.manifest import Manifest
-    from enginery.registry.store.base import Store
+    from enginesmith.registry.manifest import Manifest
+    from enginesmith.registry.store.base import Store
     from pipeline.operations.refit import PublishedRefit, Refit
     from pipeline.orchestration.run import RunOptions
 
@@ -58,11 +58,11 @@ def refit(
     """Give the engines of REF new weights without building them, prove them, and publish a version.
 
     For engines built with backends.tensorrt.refittable or strip_weights, if the models differ in their weights alone.
-    With a spec, engines that cannot be refitted are built as by `enginery build`; with a version, nothing is built.
+    With a spec, engines that cannot be refitted are built as by `enginesmith build`; with a version, nothing is built.
     Exit code 1 if nothing was refitted or a unit failed.
     """
-    from enginery.registry.ensembles import require_model
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.ensembles import require_model
+    from enginesmith.registry.store.base import open_store
     from pipeline.orchestration.run import RunOptions
 
     store = open_store(registry)
@@ -131,6 +131,6 @@ def _show(found: "list[Refit]", published: "PublishedRefit | None", dry_run: boo
     if published and published.version:
         echo(f"{published.model}@{published.version} published")
     elif not dry_run:
-        echo("nothing was refitted and nothing published; `enginery build` compiles")
+        echo("nothing was refitted and nothing published; `enginesmith build` compiles")
     if published and published.channel_refusal:
         echo(f"the channel did not move: {published.channel_refusal}", err=True)

@@ -1,11 +1,11 @@
-"""`enginery trend`: a model's recorded latencies over time, with their change points."""
+"""`enginesmith trend`: a model's recorded latencies over time, with their change points."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.codec import encode_document
+from enginesmith.core.codec import encode_document
 from pipeline.cli.options import emit_json, json_option, path_option, registry_option, say
 from pipeline.cli.tables import echo, print_table
 
@@ -22,15 +22,15 @@ COLUMNS = ("engine", "bucket", "machine", "points", "since", "newest", "relative
 @registry_option
 @json_option
 def trend(model: str, bucket: str | None, out: Path | None, registry: str, as_json: bool) -> None:
-    """Show the series that `enginery profile --record` keeps of MODEL, and where their level changed.
+    """Show the series that `enginesmith profile --record` keeps of MODEL, and where their level changed.
 
     A change is shown with the version, toolchain or driver that came with it.
     """
-    from enginery.core.errors import InputError, UnknownNameError
-    from enginery.core.names import check_model
-    from enginery.registry.latency_series import list_series, models_with_series
-    from enginery.registry.store.base import open_store
-    from enginery.registry.store.files import write_whole
+    from enginesmith.core.errors import InputError, UnknownNameError
+    from enginesmith.core.names import check_model
+    from enginesmith.registry.latency_series import list_series, models_with_series
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.store.files import write_whole
     from pipeline.regressions.trend import find_trend
 
     if out is not None and out.suffix not in (".svg", ".html"):
@@ -42,7 +42,7 @@ def trend(model: str, bucket: str | None, out: Path | None, registry: str, as_js
     if not chosen:
         known = ", ".join(dict.fromkeys(item.series.bucket for item in found)) or ", ".join(models_with_series(store))
         what = f"{model} has no series" + (f" at {bucket}" if found else "")
-        raise UnknownNameError(f"{what}; known: {known or 'none'}; `enginery profile {model} --record` adds a point")
+        raise UnknownNameError(f"{what}; known: {known or 'none'}; `enginesmith profile {model} --record` adds a point")
     if as_json:
         emit_json([encode_document(item) for item in chosen])
     else:
@@ -73,7 +73,7 @@ def _print_trends(found: "list[Trend]") -> None:
         rows.append([*row, "" if item.changes is None else str(len(item.changes))])
     print_table(COLUMNS, rows, note="relative: to the engine of the first version, timed in turns with it")
     if any(item.changes is None for item in found):
-        say("where their level changed was not looked for: pip install 'enginery[trend]'")
+        say("where their level changed was not looked for: pip install 'enginesmith[trend]'")
     for item in found:
         for change in item.changes or ():
             echo(f"{item.series.unit} at {item.series.bucket}: {describe_change(change)}")

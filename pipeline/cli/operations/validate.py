@@ -1,11 +1,11 @@
-"""`enginery validate`: proofs of published engines, made here, or on a machine that cannot reach the registry."""
+"""`enginesmith validate`: proofs of published engines, made here, or on a machine that cannot reach the registry."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.text import pluralize
+from enginesmith.core.text import pluralize
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -20,8 +20,8 @@ from pipeline.cli.published import local_context, target_names, vouched_manifest
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.registry.manifest import Manifest
-    from enginery.registry.store.base import Store
+    from enginesmith.registry.manifest import Manifest
+    from enginesmith.registry.store.base import Store
     from pipeline.operations.revalidate import Attested
 
 _COLUMNS = ("unit", "status", "why")
@@ -72,7 +72,7 @@ def validate(
     the warm start of compile caches again, whose code needs a signature that --trust asks for, or --allow-unsigned
     (docs/guides/compile-caches.md). Exit code 1 if a check failed, or a cache or a result was refused.
     """
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
 
     if imported and (reference or carry or targets):
         raise click.UsageError("--import takes neither a reference, --carry nor --target: the file says what it is of")
@@ -104,7 +104,7 @@ def _exit_code(verdicts: list[str]) -> int:
 
 def _require_signed(manifest: "Manifest", signed: bool, allow_unsigned: bool) -> None:
     """Raise UntrustedError for a version whose caches nobody answers for."""
-    from enginery.registry.trust.requirement import UntrustedError
+    from enginesmith.registry.trust.requirement import UntrustedError
 
     if not signed and not allow_unsigned:
         raise UntrustedError(
@@ -130,7 +130,7 @@ def _run(
     store: "Store", manifest: "Manifest", wanted: set[str] | None, targets: str | None, quiet: bool, as_json: bool
 ) -> list[str]:
     """Run the engines for the targets `wanted`, print their verdicts and return them. targets: as they were given."""
-    from enginery.core.errors import UnknownNameError
+    from enginesmith.core.errors import UnknownNameError
     from pipeline.operations.revalidate import revalidate
     from pipeline.operations.revalidate_ensemble import revalidate_ensemble
 
@@ -140,7 +140,7 @@ def _run(
     if not results:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
-            f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
+            f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
         )
     _print_verdicts(manifest, results, "engines", as_json)
     return [item.verdict for item in results]

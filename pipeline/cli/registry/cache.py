@@ -1,11 +1,11 @@
-"""`enginery cache`: a registry's pull-through cache behind HTTP, one for the nodes of a cluster or a zone."""
+"""`enginesmith cache`: a registry's pull-through cache behind HTTP, one for the nodes of a cluster or a zone."""
 
 from datetime import timedelta
 from pathlib import Path
 
 import click
 
-from enginery.core.address import HttpAddress
+from enginesmith.core.address import HttpAddress
 from pipeline.cli.options import Duration, ListenAddress, Size, log_format_option, registry_option, say
 from pipeline.cli.tables import echo
 

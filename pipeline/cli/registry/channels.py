@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from enginery.core.errors import UnavailableError
-from enginery.core.names import check_channel, parse_channel, parse_reference
-from enginery.core.origin import user
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.trust.policy import public_key
-from enginery.registry.versions import policies
-from enginery.registry.versions.policies import ChannelPolicy
-from enginery.registry.versions.views import history as moves_of
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.names import check_channel, parse_channel, parse_reference
+from enginesmith.core.origin import user
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.trust.policy import public_key
+from enginesmith.registry.versions import policies
+from enginesmith.registry.versions.policies import ChannelPolicy
+from enginesmith.registry.versions.views import history as moves_of
 from pipeline.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
 from pipeline.cli.serving.rollout_options import GivenPlan, describe_plan, waves_options
 from pipeline.cli.tables import echo, print_table

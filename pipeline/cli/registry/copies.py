@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
-from enginery.core.names import parse_reference
-from enginery.core.origin import user
-from enginery.core.text import pluralize
-from enginery.exchange.mirror import mirror as copy
-from enginery.exchange.oci import export_oci as write
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import locate
+from enginesmith.core.names import parse_reference
+from enginesmith.core.origin import user
+from enginesmith.core.text import pluralize
+from enginesmith.exchange.mirror import mirror as copy
+from enginesmith.exchange.oci import export_oci as write
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import locate
 from pipeline.cli.options import (
     emit_json,
     json_option,

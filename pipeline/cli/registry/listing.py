@@ -2,8 +2,8 @@
 
 import click
 
-from enginery.registry.store.base import open_store
-from enginery.registry.versions import views
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions import views
 from pipeline.cli.options import emit_json, json_option, registry_option, say
 from pipeline.cli.tables import cell, print_fields, print_table
 

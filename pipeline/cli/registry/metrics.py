@@ -1,4 +1,4 @@
-"""`enginery metrics`: a registry's numbers for Prometheus."""
+"""`enginesmith metrics`: a registry's numbers for Prometheus."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from enginery.registry.store.base import open_store
-from enginery.registry.store.files import write_whole
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.files import write_whole
 from pipeline.cli.options import check_finite, registry_option, say
 from pipeline.cli.tables import echo
 

@@ -6,26 +6,26 @@ from pathlib import Path
 
 import click
 
-from enginery.core.codec import encode
-from enginery.core.errors import UnknownNameError
-from enginery.core.names import STABLE, channel_of, parse_channel, parse_reference
-from enginery.core.origin import user
-from enginery.core.parsing import parse_json, read
-from enginery.core.reports.latency import LatencyReport
-from enginery.core.reports.load import LoadReport
-from enginery.core.text import format_bytes, format_metrics, pluralize
-from enginery.registry.ensembles import functions_of, require_model
-from enginery.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of, quantization_records
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.trust import require
-from enginery.registry.verification import Repairs, Verification
-from enginery.registry.verification import repair as repair_store
-from enginery.registry.verification import verify as verify_store
-from enginery.registry.versions import channels
-from enginery.registry.versions.lookup import locate
-from enginery.registry.versions.policies import CanaryPass
-from enginery.registry.versions.state import Channel, read_channel, read_history
-from enginery.registry.versions.views import VersionStatus, show_version
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
+from enginesmith.core.origin import user
+from enginesmith.core.parsing import parse_json, read
+from enginesmith.core.reports.latency import LatencyReport
+from enginesmith.core.reports.load import LoadReport
+from enginesmith.core.text import format_bytes, format_metrics, pluralize
+from enginesmith.registry.ensembles import functions_of, require_model
+from enginesmith.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of, quantization_records
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.trust import require
+from enginesmith.registry.verification import Repairs, Verification
+from enginesmith.registry.verification import repair as repair_store
+from enginesmith.registry.verification import verify as verify_store
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.lookup import locate
+from enginesmith.registry.versions.policies import CanaryPass
+from enginesmith.registry.versions.state import Channel, read_channel, read_history
+from enginesmith.registry.versions.views import VersionStatus, show_version
 from pipeline.cli.options import (
     accept_loss_option,
     emit_json,
@@ -253,7 +253,7 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
     digest = manifest.sources.get(source)
     if digest is None:
         raise UnknownNameError(
-            f"{manifest.model}@{manifest.version} has no {source}: it was not published by `enginery build`, "
+            f"{manifest.model}@{manifest.version} has no {source}: it was not published by `enginesmith build`, "
             "which writes one"
         )
     emit_json(parse_json(store.read_blob(digest), 64 << 20))
@@ -299,11 +299,11 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
     faults = [problem for problem in result.problems if problem.fault]
     left = [problem for problem in faults if problem.kind != "stale"]
     if len(left) < len(faults) and not (repairs.channels or repairs.feeds):
-        say("`enginery verify --repair` writes what is stale anew")
+        say("`enginesmith verify --repair` writes what is stale anew")
     if left:
         say(
             "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "
-            "version, models/NAME/versions/VERSION, and run `enginery gc`"
+            "version, models/NAME/versions/VERSION, and run `enginesmith gc`"
         )
     mended = bool(faults) and not left and bool(repairs.channels or repairs.feeds)
     verdict = "sound" if result.sound else "mended" if mended else "DAMAGED"

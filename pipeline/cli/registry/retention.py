@@ -5,16 +5,16 @@ from datetime import timedelta
 
 import click
 
-from enginery.core.errors import UnknownNameError
-from enginery.core.names import parse_reference
-from enginery.core.origin import user
-from enginery.core.text import pluralize
-from enginery.registry.collection.references import Rules
-from enginery.registry.gc import Collected, collect
-from enginery.registry.pins import pin as pin_version
-from enginery.registry.pins import unpin as unpin_version
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import locate
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.core.names import parse_reference
+from enginesmith.core.origin import user
+from enginesmith.core.text import pluralize
+from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.gc import Collected, collect
+from enginesmith.registry.pins import pin as pin_version
+from enginesmith.registry.pins import unpin as unpin_version
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import locate
 from pipeline.cli.options import Duration, emit_json, json_option, reference_argument, registry_option, say, why_option
 from pipeline.cli.tables import echo, print_table
 
@@ -64,7 +64,7 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
 @registry_option
 @json_option
 def pin(reference: str, why: str, registry: str, as_json: bool) -> None:
-    """Keep the version REF, whatever its age, until `enginery unpin`."""
+    """Keep the version REF, whatever its age, until `enginesmith unpin`."""
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
     new = pin_version(store, manifest, by=user(), why=why)

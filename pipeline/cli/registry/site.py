@@ -1,4 +1,4 @@
-"""`enginery site` and `enginery serve`: the registry as a website, in a folder or on a port."""
+"""`enginesmith site` and `enginesmith serve`: the registry as a website, in a folder or on a port."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from enginery.core.address import HttpAddress
+from enginesmith.core.address import HttpAddress
 from pipeline.cli.options import (
     ListenAddress,
     combine,
@@ -20,11 +20,11 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo
 
 site_options = combine(
-    path_option("--inventory", "Groups of nodes, as of `enginery fleet`.", shown="every GPU product known"),
+    path_option("--inventory", "Groups of nodes, as of `enginesmith fleet`.", shown="every GPU product known"),
     click.option(
         "--catalog",
         type=click.Path(path_type=Path),
-        envvar="ENGINERY_CATALOG",
+        envvar="ENGINESMITH_CATALOG",
         show_envvar=True,
         show_default="every model on every machine",
         help="Which models must be served where (YAML).",
@@ -32,7 +32,7 @@ site_options = combine(
     click.option(
         "--trust",
         type=click.Path(path_type=Path),
-        envvar="ENGINERY_TRUST_POLICY",
+        envvar="ENGINESMITH_TRUST_POLICY",
         show_envvar=True,
         help="Trust policy to check signatures by.",
     ),
@@ -50,7 +50,7 @@ def site(dest: Path, registry: str, as_json: bool, **sources: Any) -> None:
 
     Only what changed since the last time is read and written.
     """
-    from enginery.registry.store.base import open_store
+    from enginesmith.registry.store.base import open_store
     from pipeline.site.folder import SiteFolder
     from pipeline.site.generate import SiteSources, write_site
 
@@ -76,14 +76,14 @@ def site(dest: Path, registry: str, as_json: bool, **sources: Any) -> None:
 @path_option("--dest", "Folder for the site's files.", shown="a temporary one")
 @site_options
 def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, registry: str, **sources: Any) -> None:
-    """Show the registry as a website: the files of `enginery site`, brought up to date as the registry changes.
+    """Show the registry as a website: the files of `enginesmith site`, brought up to date as the registry changes.
 
     Read-only: GET and HEAD are answered, and nothing else. There is no login: listen on loopback, or behind an ingress.
     """
     from tempfile import TemporaryDirectory
 
-    from enginery.listening import HttpServer
-    from enginery.registry.store.base import open_store
+    from enginesmith.listening import HttpServer
+    from enginesmith.registry.store.base import open_store
     from pipeline.site.folder import SiteFolder
     from pipeline.site.generate import SiteSources, write_site
     from pipeline.site.server import Refresher, SiteFiles
@@ -91,7 +91,7 @@ def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, reg
     if prefix and not re.fullmatch(r"(/[A-Za-z0-9_-]+)+/?", prefix):
         raise click.UsageError(f"--prefix {prefix!r} is no path; give one such as /registry")
     store = open_store(registry)
-    with TemporaryDirectory(prefix="enginery-site-", ignore_cleanup_errors=True) as temporary:
+    with TemporaryDirectory(prefix="enginesmith-site-", ignore_cleanup_errors=True) as temporary:
         folder, chosen = SiteFolder(dest or Path(temporary)), SiteSources(**sources)
         refresher = Refresher(lambda: write_site(store, folder, chosen, say), say)
         files = SiteFiles(folder.root, prefix, only_loopback=listen.is_loopback)

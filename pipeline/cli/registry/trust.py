@@ -6,18 +6,18 @@ from pathlib import Path
 
 import click
 
-from enginery.core.errors import InputError, IntegrityError
-from enginery.core.names import parse_reference
-from enginery.registry.store.base import open_store
-from enginery.registry.trust import require
-from enginery.registry.trust.policy import load_policy, policy_of_key
-from enginery.registry.trust.signing import Keyless, Signed, SigningKey, check_signer
-from enginery.registry.versions.additions import add_signatures
-from enginery.registry.versions.lookup import locate
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.trust import require
+from enginesmith.registry.trust.policy import load_policy, policy_of_key
+from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey, check_signer
+from enginesmith.registry.versions.additions import add_signatures
+from enginesmith.registry.versions.lookup import locate
 from pipeline.cli.options import emit_json, json_option, reference_argument, registry_option, say, trust_option
 from pipeline.cli.tables import echo
 
-SIGNING_KEY = "ENGINERY_SIGNING_KEY"
+SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
 
 
 @click.command()
@@ -28,7 +28,7 @@ SIGNING_KEY = "ENGINERY_SIGNING_KEY"
     type=click.Path(path_type=Path),
     envvar=SIGNING_KEY,
     show_envvar=True,
-    help="Private EC key in PEM; its password, if any, is read from ENGINERY_SIGNING_KEY_PASSWORD.",
+    help="Private EC key in PEM; its password, if any, is read from ENGINESMITH_SIGNING_KEY_PASSWORD.",
 )
 @click.option("--certificate", type=click.Path(path_type=Path), help="Certificate of the key, in PEM.")
 @click.option(
@@ -119,7 +119,7 @@ def _signer(
     private_key: Path | None, certificate: Path | None, chain: tuple[Path, ...], keyless: bool
 ) -> SigningKey | Keyless:
     if keyless:
-        return Keyless(identity_token=os.environ.get("ENGINERY_IDENTITY_TOKEN"))
+        return Keyless(identity_token=os.environ.get("ENGINESMITH_IDENTITY_TOKEN"))
     if private_key is None:
         raise InputError(f"sign needs --key FILE (or {SIGNING_KEY}), or --keyless")
     if chain and certificate is None:

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from enginery.client.fetch import silent
+from enginesmith.client.fetch import silent
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-    from enginery.client.fetch import Progress
+    from enginesmith.client.fetch import Progress
 
 # Widths in characters of the columns of a download's bar: '1,023.9/1,023.9 MiB', ' 1023.9 MiB/s' and ' 0:00:00'.
 _BYTES, _SPEED, _LEFT = 19, 13, 8

@@ -1,15 +1,16 @@
-"""`enginery feed` groups channels that nodes follow by one request; `enginery notify` tells nodes to look now."""
+"""`enginesmith feed` groups channels that nodes follow by one request; `enginesmith notify` tells nodes to look now."""
 
 import click
 
-from enginery.core.text import pluralize
+from enginesmith.core.text import pluralize
 from pipeline.cli.options import emit_json, json_option, registry_option, say
 from pipeline.cli.tables import echo, print_table
 
 
 @click.group()
 def feed() -> None:
-    """Group channels, so that a node follows any number of them by one request: `enginery pull --watch --feed NAME`."""
+    """Group channels, so that a node follows any number of them by one request: `enginesmith pull --watch --feed
+    NAME`."""
 
 
 @feed.command("set")
@@ -19,8 +20,8 @@ def feed() -> None:
 @json_option
 def set_one(name: str, patterns: tuple[str, ...], registry: str, as_json: bool) -> None:
     """Make the feed NAME of the channels that match a pattern, as in 'digits*:stable', or write it anew."""
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.feeds import set_feed
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.versions.feeds import set_feed
 
     found, channels = set_feed(open_store(registry), name, patterns)
     if as_json:
@@ -35,8 +36,8 @@ def set_one(name: str, patterns: tuple[str, ...], registry: str, as_json: bool) 
 @json_option
 def list_all(registry: str, as_json: bool) -> None:
     """List the feeds and their patterns."""
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.feeds import feed_names, read_feed
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.versions.feeds import feed_names, read_feed
 
     store = open_store(registry)
     found = [read_feed(store, name) for name in feed_names(store)]
@@ -52,8 +53,8 @@ def list_all(registry: str, as_json: bool) -> None:
 @json_option
 def show_one(name: str, registry: str, as_json: bool) -> None:
     """List the channels of the feed NAME and the versions that they lead to."""
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.feeds import read_feed, read_shard
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.versions.feeds import read_feed, read_shard
 
     store = open_store(registry)
     shards = [read_shard(store, digest) for digest in read_feed(store, name).shards]
@@ -70,8 +71,8 @@ def show_one(name: str, registry: str, as_json: bool) -> None:
 @json_option
 def remove_one(name: str, registry: str, as_json: bool) -> None:
     """Delete the feed NAME; its channels stay."""
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.feeds import remove_feed
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.versions.feeds import remove_feed
 
     remove_feed(open_store(registry), name)
     if as_json:
@@ -89,7 +90,7 @@ def notify(channels: tuple[str, ...], urls: tuple[str, ...], as_json: bool) -> N
 
     Exit code 3 if none of them answered. The others look when it is time.
     """
-    from enginery.client.watching.notifications import notify as send
+    from enginesmith.client.watching.notifications import notify as send
 
     answers = send(urls, channels)
     failed = {place: reason for place, reason in answers if reason is not None}

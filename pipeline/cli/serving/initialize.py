@@ -2,8 +2,8 @@
 
 import click
 
-from enginery.core.errors import InputError
-from enginery.exchange.kserve import pull_arguments
+from enginesmith.core.errors import InputError
+from enginesmith.exchange.kserve import pull_arguments
 from pipeline.cli.options import registry_option
 from pipeline.cli.serving import pull
 
@@ -12,10 +12,10 @@ from pipeline.cli.serving import pull
 @click.argument("pairs", metavar="SRC DEST ...", nargs=-1, required=True)
 @registry_option
 def initialize(pairs: tuple[str, ...], registry: str) -> None:
-    """Pull each enginery:// URI SRC into the folder DEST, as KServe asks a storage initializer to.
+    """Pull each enginesmith:// URI SRC into the folder DEST, as KServe asks a storage initializer to.
 
-    SRC: enginery://REF?OPTION=VALUE&..., with options of `enginery pull`, such as enginery://digits@3?target=l4. It
-    lies as --layout triton unless the URI has another layout.
+    SRC: enginesmith://REF?OPTION=VALUE&..., with options of `enginesmith pull`, such as
+    enginesmith://digits@3?target=l4. It lies as --layout triton unless the URI has another layout.
     """
     if len(pairs) % 2:
         raise click.UsageError(f"{pairs[-1]!r} has no folder: give SRC and DEST in pairs")

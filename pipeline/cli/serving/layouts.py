@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginery.core.names import parse_reference
-from enginery.registry.store.base import absolute_uri
-from enginery.registry.store.files import make_folder, write_whole
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import absolute_uri
+from enginesmith.registry.store.files import make_folder, write_whole
 from pipeline.cli.options import emit_json, number_option, say
 from pipeline.cli.tables import echo
 from pipeline.cli.traffic.quantities import ShortTime
 
 if TYPE_CHECKING:
-    from enginery.client.client import Client, Machine, Triton
-    from enginery.client.layouts.base import Placed
-    from enginery.registry.manifest import EngineEntry
+    from enginesmith.client.client import Client, Machine, Triton
+    from enginesmith.client.layouts.base import Placed
+    from enginesmith.registry.manifest import EngineEntry
 
 # Options that mean something for Triton's layout alone.
 _FOR_TRITON = ("all_generations", "most", "wait", "warmup")
@@ -50,7 +50,7 @@ def check_layout(context: click.Context, layout: str) -> None:
 
 def triton_of(given: dict[str, Any]) -> "Triton":
     """The layout that the options ask for."""
-    from enginery.client.client import DynamicBatching, Triton
+    from enginesmith.client.client import DynamicBatching, Triton
 
     joined = given["most"] is not None or given["wait"] is not None
     return Triton(DynamicBatching(given["most"], given["wait"] or 0.0) if joined else None, given["warmup"])
@@ -62,10 +62,10 @@ def write_objects(
     """Write DEST/MODEL.yaml: the objects of a cluster that serves the version. Nothing is downloaded."""
     import yaml
 
-    from enginery.client.client import Triton
-    from enginery.client.layouts.ranking import rank_each
-    from enginery.client.locate import VersionLocator
-    from enginery.exchange.kserve import Deployment
+    from enginesmith.client.client import Triton
+    from enginesmith.client.layouts.ranking import rank_each
+    from enginesmith.client.locate import VersionLocator
+    from enginesmith.exchange.kserve import Deployment
 
     asked = VersionLocator(client.store, checked=True).locate(parse_reference(reference))
     located, (found,) = rank_each(client.store, asked, [machine], client.policy, Triton())

@@ -33,7 +33,7 @@ from pipeline.cli.serving.watching import follow, refuse_without_watch
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.client.client import EngineRanking, Pulled
+    from enginesmith.client.client import EngineRanking, Pulled
 
 
 @click.command()
@@ -61,7 +61,7 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 @click.option(
     "--rehash", is_flag=True, help="Hash files that are here already, instead of trusting that nothing changed them."
 )
-@click.option("--explain", is_flag=True, help="Only show what would be chosen, as `enginery resolve` does.")
+@click.option("--explain", is_flag=True, help="Only show what would be chosen, as `enginesmith resolve` does.")
 @add_options(NODE, WATCH, REPORT)
 @progress_options
 @registry_option

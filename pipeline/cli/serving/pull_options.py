@@ -17,8 +17,8 @@ from pipeline.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from enginery.client.client import Client, Machine
-    from enginery.client.layouts.ranking import AllGenerations
+    from enginesmith.client.client import Client, Machine
+    from enginesmith.client.layouts.ranking import AllGenerations
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -56,7 +56,7 @@ POLICY = (
         type=click.Choice(["engine", "cache"]),
         default="engine",
         show_default=True,
-        help="cache: a compile cache of torch, for enginery.warm_start.",
+        help="cache: a compile cache of torch, for enginesmith.warm_start.",
     ),
     click.option("--fallback", type=click.Choice(["onnx"]), help="Take the ONNX model if no engine fits."),
 )
@@ -82,7 +82,7 @@ WATCH = (
         show_default=True,
         help="With --watch: engines to keep beside the current one.",
     ),
-    click.option("--hook", help="With --watch: command to run after a swap, with ENGINERY_... variables."),
+    click.option("--hook", help="With --watch: command to run after a swap, with ENGINESMITH_... variables."),
     click.option("--hook-url", help="With --watch: URL to post to after a swap."),
     click.option(
         "--hook-timeout",
@@ -94,11 +94,15 @@ WATCH = (
     ),
 )
 NODE = (
-    click.option("--node", envvar="ENGINERY_NODE", show_envvar=True, show_default="the host's name", help="This node."),
-    click.option("--region", envvar="ENGINERY_REGION", show_envvar=True, default="", help="Its region, for rollouts."),
+    click.option(
+        "--node", envvar="ENGINESMITH_NODE", show_envvar=True, show_default="the host's name", help="This node."
+    ),
+    click.option(
+        "--region", envvar="ENGINESMITH_REGION", show_envvar=True, default="", help="Its region, for rollouts."
+    ),
     click.option(
         "--labels",
-        envvar="ENGINERY_LABELS",
+        envvar="ENGINESMITH_LABELS",
         show_envvar=True,
         default="",
         metavar="LABEL,...",
@@ -126,7 +130,7 @@ def add_options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[
 
 def machines_of(given: dict[str, Any]) -> "list[Machine] | AllGenerations":
     """What `pull` is asked for."""
-    from enginery.client.client import ALL_GENERATIONS
+    from enginesmith.client.client import ALL_GENERATIONS
 
     if not given["all_generations"]:
         return [machine_of(given, target) for target in given["targets"]]
@@ -144,7 +148,7 @@ def one_machine(given: dict[str, Any]) -> "Machine":
 
 def machine_of(given: dict[str, Any], target: str) -> "Machine":
     """The machine of a target's name, with what was stated of it."""
-    from enginery.core.hardware.machine import Machine
+    from enginesmith.core.hardware.machine import Machine
 
     memory = given["memory_gib"]
     stated = {"driver": given["driver"], "cuda": given["cuda"], "runtimes": stated_runtimes(dict(given))}
@@ -153,9 +157,9 @@ def machine_of(given: dict[str, Any], target: str) -> "Machine":
 
 def client_of(registry: str, given: dict[str, Any]) -> "Client":
     """The client of a registry for what was asked."""
-    from enginery.client.client import Client, Policy, ServingNode
+    from enginesmith.client.client import Client, Policy, ServingNode
 
     policy = Policy(**{name: given[name] for name in ("precision", "proven_only", "fallback", "trust", "kind")})
     stated = {name: given[name] for name in ("node", "region", "labels") if given[name]}
-    node = ServingNode.from_environment({f"ENGINERY_{name.upper()}": text for name, text in stated.items()})
+    node = ServingNode.from_environment({f"ENGINESMITH_{name.upper()}": text for name, text in stated.items()})
     return Client(registry, policy=policy, rehash=given.get("rehash", False), say=say, node=node)

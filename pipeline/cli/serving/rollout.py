@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginery.core.errors import EngineryError, UnknownNameError
-from enginery.core.names import STABLE, channel_of, parse_channel, parse_reference
-from enginery.core.origin import user
-from enginery.core.text import pluralize
-from enginery.registry.rollouts.state import Rollout
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions.rolling import read_rollout, running_rollouts, settle_rollout
-from enginery.registry.versions.state import Channel, read_channel
+from enginesmith.core.errors import EnginesmithError, UnknownNameError
+from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
+from enginesmith.core.origin import user
+from enginesmith.core.text import pluralize
+from enginesmith.registry.rollouts.state import Rollout
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.rolling import read_rollout, running_rollouts, settle_rollout
+from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.cli.options import (
     accept_loss_option,
     channel_argument,
@@ -59,12 +59,12 @@ def start_rollout(
     """Start a rollout of the version REF to a channel; its first wave is open then.
 
     Without --wave the waves are those of the channel's policy. The channel goes on serving what it serves; when the
-    last wave is over, it is promoted. `enginery rollout watch`, or the flow, makes the steps.
+    last wave is over, it is promoted. `enginesmith rollout watch`, or the flow, makes the steps.
 
     NAME:CHANNEL: a channel of the same model (default: its channel stable).
     """
-    from enginery.registry.trust import require
-    from enginery.registry.versions.lookup import locate
+    from enginesmith.registry.trust import require
+    from enginesmith.registry.versions.lookup import locate
     from pipeline.rollout import operations
 
     named = parse_reference(reference)
@@ -97,7 +97,7 @@ def show_status(where: str | None, registry: str, as_json: bool) -> None:
     now = store.now()
     found = [status for item in _named(store, where) if (status := read_status(store, item, now))]
     if where and not found:
-        raise UnknownNameError(f"{where} has no rollout; `enginery rollout start` starts one")
+        raise UnknownNameError(f"{where} has no rollout; `enginesmith rollout start` starts one")
     if as_json:
         emit_json([status.to_json() for status in found])
         return
@@ -166,7 +166,7 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
     store = open_store(registry)
     chosen = [parse_channel(where, STABLE)] if where else None
     if chosen and read_rollout(store, *chosen[0]) is None:
-        raise UnknownNameError(f"{where} has no rollout; `enginery rollout start` starts one")
+        raise UnknownNameError(f"{where} has no rollout; `enginesmith rollout start` starts one")
     follower = RolloutFollower(store, chosen, say)
     if once:
         follower.look()
@@ -186,9 +186,9 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 def receive_reports(host: str, port: int, registry: str) -> None:
     """Take reports of nodes that may not write the registry (`pull --watch --report-url`), and store them.
 
-    Beyond loopback the nodes must show a token: set ENGINERY_REPORT_TOKEN here and there.
+    Beyond loopback the nodes must show a token: set ENGINESMITH_REPORT_TOKEN here and there.
     """
-    from enginery.core.address import HttpAddress
+    from enginesmith.core.address import HttpAddress
     from pipeline.rollout.receiving import serve_reports
 
     try:
@@ -201,7 +201,7 @@ def _named(store: Store, where: str | None) -> list[Channel]:
     """The channel of this name, or (None) those whose rollout may be unfinished. What a killed writer has not written
     of one is written."""
     wheres = [parse_channel(where, STABLE)] if where else running_rollouts(store)
-    with suppress(EngineryError):  # who may only read shows the state, which others settle
+    with suppress(EnginesmithError):  # who may only read shows the state, which others settle
         for named in wheres:
             settle_rollout(store, *named)
     return [found for named in wheres if (found := read_channel(store, *named))]
@@ -221,7 +221,7 @@ def _as_json(found: Any) -> dict[str, object]:
 
 def _print(found: Rollout, as_json: bool) -> None:
     if as_json:
-        from enginery.core.codec import encode
+        from enginesmith.core.codec import encode
 
         emit_json(encode(found))
         return

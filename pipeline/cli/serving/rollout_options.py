@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from enginery.core.errors import InputError
-from enginery.registry.rollouts.state import Gates, RolloutPlan
-from enginery.registry.rollouts.waves import WHOLE, Slice, check_waves, parse_share, parse_wave
+from enginesmith.core.errors import InputError
+from enginesmith.registry.rollouts.state import Gates, RolloutPlan
+from enginesmith.registry.rollouts.waves import WHOLE, Slice, check_waves, parse_share, parse_wave
 from pipeline.cli.options import Duration, combine
 
 _GATES = "health=95% (nodes that are well), errors=1% (requests that failed), canary (a PASS), reports=20 (nodes)"
@@ -52,7 +52,7 @@ def waves_options(waves: str) -> Callable[[Any], Any]:
             metavar="GATE",
             help=f"What a wave needs: {_GATES}; repeat it.",
         ),
-        click.option("--approve", is_flag=True, help="A person ends each wave, with `enginery rollout resume`."),
+        click.option("--approve", is_flag=True, help="A person ends each wave, with `enginesmith rollout resume`."),
         click.option(
             "--max-unavailable",
             metavar="N|SHARE",

@@ -1,4 +1,4 @@
-"""`enginery pull --watch`: follows channels until it is told to end."""
+"""`enginesmith pull --watch`: follows channels until it is told to end."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,15 +11,15 @@ from pipeline.cli.serving.layouts import triton_of
 from pipeline.cli.serving.pull_options import machines_of, one_machine
 
 if TYPE_CHECKING:
-    from enginery.client.client import Client, Swap
+    from enginesmith.client.client import Client, Swap
 
 
 def follow(client: "Client", references: tuple[str, ...], dest: Path, given: dict[str, Any], as_json: bool) -> None:
     """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay."""
-    from enginery.client.client import Plain
-    from enginery.client.watching.hooks import Command, Post
-    from enginery.client.watching.looking import INTERVAL_S
-    from enginery.client.watching.notifications import NotificationListener
+    from enginesmith.client.client import Plain
+    from enginesmith.client.watching.hooks import Command, Post
+    from enginesmith.client.watching.looking import INTERVAL_S
+    from enginesmith.client.watching.notifications import NotificationListener
 
     if given["layout"] == "kserve":
         raise click.UsageError("--layout kserve writes objects once; a cluster follows no channel by them")
@@ -60,7 +60,7 @@ def follow(client: "Client", references: tuple[str, ...], dest: Path, given: dic
 
 def _reporting(given: dict[str, Any]) -> dict[str, Any]:
     """How a watcher reports to rollouts."""
-    from enginery.client.client import HealthCommand, HealthUrl, ReportUrl
+    from enginesmith.client.client import HealthCommand, HealthUrl, ReportUrl
 
     line, health, url = given["health_command"], given["health_url"], given["report_url"]
     if (line and health) or (url and given["no_report"]):

@@ -1,4 +1,4 @@
-"""`enginery buckets`: the buckets that cost recorded traffic least."""
+"""`enginesmith buckets`: the buckets that cost recorded traffic least."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.codec import encode
-from enginery.core.text import format_plain
+from enginesmith.core.codec import encode
+from enginesmith.core.text import format_plain
 from pipeline.cli.options import (
     combine,
     emit_json,
@@ -37,7 +37,7 @@ _traffic_options = combine(
         "--traffic",
         type=click.Path(path_type=Path),
         required=True,
-        help="Recorded traffic: a file that `enginery record` wrote, or a folder of them.",
+        help="Recorded traffic: a file that `enginesmith record` wrote, or a folder of them.",
     ),
     click.option(
         "--dim", "dims", multiple=True, show_default="all but the batch", help="Dim to choose for; repeat it."
@@ -102,7 +102,7 @@ def buckets(
     The cost of a request is the engine time of its padded batch, from times measured at candidate sizes, and its share
     of the profiles' price. The buckets are the best for one dim; for several, the distance to a lower bound is told.
     """
-    from enginery.core.errors import InputError
+    from enginesmith.core.errors import InputError
     from pipeline.traffic.buckets import advise_buckets
     from pipeline.traffic.place import read_place, split_beyond
     from pipeline.traffic.plan import BucketOptions
@@ -148,8 +148,8 @@ def _opened(address: str, registry: str | None, quiet: bool) -> "Iterator[tuple[
 
 
 def _engine(reference: str | None, target: str, precision: str | None, context: "RunContext") -> "ChosenEngine | None":
-    from enginery.core.hardware.machine import target_named
-    from enginery.core.names import parse_reference
+    from enginesmith.core.hardware.machine import target_named
+    from enginesmith.core.names import parse_reference
     from pipeline.canary.engines import choose
 
     if reference is None:

@@ -1,4 +1,4 @@
-"""`enginery capacity`: machines and cost for a rate of requests, as tables, JSON or a picture."""
+"""`enginesmith capacity`: machines and cost for a rate of requests, as tables, JSON or a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.codec import encode
-from enginery.core.text import format_plain
+from enginesmith.core.codec import encode
+from enginesmith.core.text import format_plain
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -38,7 +38,7 @@ _COLUMNS = ("engine", "on", "a second", "batch", "wait", "busy", "machines", "a 
 )
 @click.option("--p99", type=ShortTime(above=True), required=True, help="Limit of latency, kept by 99 in 100 (50ms).")
 @path_option("--prices", "Prices of machines (YAML).", shown="no costs", exists=False)
-@path_option("--fleet", "Inventory as `enginery fleet` reads it; its counts replace those of the prices.")
+@path_option("--fleet", "Inventory as `enginesmith fleet` reads it; its counts replace those of the prices.")
 @path_option("--traffic", "Recorded requests: their arrivals, scaled in time, and sizes.", shown="Poisson arrivals")
 @click.option("--at", metavar="NAME=SIZE,...", show_default="opt sizes", help="Sizes of dims, as in length=64.")
 @number_option("--batch", click.IntRange(1), None, "Samples of a batch, at most.", shown="the best of those timed")
@@ -46,10 +46,10 @@ _COLUMNS = ("engine", "on", "a second", "batch", "wait", "busy", "machines", "a 
 @click.option("--headroom", type=Percent(), default="0%", show_default=True, help="Share of each machine kept free.")
 @number_option("--spare", click.IntRange(0, 100), 1, "Machines that may be lost.")
 @click.option(
-    "--batch-overhead", type=ShortTime(), show_default="by `enginery load --record`", help="Server's, to each batch."
+    "--batch-overhead", type=ShortTime(), show_default="by `enginesmith load --record`", help="Server's, to each batch."
 )
 @click.option(
-    "--request-overhead", type=ShortTime(), show_default="by `enginery load --record`", help="The same, a request."
+    "--request-overhead", type=ShortTime(), show_default="by `enginesmith load --record`", help="The same, a request."
 )
 @precision_option("all")
 @path_option("--out", "File for the picture: cost against the limit (SVG).", dir_okay=False)
@@ -84,9 +84,9 @@ def capacity(
     By the latencies on record of each engine on each kind of machine, through a simulated batcher. What was not timed
     is not guessed. Exit code 1 if no engine keeps the limit, or the machines that there are do not carry the rate.
     """
-    from enginery.core.errors import InputError
-    from enginery.registry.store.base import open_store
-    from enginery.registry.store.files import write_whole
+    from enginesmith.core.errors import InputError
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.store.files import write_whole
     from pipeline.capacity.forecast import ServingTerms
     from pipeline.capacity.run import CapacityTerms, prepare
     from validation.capacity.greatest_rate import LatencyLimit
@@ -133,7 +133,7 @@ def print_forecast(found: "CapacityForecast") -> None:
     if any(row.server is None for row in carrying):
         say(
             "remark: what a server adds to a run is not counted where no load test was made;"
-            f" on such a machine: enginery load {found.reference} --rate {demand.rate:g} --record"
+            f" on such a machine: enginesmith load {found.reference} --rate {demand.rate:g} --record"
         )
     if others := [row for row in found.engines if not row.greatest]:
         print_table(("engine", "on", "why not"), [[row.unit, row.machine, row.reason] for row in others])

@@ -1,4 +1,4 @@
-"""`enginery load`: requests to a server as users make them, in an open loop."""
+"""`enginesmith load`: requests to a server as users make them, in an open loop."""
 
 import tempfile
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.codec import encode
-from enginery.core.digest import canonical_json
-from enginery.core.text import format_bytes
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.text import format_bytes
 from pipeline.cli.options import (
     emit_json,
     engine_options,
@@ -25,7 +25,7 @@ from pipeline.cli.tables import echo, print_table
 from pipeline.cli.traffic.quantities import ShortTime
 
 if TYPE_CHECKING:
-    from enginery.core.reports.load import LoadReport
+    from enginesmith.core.reports.load import LoadReport
 
 
 @click.command()
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @number_option("--batch", click.IntRange(1), None, "Samples of a batch, at most.", shown="the model's most")
 @click.option("--wait", type=ShortTime(), default="2ms", show_default=True, help="Longest wait of the batcher.")
 @number_option("--seed", click.IntRange(0), 0, "Seed of the arrivals.")
-@click.option("--record", is_flag=True, help="Attach the result to the version, for `enginery report`.")
+@click.option("--record", is_flag=True, help="Attach the result to the version, for `enginesmith report`.")
 @progress_options
 @json_option
 @click.pass_context
@@ -72,10 +72,10 @@ def load(
     The engine runs behind a router and a batcher in a process of its own on this machine. Stops by itself; Ctrl-C shows
     what there is. Exit code 1 if no request was answered.
     """
-    from enginery.core.hardware.machine import target_named
-    from enginery.core.names import parse_reference
-    from enginery.registry.evidence.loads import attach_load
-    from enginery.registry.store.base import open_store
+    from enginesmith.core.hardware.machine import target_named
+    from enginesmith.core.names import parse_reference
+    from enginesmith.registry.evidence.loads import attach_load
+    from enginesmith.registry.store.base import open_store
     from pipeline.canary.engines import choose
     from pipeline.capacity.load_requests import LoadOptions, load_published
     from validation.load.arrivals import BurstTerms
@@ -86,7 +86,7 @@ def load(
     chosen = choose(store, parse_reference(reference), target_named(target), precision)
     bursts = BurstTerms(burst, burst_seconds, burst_every)
     options = LoadOptions(rate, seconds, bursts, batch, wait, at, traffic, seed)
-    with tempfile.TemporaryDirectory(prefix="enginery-load-") as folder:
+    with tempfile.TemporaryDirectory(prefix="enginesmith-load-") as folder:
         report = load_published(store, chosen, options, Path(folder), progress_speaker(quiet))
     if as_json:
         emit_json({**encode(chosen.identity), **encode(report), "remarks": list(report.remarks)})
@@ -94,7 +94,7 @@ def load(
         print_load(report)
     if record and not report.interrupted:
         attach_load(store, chosen.manifest, store.put_bytes(canonical_json(encode(report))))
-        say(f"attached to {chosen.manifest.model}@{chosen.manifest.version}; `enginery report` shows it")
+        say(f"attached to {chosen.manifest.model}@{chosen.manifest.version}; `enginesmith report` shows it")
     elif record:
         say("not attached, as it was interrupted")
     ctx.exit(130 if report.interrupted else 0 if report.answered else 1)

@@ -1,11 +1,11 @@
-"""`enginery traffic`: what recorded traffic holds."""
+"""`enginesmith traffic`: what recorded traffic holds."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.codec import encode
+from enginesmith.core.codec import encode
 from pipeline.cli.options import emit_json, json_option, path_option, registry_option, say
 from pipeline.cli.tables import echo, print_table
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def traffic(place: Path, spec: str | None, version: str | None, registry: str, out: Path | None, as_json: bool) -> None:
     """Show the sizes of recorded requests: a histogram of each dynamic dim, of pairs, and by hour; rates and bursts.
 
-    PLACE: a file that `enginery record` or enginery.Recorder wrote (.jsonl, .npz), or a folder of them. The histograms
-    of --json are what `enginery fuzz --histogram` takes.
+    PLACE: a file that `enginesmith record` or enginesmith.Recorder wrote (.jsonl, .npz), or a folder of them. The
+    histograms of --json are what `enginesmith fuzz --histogram` takes.
     """
     from pipeline.traffic.place import read_place
     from pipeline.traffic.summary import summarize
@@ -54,8 +54,8 @@ def traffic(place: Path, spec: str | None, version: str | None, registry: str, o
 
 def _model_of(place: Path, spec: str | None, reference: str | None, registry: str) -> "ModelSpec":
     """The spec that tells the inputs. Raises InputError where both or neither of spec and version are known."""
-    from enginery.core.errors import InputError
-    from enginery.registry.store.base import open_store
+    from enginesmith.core.errors import InputError
+    from enginesmith.registry.store.base import open_store
     from pipeline.cli.published import trusted_manifest
     from pipeline.intake.places import spec_at
     from pipeline.operations.revalidate import spec_of

@@ -4,9 +4,9 @@ numpy."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from enginery.core.reports.proof import Approved, Check
-from enginery.core.requirements import Requirement
-from enginery.registry.manifest import EngineEntry
+from enginesmith.core.reports.proof import Approved, Check
+from enginesmith.core.requirements import Requirement
+from enginesmith.registry.manifest import EngineEntry
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
-from enginery.compile_caches.archive import SUFFIX, pack
-from enginery.compile_caches.recipe import PRECISION
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import EngineryError
-from enginery.core.reports.proof import Check
-from enginery.core.types import Target, TensorSpec
-from enginery.registry.store.base import Store, open_store
-from enginery.user_code.compiling import CompileModel
+from enginesmith.compile_caches.archive import SUFFIX, pack
+from enginesmith.compile_caches.recipe import PRECISION
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Target, TensorSpec
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.user_code.compiling import CompileModel
 from pipeline.compile.caches.judged import MadeCache
 from pipeline.compile.caches.maker import CPU_LABEL, describe_maker, explain_refusal, wanted_runtimes
 from pipeline.compile.steps.blobs import golden_set
@@ -54,8 +54,8 @@ class MakeCache:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, context: WorkerContext) -> MadeCache:
-        """The cache. Raises ModelError for a model that torch.compile cannot compile, EngineryError on a machine that
-        makes no cache for the target."""
+        """The cache. Raises ModelError for a model that torch.compile cannot compile, EnginesmithError on a machine
+        that makes no cache for the target."""
         place, workdir = open_store(context.store), context.workdir
         check_worker(self.target, self.runtimes)
         enter_phase("fetching")
@@ -100,12 +100,12 @@ def start_warm(
 
 
 def check_worker(target: Target, runtimes: Mapping[str, str]) -> None:
-    """Raise EngineryError where this machine makes no cache for `target`, or has other versions than `runtimes`."""
+    """Raise EnginesmithError where this machine makes no cache for `target`, or has other versions than `runtimes`."""
     if reason := explain_refusal(target):
-        raise EngineryError(f"{platform.node()}: {reason} (a node of a kind of CPU has the label {CPU_LABEL}=KIND)")
+        raise EnginesmithError(f"{platform.node()}: {reason} (a node of a kind of CPU has the label {CPU_LABEL}=KIND)")
     here = wanted_runtimes()
     if here != runtimes:
-        raise EngineryError(
+        raise EnginesmithError(
             f"{platform.node()} has {here or 'no torch'}, and the plan was made for {dict(runtimes)}; install the same "
             "versions on every node"
         )

@@ -1,16 +1,16 @@
 """The machine that makes a compile cache: what it is, and whether it can make one for a target."""
 
 from builders.backends.installed import versions_of
-from enginery.core.hardware import cuda
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.installation import list_facts
-from enginery.core.hardware.machine import describe_host
-from enginery.core.requirements import Installation, for_target, same_versions
-from enginery.core.types import CPU_KIND, Target
+from enginesmith.core.hardware import cuda
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.installation import list_facts
+from enginesmith.core.hardware.machine import describe_host
+from enginesmith.core.requirements import Installation, for_target, same_versions
+from enginesmith.core.types import CPU_KIND, Target
 from pipeline.compile.caches.judged import Maker
 
 # A label of the nodes of a cluster that have this kind of CPU.
-CPU_LABEL = "enginery/cpu"
+CPU_LABEL = "enginesmith/cpu"
 _RUNTIMES = ("torch", "triton")
 
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Needs
-from enginery.compile_caches.recipe import BACKEND, PRECISION, CompileOptions
-from enginery.core.codec import encode
-from enginery.core.errors import EngineryError
-from enginery.core.requirements import to_json
-from enginery.core.types import Target
+from enginesmith.compile_caches.recipe import BACKEND, PRECISION, CompileOptions
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.requirements import to_json
+from enginesmith.core.types import Target
 from pipeline.cache_unit import CacheUnit
 from pipeline.compile.caches.judged import MadeCache
 from pipeline.compile.caches.maker import CPU_LABEL, describe_maker, explain_refusal, wanted_runtimes
@@ -65,10 +65,10 @@ def _plan_one(
 
 
 def check_required_caches(units: Sequence[CacheUnit]) -> None:
-    """Stop when a cache that the spec requires is refused. Raises EngineryError."""
+    """Stop when a cache that the spec requires is refused. Raises EnginesmithError."""
     if lines := [f"{unit.name}: {unit.reason}" for unit in units if unit.required and unit.action == "refused"]:
         remedy = "build where they can be made, or take them out of build.required"
-        raise EngineryError(
+        raise EnginesmithError(
             "\n".join([f"caches that the spec requires are refused, so nothing is built; {remedy}:", *lines])
         )
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from builders.execution.jobs import WorkerContext
-from enginery.compile_caches.archive import SUFFIX
-from enginery.core.types import TensorSpec
-from enginery.registry.store.base import open_store
-from enginery.user_code.compiling import CompileModel
+from enginesmith.compile_caches.archive import SUFFIX
+from enginesmith.core.types import TensorSpec
+from enginesmith.registry.store.base import open_store
+from enginesmith.user_code.compiling import CompileModel
 from pipeline.compile.caches.make_cache import describe, judge_start, start_cold, start_warm
 from pipeline.compile.steps.blobs import fetch, golden_set
 from pipeline.values import Proof
@@ -36,7 +36,7 @@ class ProveCache:
     limits: Mapping[str, float]
 
     def run(self, context: WorkerContext) -> ProvenStart:
-        """The checks. Raises EngineryError for another model than the cache was made from, and as `fetch`."""
+        """The checks. Raises EnginesmithError for another model than the cache was made from, and as `fetch`."""
         place, workdir = open_store(context.store), context.workdir
         golden = golden_set(place, self.golden, workdir)
         archive = fetch(place, self.cache, workdir / f"torch{SUFFIX}")

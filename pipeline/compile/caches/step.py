@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job
-from enginery.compile_caches.archive import SUFFIX
-from enginery.compile_caches.recipe import BACKEND, PRECISION
-from enginery.core.codec import encode_fields
-from enginery.core.digest import digest_of
-from enginery.core.errors import EngineryError, InputError
-from enginery.core.reports.proof import Report, approve, find_unmeasured, judge
-from enginery.core.text import now
-from enginery.registry.manifest import EngineEntry, Status
-from enginery.user_code.compiling import CompileModel
-from enginery.user_code.entry_point import source_files
+from enginesmith.compile_caches.archive import SUFFIX
+from enginesmith.compile_caches.recipe import BACKEND, PRECISION
+from enginesmith.core.codec import encode_fields
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.reports.proof import Report, approve, find_unmeasured, judge
+from enginesmith.core.text import now
+from enginesmith.registry.manifest import EngineEntry, Status
+from enginesmith.user_code.compiling import CompileModel
+from enginesmith.user_code.entry_point import source_files
 from pipeline.cache_unit import CacheUnit
 from pipeline.compile.caches.judged import JudgedCache, MadeCache, Maker
 from pipeline.compile.caches.make_cache import MakeCache
@@ -43,7 +43,7 @@ def make_cache(unit: CacheUnit, spec: "ModelSpec", exported: Exported, context: 
         return _judge(unit, known, spec, exported)
     try:
         made = context.run_job(context.executor, unit.name, _job(unit, spec, exported, context))
-    except EngineryError as error:
+    except EnginesmithError as error:
         if stops_run(error):
             raise
         reason = str(error).removeprefix(f"{unit.name}: ")

@@ -20,8 +20,8 @@ from threading import Lock
 from typing import Any
 
 from builders.backends import discovery
-from enginery.core.digest import canonical_json, digest_of
-from enginery.registry.store.cache import local_cache
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.registry.store.cache import local_cache
 from pipeline.compile import closure
 from pipeline.compile.closure import Closure
 from pipeline.compile.closure.sources import PACKAGES, SourceFiles
@@ -36,7 +36,7 @@ _LOCK = Lock()
 def find_code(*roots: Root) -> Closure:
     """What functions can reach. roots: a step's worker function, and what it finds by a name at run time.
 
-    Raises EngineryError where the source cannot be had (`SourceFiles.read`).
+    Raises EnginesmithError where the source cannot be had (`SourceFiles.read`).
     """
     with _LOCK:
         return _find(tuple(sorted({root_name(root) for root in roots})))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from enginery.core.digest import digest_of
-from enginery.core.errors import EngineryError
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import EnginesmithError
 from pipeline.compile.closure.sources import SourceFile
 
 # What a module runs when it is imported, beside defining things.
@@ -52,7 +52,7 @@ class Module:
 
 
 def parse_module(name: str, source: SourceFile, owns: Callable[[str], bool]) -> Module:
-    """The definitions of a module. Raises EngineryError where the source is not Python.
+    """The definitions of a module. Raises EnginesmithError where the source is not Python.
 
     A compiled extension module is one definition, of its bytes. owns: see `SourceFiles.owns`.
     """
@@ -61,7 +61,7 @@ def parse_module(name: str, source: SourceFile, owns: Callable[[str], bool]) -> 
     try:
         tree = ast.parse(source.data)
     except (SyntaxError, ValueError) as error:
-        raise EngineryError(f"module {name} cannot be parsed: {error}; reinstall it") from error
+        raise EnginesmithError(f"module {name} cannot be parsed: {error}; reinstall it") from error
     reader = _Reader(Module(name), name if source.is_package else name.rpartition(".")[0], owns)
     reader.read(tree.body)
     return reader.finish()

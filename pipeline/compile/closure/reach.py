@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
-from enginery.core.digest import digest_of
-from enginery.core.errors import EngineryError
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import EnginesmithError
 from pipeline.compile.closure import Closure
 from pipeline.compile.closure.definitions import BODY, Definition, Module, Target, parse_module
 from pipeline.compile.closure.sources import SourceFile, SourceFiles
@@ -20,7 +20,9 @@ from pipeline.compile.closure.sources import SourceFile, SourceFiles
 # What a step's worker calls and its key leaves out, because it decides nothing of what the step gives: room or module,
 # and why. tests/pipeline/compile/closure/test_carriers.py holds each of them to that. Progress, displays, pages and
 # commands need not be named: no worker's function reaches them.
-CARRIERS = {"enginery.registry": "carries bytes: a blob is read by the SHA-256 of its content, which the request names"}
+CARRIERS = {
+    "enginesmith.registry": "carries bytes: a blob is read by the SHA-256 of its content, which the request names"
+}
 
 
 def is_carrier(module: str) -> bool:
@@ -31,7 +33,7 @@ def is_carrier(module: str) -> bool:
 def reach(roots: Iterable[str], sources: SourceFiles) -> Closure:
     """What the functions or classes `roots` ('package.module:name') can reach, carriers left out.
 
-    Raises EngineryError for a root that is not there, and as `SourceFiles.read`.
+    Raises EnginesmithError for a root that is not there, and as `SourceFiles.read`.
     """
     walk = _walk(roots, sources)
     modules = {module: digest_of(definitions) for module, definitions in sorted(walk.found.items())}
@@ -76,7 +78,7 @@ class _ReachWalk:
         """Reach a root."""
         module, _, name = root.partition(":")
         if not self._refer((module, name.partition(".")[0])):
-            raise EngineryError(f"{root} is not there; reinstall the package that it belongs to")
+            raise EnginesmithError(f"{root} is not there; reinstall the package that it belongs to")
 
     def finish(self) -> None:
         """Reach what the roots refer to."""

@@ -7,11 +7,11 @@ from functools import cached_property
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from typing import Any
 
-from enginery.core.digest import digest_of_bytes
-from enginery.core.errors import EngineryError
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import EnginesmithError
 
 # This distribution.
-PACKAGES = frozenset({"builders", "validation", "pipeline", "enginery"})
+PACKAGES = frozenset({"builders", "validation", "pipeline", "enginesmith"})
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class SourceFiles:
         return module.partition(".")[0] in self.packages
 
     def read(self, module: str) -> SourceFile | None:
-        """A module's source; None where there is no such module. Raises EngineryError where there is only bytecode."""
+        """A module's source; None where there is no such module. Raises EnginesmithError where there is only
+        bytecode."""
         if module not in self._read:
             self._read[module] = self._find(module)
         return self._read[module]
@@ -66,7 +67,7 @@ class SourceFiles:
             return SourceFile(b"", is_package)
         is_compiled = isinstance(spec.loader, ExtensionFileLoader)
         if not is_compiled and not spec.origin.endswith(".py"):
-            raise EngineryError(
+            raise EnginesmithError(
                 f"{module} has no source code beside {spec.origin}; what a step depends on is read from the source: "
                 "install the package with its .py files"
             )

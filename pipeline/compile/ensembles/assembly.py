@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from enginery.core.digest import digest_of_path
-from enginery.core.errors import DataError
-from enginery.core.types import Precision, Target, TensorSpec
-from enginery.registry.manifest import Manifest
-from enginery.registry.versions.lookup import load
+from enginesmith.core.digest import digest_of_path
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Precision, Target, TensorSpec
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.connections import check_connections, read_data, whole_outputs
 from pipeline.compile.ensembles.forecast import EnsembleForecast, ForecastEnsemble, ForecastGraph

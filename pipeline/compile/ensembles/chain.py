@@ -7,15 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from enginery.core.codec import OMIT_DEFAULT
-from enginery.core.ensemble import EnsembleFunction
-from enginery.core.types import Session, TensorSpec
-from enginery.registry.store.base import Store
+from enginesmith.core.codec import OMIT_DEFAULT
+from enginesmith.core.ensemble import EnsembleFunction
+from enginesmith.core.types import Session, TensorSpec
+from enginesmith.registry.store.base import Store
 from pipeline.compile.steps.blobs import fetch_graph
 
 if TYPE_CHECKING:
-    from enginery.core.types import Tensors
-    from enginery.ensembles import Ensemble, EnsembleGraph
+    from enginesmith.core.types import Tensors
+    from enginesmith.ensembles import Ensemble, EnsembleGraph
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def open_chain(
     Raises as `ReferenceSession`, and ModelError for a function that cannot be imported.
     """
     from builders.reference import ReferenceSession
-    from enginery.ensembles import Ensemble, EnsembleGraph, call_rows
+    from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
 
     with ExitStack() as stack:
         opened = dict[str, EnsembleGraph]()
@@ -80,9 +80,9 @@ def open_chain(
 @contextmanager
 def _open_function(place: Store, function: EnsembleFunction, folder: Path) -> "Iterator[EnsembleGraph]":
     """A function in a process of its own. folder: for its files. Raises ModelError where it cannot be imported."""
-    from enginery.ensembles import function_node
-    from enginery.user_code.calling import CallFunction, CallOnce
-    from enginery.user_code.task import Task
+    from enginesmith.ensembles import function_node
+    from enginesmith.user_code.calling import CallFunction, CallOnce
+    from enginesmith.user_code.task import Task
     from pipeline.sources.user_process import start_user_process
 
     for name, digest in function.files.items():

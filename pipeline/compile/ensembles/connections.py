@@ -5,11 +5,11 @@ from dataclasses import replace
 from math import lcm
 from pathlib import Path
 
-from enginery.core.ensemble import list_inputs, name_dims, name_states, split_source
-from enginery.core.errors import ModelError
-from enginery.core.state import State
-from enginery.core.text import suggest
-from enginery.core.types import PLUS, Dim, TensorSpec, rename_dims
+from enginesmith.core.ensemble import list_inputs, name_dims, name_states, split_source
+from enginesmith.core.errors import ModelError
+from enginesmith.core.state import State
+from enginesmith.core.text import suggest
+from enginesmith.core.types import PLUS, Dim, TensorSpec, rename_dims
 from pipeline.compile.ensembles.whole import WholeData
 from pipeline.sources.onnx_header import HeaderTensor, format_shape, read_header
 from pipeline.spec.ensembles.model import EnsembleData, LoadedEnsemble

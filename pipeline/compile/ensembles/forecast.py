@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from enginery.core.ensemble import ENSEMBLE
-from enginery.core.types import PRECISIONS, Precision, Target, TensorSpec
+from enginesmith.core.ensemble import ENSEMBLE
+from enginesmith.core.types import PRECISIONS, Precision, Target, TensorSpec
 from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.proof import ProveEnsemble, limits_of, metrics_of, prove
 from pipeline.compile.ensembles.whole import WholeData
@@ -39,7 +39,7 @@ class WholeUnit:
     reason: str
 
     def to_json(self) -> Json:
-        """What `enginery plan --json` prints of it."""
+        """What `enginesmith plan --json` prints of it."""
         return {**vars(self), "backend": ENSEMBLE}
 
 
@@ -52,7 +52,7 @@ class EnsembleForecast:
     units: tuple[WholeUnit, ...]
 
     def to_json(self) -> Json:
-        """What `enginery plan --json` prints."""
+        """What `enginesmith plan --json` prints."""
         graphs = {name: found.to_json() for name, found in self.graphs.items()}
         return {"model": self.model, "graphs": graphs, "units": [unit.to_json() for unit in self.units]}
 

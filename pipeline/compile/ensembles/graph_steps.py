@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from enginery.core.ensemble import name_dims
-from enginery.core.errors import DataError
-from enginery.core.state import State
-from enginery.core.types import Session, TensorSpec
+from enginesmith.core.ensemble import name_dims
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State
+from enginesmith.core.types import Session, TensorSpec
 from pipeline.compile.ensembles.whole import WholeData
 
 if TYPE_CHECKING:
-    from enginery.arrays import Array
-    from enginery.core.types import Tensors
+    from enginesmith.arrays import Array
+    from enginesmith.core.types import Tensors
 
 # Arrays of computed samples: the sequence and the step that each is of. No input has such a name.
 SEQUENCE, STEP = "sequence number", "step number"
@@ -59,7 +59,7 @@ def roll_steps(chain: Session, whole: WholeData, states: Sequence[State]) -> Ite
     DataError for data that are no steps."""
     import numpy as np
 
-    from enginery.streams import Streams
+    from enginesmith.streams import Streams
     from validation.data.joined import GrownInputs, JoinedSteps
     from validation.data.sequences import split
 

@@ -7,14 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
-from enginery.core.codec import OMIT_DEFAULT, encode
-from enginery.core.errors import DataError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.cuda import gpus
-from enginery.core.reports.proof import Check
-from enginery.core.text import now
-from enginery.core.types import Precision, Session, TensorSpec
-from enginery.registry.store.base import open_store
+from enginesmith.core.codec import OMIT_DEFAULT, encode
+from enginesmith.core.errors import DataError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.cuda import gpus
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.text import now
+from enginesmith.core.types import Precision, Session, TensorSpec
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.ensembles.chain import ChainedGraph, open_chain, tensors_of
 from pipeline.compile.ensembles.samples import LIMITS
@@ -29,7 +29,7 @@ from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from builders.onnx_graphs.dependence import Dependence
-    from enginery.ensembles import Ensemble
+    from enginesmith.ensembles import Ensemble
     from pipeline.spec.ensembles.model import EnsembleSpec
     from validation.golden.golden_set import GoldenSet
 
@@ -61,7 +61,7 @@ class ProveEnsemble:
     metrics: tuple[TaskMetric, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> Proof:
-        """The checks. Raises EngineryError for an engine that cannot be opened."""
+        """The checks. Raises EnginesmithError for an engine that cannot be opened."""
         place = open_store(context.store)
         with ExitStack() as stack:
             opened = dict[str, Session]()
@@ -73,7 +73,7 @@ class ProveEnsemble:
 
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
         """The checks of sessions in the engines' place. alone: whether each is run among graphs in fp32 too."""
-        from enginery.ensembles import call_rows
+        from enginesmith.ensembles import call_rows
         from validation.comparison.coverage import unmeasured_checks
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget

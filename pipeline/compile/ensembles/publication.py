@@ -3,18 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from enginery.core.digest import canonical_json, digest_of
-from enginery.core.ensemble import PinnedGraph
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.machine import describe_host
-from enginery.core.origin import user
-from enginery.core.reports.proof import Report, approve, judge
-from enginery.core.text import now
-from enginery.core.types import TensorSpec
-from enginery.registry.ensembles import SUFFIX, function_sources, write_engines
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.manifest import EngineEntry, Manifest, request_of
-from enginery.registry.versions.publish import find_published, publish, published_without
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.ensemble import PinnedGraph
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.machine import describe_host
+from enginesmith.core.origin import user
+from enginesmith.core.reports.proof import Report, approve, judge
+from enginesmith.core.text import now
+from enginesmith.core.types import TensorSpec
+from enginesmith.registry.ensembles import SUFFIX, function_sources, write_engines
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
+from enginesmith.registry.versions.publish import find_published, publish, published_without
 from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame, limits_of, metrics_of, prove
 from pipeline.compile.ensembles.units import EnsembleUnit
@@ -127,7 +127,7 @@ def publish_ensemble(
     """Judge the units and publish those that may be pulled; the version that says the same where there is one.
 
     narrowed: as of `VersionDraft`.  draw: makes the HTML page of a version's document.
-    Raises as `enginery.registry.versions.publish.publish`.
+    Raises as `enginesmith.registry.versions.publish.publish`.
     """
     store, spec = context.store, built.loaded.spec
     golden = store.put_file(spec.file(spec.golden.data))

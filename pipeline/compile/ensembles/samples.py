@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
-from enginery.core.codec import OMIT_NONE, encode
-from enginery.core.ensemble import split_source
-from enginery.core.errors import DataError
-from enginery.core.state import step_inputs
-from enginery.core.types import TensorSpec
-from enginery.registry.store.base import open_store
+from enginesmith.core.codec import OMIT_NONE, encode
+from enginesmith.core.ensemble import split_source
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import step_inputs
+from enginesmith.core.types import TensorSpec
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.ensembles.chain import ChainedGraph, open_chain, tensors_of
 from pipeline.compile.ensembles.graph_steps import GraphSteps, find_graph_steps, list_rows, roll_steps
 from pipeline.compile.ensembles.whole import WholeData
@@ -22,8 +22,8 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import HOST_MEMORY_MIB, code_key
 
 if TYPE_CHECKING:
-    from enginery.arrays import Array
-    from enginery.core.types import Tensors
+    from enginesmith.arrays import Array
+    from enginesmith.core.types import Tensors
     from pipeline.spec.model import ComputedData, ModelSpec
 
 LIMITS = ProcessLimits(3600, HOST_MEMORY_MIB, "give fewer samples", "run it on a machine with more memory")

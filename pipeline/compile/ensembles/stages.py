@@ -10,15 +10,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from enginery.core.reports.proof import Check
-from enginery.core.types import QUANTIZED, Precision, Session
-from enginery.registry.store.base import Store
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import QUANTIZED, Precision, Session
+from enginesmith.registry.store.base import Store
 from pipeline.compile.steps.blobs import fetch_graph, runnable
 from pipeline.compile.steps.drift_limits import WEAK, add_notes, as_written
 from pipeline.values import EngineBlob, Proof
 
 if TYPE_CHECKING:
-    from enginery.ensembles import Ensemble
+    from enginesmith.ensembles import Ensemble
     from validation.golden.golden_set import GoldenSequences, GoldenSet
     from validation.limits.budget import OutputLimits, Stage, StagedLimits
     from validation.perturbation.sessions import Perturbed

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginery.core.ensemble import ENSEMBLE
-from enginery.core.requirements import GpuMemory, Requirement, for_target
-from enginery.core.types import PRECISIONS, Precision, Target, TensorSpec
-from enginery.registry.manifest import EngineEntry, Status
+from enginesmith.core.ensemble import ENSEMBLE
+from enginesmith.core.requirements import GpuMemory, Requirement, for_target
+from enginesmith.core.types import PRECISIONS, Precision, Target, TensorSpec
+from enginesmith.registry.manifest import EngineEntry, Status
 from pipeline.spec.model import ModelSpec
 
 

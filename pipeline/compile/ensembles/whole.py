@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
-from enginery.core.state import State, step_inputs
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
+from enginesmith.core.state import State, step_inputs
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.values import Json
 
 if TYPE_CHECKING:
-    from enginery.arrays import Array
+    from enginesmith.arrays import Array
     from validation.data.joined import Steps
     from validation.data.samples import Samples
 

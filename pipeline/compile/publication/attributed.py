@@ -6,8 +6,8 @@ A version is published before that is looked for, which takes minutes: what is p
 from collections.abc import Sequence
 from dataclasses import replace
 
-from enginery.registry.versions.lookup import load
-from enginery.registry.versions.publish import published_without
+from enginesmith.registry.versions.lookup import load
+from enginesmith.registry.versions.publish import published_without
 from pipeline.compile.publication.draft import VersionDraft
 from pipeline.compile.publication.pages import DrawPage, Measured, add_attributions, failed_page
 from pipeline.compile.run_context import RunContext

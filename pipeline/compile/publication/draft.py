@@ -3,14 +3,14 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from enginery.client.resolve import PORTABLE
-from enginery.core.digest import digest_of, digest_of_path
-from enginery.core.hardware.machine import describe_host
-from enginery.core.reports.proof import Approved, approve
-from enginery.core.requirements import Requirement, for_target
-from enginery.core.text import format_bytes, now
-from enginery.registry.evidence.build_details import LAYERS, RECIPE, RECORD
-from enginery.registry.manifest import EngineEntry, Manifest
+from enginesmith.client.resolve import PORTABLE
+from enginesmith.core.digest import digest_of, digest_of_path
+from enginesmith.core.hardware.machine import describe_host
+from enginesmith.core.reports.proof import Approved, approve
+from enginesmith.core.requirements import Requirement, for_target
+from enginesmith.core.text import format_bytes, now
+from enginesmith.registry.evidence.build_details import LAYERS, RECIPE, RECORD
+from enginesmith.registry.manifest import EngineEntry, Manifest
 from pipeline.compile.caches.judged import JudgedCache
 from pipeline.compile.causes import inputs_of
 from pipeline.compile.last_builds import BuildSources
@@ -25,12 +25,12 @@ REFITTED = "refitted from"
 # Of a unit whose checks failed on such inputs.
 RANDOM_INPUTS = (
     "the checks ran on random numbers, on which many models answer nothing but noise; "
-    "give real inputs in golden.data (enginery init --from-requests makes them)"
+    "give real inputs in golden.data (enginesmith init --from-requests makes them)"
 )
 # Of an fp16 graph that overflowed.
 UNMEASURED = (
     "without calibration data nothing says which tensors leave the range of fp16; with calibration.data these stay in "
-    "fp32 (enginery init --from-requests makes it)"
+    "fp32 (enginesmith init --from-requests makes it)"
 )
 # Of a graph that gives more or fewer rows after rounding.
 SELECTING = (
@@ -38,7 +38,7 @@ SELECTING = (
     "others; let a task metric judge (golden.metric with decides, docs/guides/task-metrics.md)"
 )
 # What a version is made with, whichever compilers its engines come from.
-TOOLS = ("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
+TOOLS = ("enginesmith", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 _NARROWER = ("int8", "fp8", "int4")
 HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 

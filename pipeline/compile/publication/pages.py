@@ -13,22 +13,22 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginery.core.codec import decode, encode_document
-from enginery.core.errors import InputError, IntegrityError, UnknownNameError
-from enginery.core.parsing import Malformed, parse_json
-from enginery.core.reports.latency import LatencyReport
-from enginery.core.reports.proof import Report
-from enginery.core.types import BuildFailure
-from enginery.registry.evidence.attestations import attestations, judge_entries
-from enginery.registry.evidence.build_details import quantization_records
-from enginery.registry.evidence.canaries import canaries
-from enginery.registry.evidence.latencies import latencies
-from enginery.registry.evidence.loads import load_reports
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.files import reachable
-from enginery.registry.store.layout import attestation_key, failed_data_key, failed_page_key, page_data_key, page_key
-from enginery.registry.versions.publish import attach_page
+from enginesmith.core.codec import decode, encode_document
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
+from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.reports.latency import LatencyReport
+from enginesmith.core.reports.proof import Report
+from enginesmith.core.types import BuildFailure
+from enginesmith.registry.evidence.attestations import attestations, judge_entries
+from enginesmith.registry.evidence.build_details import quantization_records
+from enginesmith.registry.evidence.canaries import canaries
+from enginesmith.registry.evidence.latencies import latencies
+from enginesmith.registry.evidence.loads import load_reports
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, place_of
+from enginesmith.registry.store.files import reachable
+from enginesmith.registry.store.layout import attestation_key, failed_data_key, failed_page_key, page_data_key, page_key
+from enginesmith.registry.versions.publish import attach_page
 from pipeline.outcome import JudgedUnit
 from validation.attribution.result import NamedAttribution, attributions
 from validation.reporting.version_document import KIND as VERSION
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Makes the HTML page of a version's document.
 DrawPage = Callable[[VersionDocument], str]
-CANARY = "enginery-canary"
+CANARY = "enginesmith-canary"
 MOST_BYTES = 256 << 20
 
 

@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
-from enginery.core.digest import canonical_json
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store
+from enginesmith.core.digest import canonical_json
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
 from pipeline.values import Json
 
 # The manifest's sources of these names are the statement and the SBOM.
 STATEMENT = "provenance statement"
 SBOM = "sbom"
-BUILD_TYPE = "urn:enginery:build:v1"
+BUILD_TYPE = "urn:enginesmith:build:v1"
 # The image that the build runs in, if any, as the one who starts it says; a digest reference where possible.
-IMAGE = "ENGINERY_BUILDER_IMAGE"
+IMAGE = "ENGINESMITH_BUILDER_IMAGE"
 
 _LICENSE_TEXT = 100
 _PURL_NAME = re.compile(r"[-_.]+")
@@ -70,7 +70,7 @@ def provenance_statement(draft: Manifest, entries: Sequence[EngineEntry], starte
             "runDetails": {
                 "builder": {
                     "id": f"{BUILD_TYPE}#{'image' if image else 'host'}",
-                    "version": {name: draft.toolchain[name] for name in ("enginery",) if name in draft.toolchain},
+                    "version": {name: draft.toolchain[name] for name in ("enginesmith",) if name in draft.toolchain},
                     **({"builderDependencies": [{"uri": image}]} if image else {}),
                 },
                 "metadata": {"invocationId": draft.content, "startedOn": started_at, "finishedOn": draft.created_at},
@@ -111,7 +111,7 @@ def environment_sbom() -> Json:
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {"component": {"type": "application", "name": "enginery build environment"}},
+        "metadata": {"component": {"type": "application", "name": "enginesmith build environment"}},
         "components": [found[purl] for purl in sorted(found)],
     }
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from enginery.core.digest import canonical_json
-from enginery.core.origin import user
-from enginery.registry.manifest import EngineEntry
-from enginery.registry.versions.additions import add_latencies
-from enginery.registry.versions.publish import Published, find_published, find_same, publish, published_without
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.origin import user
+from enginesmith.registry.manifest import EngineEntry
+from enginesmith.registry.versions.additions import add_latencies
+from enginesmith.registry.versions.publish import Published, find_published, find_same, publish, published_without
 from pipeline.compile.last_builds import remember_builds
 from pipeline.compile.publication.draft import VersionDraft
 from pipeline.compile.publication.pages import Measured, failed_page, version_page
@@ -21,7 +21,7 @@ from validation.reporting.version_document import VersionDocument
 def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str], context: RunContext) -> Outcome:
     """Publish what was proven or may be proven elsewhere; say what failed; recognise a run that changed nothing.
 
-    draw: makes the HTML page of a version's document.  Raises as `enginery.registry.versions.publish.publish`.
+    draw: makes the HTML page of a version's document.  Raises as `enginesmith.registry.versions.publish.publish`.
     """
     store, manifest, judged = context.store, draft.manifest, draft.judged
     published = _publish(draft, context)

@@ -13,11 +13,11 @@ from builders.backends import discovery
 from builders.backends.optional_methods import opening_parts
 from builders.execution.jobs import Job, Request, WorkerContext
 from builders.onnx_graphs.shard_names import has_shards
-from enginery.core.codec import decode, encode_document, encode_fields
-from enginery.core.errors import EngineryError, InputError, IntegrityError, StepError, UnavailableError
-from enginery.core.reports.proof import Check
-from enginery.core.types import Precision, Session
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.codec import decode, encode_document, encode_fields
+from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError, StepError, UnavailableError
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Precision, Session
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import MEASURED_BYTES, fetch_graph, golden_set, proof_of, runnable, text_of
@@ -233,7 +233,7 @@ def _graph(path: Path, workdir: Path) -> "OnnxGraph":
 
 
 def _list_failed(checks: Sequence[Check]) -> list[str]:
-    from enginery.core.reports.proof import describe
+    from enginesmith.core.reports.proof import describe
 
     return [describe(check) for check in checks if not check.passed]
 
@@ -294,7 +294,7 @@ def attribute(suspect: Suspect, spec: "ModelSpec", reference: str, golden: str, 
         found = _run_attribution(suspect, spec, reference, golden, context)
     except UnavailableError:
         raise
-    except EngineryError as error:
+    except EnginesmithError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
         context.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))

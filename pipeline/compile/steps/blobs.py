@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from builders.backends import compatibility, discovery
 from builders.onnx_graphs.shard_names import list_shards
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import DataError, IntegrityError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.reports.free_running import FreeRunning
-from enginery.core.reports.proof import Check, Spread, name_task_checks
-from enginery.core.requirements import Weights
-from enginery.core.types import Engine, Precision, Session
-from enginery.registry.store.base import Store
-from enginery.registry.store.files import BlobDigest
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.reports.free_running import FreeRunning
+from enginesmith.core.reports.proof import Check, Spread, name_task_checks
+from enginesmith.core.requirements import Weights
+from enginesmith.core.types import Engine, Precision, Session
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.files import BlobDigest
 from pipeline.values import EngineBlob, Exported, Json, Proof, Shards
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -50,7 +50,7 @@ def fetch(store: Store, digest: str, dest: Path) -> Path:
         if store.has(digest):
             store.discard(digest)
             raise IntegrityError(
-                f"{str(error).partition(';')[0]}; it was set aside: run `enginery build` and it is made anew"
+                f"{str(error).partition(';')[0]}; it was set aside: run `enginesmith build` and it is made anew"
             ) from error
         raise
     return dest

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Executor, Job, Needs, WorkerContext
-from enginery.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
-from enginery.core.digest import digest_of, digest_of_file, digest_of_path
-from enginery.core.errors import DataError
-from enginery.core.state import State, step_inputs
-from enginery.registry.store.base import Store, open_store
-from enginery.user_code.entry_point import source_files
+from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
+from enginesmith.core.digest import digest_of, digest_of_file, digest_of_path
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State, step_inputs
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.user_code.entry_point import source_files
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import MEASURED_BYTES, fetch_graph
 from pipeline.compile.steps.engines import USUAL_MEMORY_MIB
@@ -134,7 +134,7 @@ def complete_samples(stored: "SampleSource", samples: CalibrationSamples, model:
     """What `open_samples` gave, as it is; of a model with state, as steps with the states that the ONNX file `model`
     hands on. Raises DataError for an array of sequences that is not there."""
     from builders.reference import ReferenceSession, threads_for
-    from enginery.streams import Streams
+    from enginesmith.streams import Streams
     from validation.data.joined import read_steps
     from validation.data.samples import Samples
     from validation.data.sequences import SequenceSamples, read_order

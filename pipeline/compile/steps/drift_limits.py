@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
+from enginesmith.core.types import QUANTIZED, BuildRequest, Precision, Session
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:

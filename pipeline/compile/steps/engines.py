@@ -18,17 +18,17 @@ from builders.backends.optional_methods import GIVEN, GROWN, timing_cached
 from builders.execution.jobs import Job, Needs, ReducedRequest, WorkerContext
 from builders.execution.process import enter_phase
 from builders.execution.scrub import scrubber
-from enginery.core import parsing
-from enginery.core.codec import encode
-from enginery.core.digest import canonical_json, digest_of
-from enginery.core.errors import EngineryError, StepError
-from enginery.core.hardware.machine import driver_version
-from enginery.core.text import now
-from enginery.core.types import Backend, BuildFailure, BuildRequest, Engine, Target
-from enginery.registry.builds.build_history import Expectation
-from enginery.registry.builds.records import remember
-from enginery.registry.store.base import Store, change, open_store
-from enginery.registry.store.layout import timing_key
+from enginesmith.core import parsing
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.errors import EnginesmithError, StepError
+from enginesmith.core.hardware.machine import driver_version
+from enginesmith.core.text import now
+from enginesmith.core.types import Backend, BuildFailure, BuildRequest, Engine, Target
+from enginesmith.registry.builds.build_history import Expectation
+from enginesmith.registry.builds.records import remember
+from enginesmith.registry.store.base import Store, change, open_store
+from enginesmith.registry.store.layout import timing_key
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.blobs import fetch_graph, put_graph
 from pipeline.compile.steps.keys import engine_limits
@@ -77,7 +77,7 @@ class BuildEngine:
         begun = time.monotonic()
         try:
             engine = build_engine(backend, wanted, model, context.workdir)
-        except EngineryError:
+        except EnginesmithError:
             timing.keep()  # what was measured until then makes the next try shorter
             raise
         seconds = round(time.monotonic() - begun, 3)
@@ -141,7 +141,7 @@ class TimingCache:
             self._given = _read_digest(self._store.read(self._key))
             if self._given:
                 self._store.fetch(self._given, self._workdir / GIVEN)
-        except (EngineryError, OSError) as error:
+        except (EnginesmithError, OSError) as error:
             (self._workdir / GIVEN).unlink(missing_ok=True)
             self.notes.append(f"no timing cache was used: {error}")
 
@@ -153,9 +153,9 @@ class TimingCache:
         try:
             data = grown.read_bytes()
             if len(data) > MAX_BYTES:
-                raise EngineryError(f"it is {len(data)} bytes long; the limit is {MAX_BYTES}")
+                raise EnginesmithError(f"it is {len(data)} bytes long; the limit is {MAX_BYTES}")
             change(self._store, self._key, lambda before: self._document(before, data))
-        except (EngineryError, OSError) as error:
+        except (EnginesmithError, OSError) as error:
             self.notes.append(f"the timing cache was not kept: {error}")
 
     def _document(self, before: bytes | None, data: bytes) -> bytes | None:
@@ -171,7 +171,7 @@ class TimingCache:
         try:
             assert self._backend is not None  # noqa: S101 - there is no key without one
             return self._backend.merge_timing(self._store.read_blob(there, MAX_BYTES), data)
-        except EngineryError as error:
+        except EnginesmithError as error:
             self.notes.append(f"the timing cache of others was replaced: {error}")
             return data
 
@@ -208,7 +208,7 @@ def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
     job = Job(unit.name, request, context.store.uri, limits, needed, reduce_workspace(request))
     try:
         record = context.run_job(context.executor, unit.name, job)
-    except EngineryError as error:
+    except EnginesmithError as error:
         if stops_run(error):
             raise
         return Built(unit, failure=_failure(unit, spec, context, error))
@@ -218,7 +218,7 @@ def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
     return Built.from_record(unit, record)
 
 
-def _failure(unit: Unit, spec: "ModelSpec", context: RunContext, error: EngineryError) -> BuildFailure:
+def _failure(unit: Unit, spec: "ModelSpec", context: RunContext, error: EnginesmithError) -> BuildFailure:
     kind, log = (error.kind, error.log) if isinstance(error, StepError) else ("error", "")
     reason = str(error).removeprefix(f"{unit.name}: ")  # who shows it names the unit
     context.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
@@ -228,7 +228,7 @@ def _failure(unit: Unit, spec: "ModelSpec", context: RunContext, error: Enginery
 def reproduce(unit: Unit, spec: "ModelSpec", registry: str) -> str:
     """The command that builds this unit alone, from the steps that are on record in `registry`."""
     request = unit.request
-    words = ("enginery", "build", spec.address, "--registry", registry, "--target", request.target.name)
+    words = ("enginesmith", "build", spec.address, "--registry", registry, "--target", request.target.name)
     return shlex.join([*words, "--precision", request.precision, "--backend", request.backend])
 
 
@@ -244,7 +244,7 @@ def needs(request: BuildRequest, memory_mib: int) -> Needs:
 
 def gpu_labels(target: Target) -> dict[str, str]:
     """Labels of the nodes that have a GPU: its generation, and its product where one is named."""
-    return {"enginery/sm": target.sm, **({"enginery/product": target.product} if target.product else {})}
+    return {"enginesmith/sm": target.sm, **({"enginesmith/product": target.product} if target.product else {})}
 
 
 def memory_request(spec: "ModelSpec", expected: Expectation | None = None, shard_bytes: int = 0) -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import WorkerContext
-from enginery.core.errors import DataError
-from enginery.core.state import step_inputs
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import step_inputs
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph, this_machine
 from pipeline.sources.request import ExportRequest
 from pipeline.values import KeptAnswers, ModelShapes, OnnxModel, Proof

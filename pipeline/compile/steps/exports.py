@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.execution.jobs import Job, WorkerContext
-from enginery.core.codec import encode
-from enginery.core.digest import digest_of, digest_of_file, digest_of_path
-from enginery.core.errors import InputError, ModelError, StepError
-from enginery.user_code.entry_point import imported_packages, source_files
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import digest_of, digest_of_file, digest_of_path
+from enginesmith.core.errors import InputError, ModelError, StepError
+from enginesmith.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.run_context import RunContext, import_versions
 from pipeline.compile.steps.export_model import ExportModel, ExportOutcome, FrozenGolden
 from pipeline.compile.steps.golden import check_frozen, settle_golden

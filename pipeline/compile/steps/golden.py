@@ -5,9 +5,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from enginery.core.codec import encode
-from enginery.core.errors import DataError
-from enginery.registry.store.base import Store
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import DataError
+from enginesmith.registry.store.base import Store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch
 from pipeline.progress.events import Finished
@@ -52,7 +52,7 @@ def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
     from validation.golden.change import change
     from validation.golden.golden_set import GoldenSet
 
-    with TemporaryDirectory(prefix="enginery-golden-") as folder:
+    with TemporaryDirectory(prefix="enginesmith-golden-") as folder:
         sets = [GoldenSet.load(fetch(store, digest, Path(folder) / digest)) for digest in (before, after)]
         return change(*sets)
 
@@ -68,9 +68,10 @@ def _format_accept_command(spec: "ModelSpec", store: Store) -> str:
     """The command that accepts a golden set; where the spec is a copy, the one for where it is kept."""
     where = ["--registry", store.uri.removeprefix("file://")]
     if not spec.is_copy:
-        return shlex.join(["enginery", "golden", "accept", spec.address, *where])
+        return shlex.join(["enginesmith", "golden", "accept", spec.address, *where])
     options = shlex.join(where)
     return (
-        f"enginery golden accept SPEC {options} where the spec of {spec.address} is kept, then enginery register SPEC "
+        f"enginesmith golden accept SPEC {options} where the spec of {spec.address} is kept, then enginesmith register "
+        "SPEC "
         f"{options}"
     )

@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
-from enginery.core.codec import OMIT_DEFAULT, decode, encode
-from enginery.core.errors import DataError, EngineryError, InputError
-from enginery.core.state import State
-from enginery.core.types import CALIBRATED, QUANTIZED, Precision, QuantizedState, TensorSpec
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.codec import OMIT_DEFAULT, decode, encode
+from enginesmith.core.errors import DataError, EnginesmithError, InputError
+from enginesmith.core.state import State
+from enginesmith.core.types import CALIBRATED, QUANTIZED, Precision, QuantizedState, TensorSpec
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.run_context import RunContext, fail_step
 from pipeline.compile.steps.blobs import (
     MEASURED_BYTES,
@@ -49,7 +49,7 @@ from validation.metrics.tasks.terms import TaskMetric
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from enginery.core.reports.quantization import QuantizationRecord
+    from enginesmith.core.reports.quantization import QuantizationRecord
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.statistics.observations import Observations
     from pipeline.spec.model import ModelSpec
@@ -282,7 +282,7 @@ def quantize(
             return graph
         observed = None if isinstance(ranges, StepFailure) else ranges
         return replace(graph, proof=_check_graph(spec, exported, graph, observed, context))
-    except EngineryError as error:
+    except EnginesmithError as error:
         return _unwritten(variant, exported, fail_step(f"graph {variant.name}", error, context))
 
 

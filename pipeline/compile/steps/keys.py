@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from builders.execution.jobs import ProcessLimits
-from enginery.core.codec import encode
-from enginery.core.types import Precision
+from enginesmith.core.codec import encode
+from enginesmith.core.types import Precision
 from pipeline.compile.closure.code import Root, find_code
 from pipeline.compile.run_context import versions
 from pipeline.values import Json, ModelShapes

@@ -12,14 +12,14 @@ from builders.backends import discovery
 from builders.backends.compatibility import open_engine
 from builders.backends.optional_methods import get_profiling, opening_parts
 from builders.execution.jobs import Job, Needs, WorkerContext
-from enginery.core.codec import encode
-from enginery.core.digest import canonical_json
-from enginery.core.errors import EngineryError, StepError, UnavailableError
-from enginery.core.hardware.cpu_kinds import why_no_proof
-from enginery.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
-from enginery.core.text import now
-from enginery.core.types import Backend, Engine
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import EnginesmithError, StepError, UnavailableError
+from enginesmith.core.hardware.cpu_kinds import why_no_proof
+from enginesmith.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
+from enginesmith.core.text import now
+from enginesmith.core.types import Backend, Engine
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set
@@ -30,8 +30,8 @@ from pipeline.values import Built, EngineBlob, Exported, ModelShapes
 from validation.latency.machine import machine
 
 if TYPE_CHECKING:
-    from enginery.core.reports.breakdown import TimeBreakdown
-    from enginery.core.reports.latency import BucketLatency
+    from enginesmith.core.reports.breakdown import TimeBreakdown
+    from enginesmith.core.reports.latency import BucketLatency
     from pipeline.spec.model import ModelSpec
     from pipeline.spec.validation import Latency
     from validation.latency.measurement.buckets import BucketInputs
@@ -58,7 +58,7 @@ class MeasureEngine:
     terms: LatencyTerms
 
     def run(self, context: WorkerContext) -> TimedEngine:
-        """The report's digest; the report is in the store. Raises EngineryError for an engine that cannot be run."""
+        """The report's digest; the report is in the store. Raises EnginesmithError for an engine that cannot be run."""
         from validation.latency.measurement.buckets import tuned_for
         from validation.latency.measurement.measure import measure_engine
         from validation.latency.roofline.graph_costs import graph_costs
@@ -207,7 +207,7 @@ def time_engine(
         return context.once("latency", name, key, job, lambda timed: [timed.latency]).latency
     except UnavailableError:
         raise
-    except EngineryError as error:
+    except EnginesmithError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
         context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from builders.as_built import WithoutSampler
 from builders.backends import discovery, shape_profiles
 from builders.execution.jobs import Job, WorkerContext
-from enginery.core.codec import OMIT_DEFAULT, encode
-from enginery.core.errors import EngineryError
-from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
-from enginery.core.hardware.cuda import gpus
-from enginery.core.reports.prompts import PromptDrift, PromptTerms
-from enginery.core.reports.proof import Check
-from enginery.core.text import now
-from enginery.core.types import BuildRequest, Dim, Session
-from enginery.registry.store.base import Store, open_store
-from enginery.serving.padding import Padding, padding_of
+from enginesmith.core.codec import OMIT_DEFAULT, encode
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
+from enginesmith.core.hardware.cuda import gpus
+from enginesmith.core.reports.prompts import PromptDrift, PromptTerms
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.text import now
+from enginesmith.core.types import BuildRequest, Dim, Session
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.serving.padding import Padding, padding_of
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.blobs import (
@@ -96,7 +96,7 @@ class CheckEngine:
     padding: Padding | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> Proof:
-        """The checks. Raises EngineryError for an engine that cannot be opened."""
+        """The checks. Raises EnginesmithError for an engine that cannot be opened."""
         with open_session(open_store(context.store), self.engine, context.workdir) as actual:
             return self.compare(actual, context)
 
@@ -305,7 +305,7 @@ def prove_or_crash(step: str, key: Json, job: Job[Proof], context: RunContext) -
     run. Raises what says nothing about that (`stops_run`)."""
     try:
         return context.once(step, job.name, key, job)
-    except EngineryError as error:
+    except EnginesmithError as error:
         if stops_run(error):
             raise
         return Proof((replace(CRASHED, note=str(error)),))

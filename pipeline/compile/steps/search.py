@@ -11,11 +11,11 @@ from builders.backends import discovery
 from builders.backends.optional_methods import get_scheme
 from builders.backends.shape_profiles import profiles
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
-from enginery.core.codec import encode, encode_fields
-from enginery.core.errors import DataError, IntegrityError
-from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
-from enginery.core.types import BuildRequest, QuantizationScheme, Tensors
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.codec import encode, encode_fields
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
+from enginesmith.core.types import BuildRequest, QuantizationScheme, Tensors
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_graph, text_of
@@ -36,7 +36,7 @@ from pipeline.quantization.search.quality import GraphLimits, SearchFloor
 from pipeline.values import Exported, GraphVariant, Json, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
-    from enginery.arrays import Array
+    from enginesmith.arrays import Array
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.search.choice import MixedPrecisionChoice
     from pipeline.quantization.search.latency import EngineTiming

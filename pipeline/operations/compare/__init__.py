@@ -1,1 +1,1 @@
-"""`enginery compare`: every backend that can, side by side on one target, and which to take."""
+"""`enginesmith compare`: every backend that can, side by side on one target, and which to take."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-from enginery.core.reports.latency import MachineKind, Quantile, Timed
-from enginery.core.text import format_bytes, format_metric, format_plain
+from enginesmith.core.reports.latency import MachineKind, Quantile, Timed
+from enginesmith.core.text import format_bytes, format_metric, format_plain
 from validation.latency.formatting import format_count, join_reasons
 from validation.plots.texts import seconds_text
 
@@ -41,7 +41,7 @@ class EngineFacts:
     call, where it is known.  load_s: from the runtime's import to a session.  memory_bytes: peak above that of the
     process before.  sqnr_db: the least of the quantization and the engine stage.  covers: of the fleet's targets, those
     that its backend builds this precision for.  shapes: sizes that it answers, None where that was not tried.  busy:
-    why the machine counts as busy while it was timed (`enginery.core.reports.latency.SystemLoad`).
+    why the machine counts as busy while it was timed (`enginesmith.core.reports.latency.SystemLoad`).
     """
 
     unit: str

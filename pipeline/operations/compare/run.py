@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from builders.backends import discovery as backends
 from builders.execution.jobs import Job, Needs
-from enginery.core.codec import encode
-from enginery.core.errors import EngineryError, InputError, StepError, UnavailableError
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.text import now
-from enginery.core.types import BuildRequest, Precision, Target
-from enginery.registry.evidence.latencies import read_latency_report
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import EnginesmithError, InputError, StepError, UnavailableError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.text import now
+from enginesmith.core.types import BuildRequest, Precision, Target
+from enginesmith.registry.evidence.latencies import read_latency_report
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.composition import StepRunner, prepare
 from pipeline.compile.plan import Selection
@@ -71,7 +71,7 @@ def widen_spec(spec: ModelSpec, options: CompareOptions) -> ModelSpec:
     serving = {name: given for name, given in chosen.items() if backends.configure(name, given).serves(options.target)}
     if not serving:
         raise InputError(
-            f"none of {', '.join(names)} builds for {options.target.name}; `enginery backends` says what does"
+            f"none of {', '.join(names)} builds for {options.target.name}; `enginesmith backends` says what does"
         )
     return spec.model_copy(update={"backends": serving, "targets": (options.target.name,)})
 
@@ -189,7 +189,7 @@ class _Measuring:
             found = self.context.once("shapes", name, key, job)
         except UnavailableError:
             raise
-        except EngineryError as error:
+        except EnginesmithError as error:
             if isinstance(error, StepError) and error.kind == "cancelled":
                 raise
             self.context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from builders.execution.jobs import WorkerContext
-from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Dim, Session, Tensors
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import BuildRequest, Dim, Session, Tensors
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.blobs import fetch_graph, golden_set, open_session, runnable
 from pipeline.values import EngineBlob, ModelShapes
 
@@ -73,7 +73,7 @@ def _is_right(expected: Session, actual: Session, request: BuildRequest, inputs:
 
     try:
         wanted = run(expected, inputs)
-    except EngineryError:
+    except EnginesmithError:
         return None
     budget = default_budget("engine", request.precision)
     try:
@@ -82,5 +82,5 @@ def _is_right(expected: Session, actual: Session, request: BuildRequest, inputs:
             case_checks("engine", "", name, wanted[name], answer[name], budget) for name in wanted
         )
         return all(check.passed for check in checks)
-    except (EngineryError, KeyError, ValueError):
+    except (EnginesmithError, KeyError, ValueError):
         return False

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from builders.execution.jobs import Job, WorkerContext
 from builders.execution.process import run_job
-from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.reports.prompts import PromptTerms
-from enginery.registry.ensembles import require_model
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.manifest import EngineEntry, Manifest, request_of
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.reports.prompts import PromptTerms
+from enginesmith.registry.ensembles import require_model
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set
 from pipeline.compile.steps.keys import step_limits
 from pipeline.compile.steps.proofs import contract_of, padding_rules, prompts_of
@@ -54,7 +54,7 @@ def choose_engines(
     if not chosen:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine to carry{' for that target' if targets else ''}; "
-            f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
+            f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
         )
     return chosen
 
@@ -70,7 +70,7 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, chosen: Collection[En
     if what := own_runs(spec):
         raise InputError(
             f"{manifest.model}@{manifest.version} {what}, which takes runs that are judged while they are made; "
-            "run `enginery validate` on a node with its GPU that reaches the registry"
+            "run `enginesmith validate` on a node with its GPU that reaches the registry"
         )
     if stripped := [entry.unit for entry in chosen if entry.is_stripped]:
         raise InputError(
@@ -140,6 +140,6 @@ def _answer_prompts(
         if calls and calls.terms.rows not in tokens:
             request = AnswerPrompts(calls.model, manifest.golden, calls.terms)
             job = Job("answer prompts", request, store.uri, step_limits(spec, "proof"))
-            with tempfile.TemporaryDirectory(prefix="enginery-carry-") as folder:
+            with tempfile.TemporaryDirectory(prefix="enginesmith-carry-") as folder:
                 tokens[calls.terms.rows] = run_job(job, Path(folder)).tokens
     return {unit: BundledPrompts(calls.terms, tokens[calls.terms.rows]) for unit, calls in asked.items() if calls}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from builders.execution.jobs import WorkerContext
 from builders.execution.workdir import workdir
-from enginery.core import parsing
-from enginery.core.errors import InputError, IntegrityError
-from enginery.registry.ensembles import pinned_engines
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store
+from enginesmith.core import parsing
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.registry.ensembles import pinned_engines
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
 from pipeline.compile.ensembles.proof import ProveEnsemble
 from pipeline.compile.ensembles.whole import WholeData
 from pipeline.operations.offline.bundle import choose_engines, require_carriable, require_empty, write_engines
@@ -35,7 +35,7 @@ def write_ensemble_bundle(
     if named := ", ".join(map(repr, parsing.mapping(manifest.spec.get("functions", {}), "spec.functions"))):
         raise InputError(
             f"{manifest.model}@{manifest.version} runs code of its own between its graphs (functions {named}), which "
-            "takes the packages and the machine that it is written for: run `enginery validate` on a node with that "
+            "takes the packages and the machine that it is written for: run `enginesmith validate` on a node with that "
             "GPU that reaches the registry; or carry one of its graphs"
         )
     chosen = choose_engines(manifest, judge_entries(store, manifest), targets)
@@ -49,7 +49,8 @@ def write_ensemble_bundle(
         if spec.states():
             raise InputError(
                 f"{manifest.model}@{manifest.version}: graph {name!r} has state, and sequences of several graphs are "
-                "not carried: run `enginery validate` on a node with that GPU that reaches the registry; or carry one "
+                "not carried: run `enginesmith validate` on a node with that GPU that reaches the registry; or carry "
+                "one "
                 "of its graphs"
             )
     graphs = {

@@ -17,19 +17,19 @@ from pathlib import Path
 from builders.execution.jobs import Job, WorkerContext
 from builders.execution.process import run_job
 from builders.execution.workdir import workdir
-from enginery.core.errors import EngineryError, IntegrityError
-from enginery.core.hardware.gpu_generations import product_of
-from enginery.core.names import Reference
-from enginery.core.parsing import parse_json
-from enginery.core.reports.proof import Check, Report
-from enginery.core.types import CPU_KIND, Session, Tensors
-from enginery.registry.ensembles import pinned_engines
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.trust import require
-from enginery.registry.versions.additions import add_attestation
-from enginery.registry.versions.lookup import locate
+from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.hardware.gpu_generations import product_of
+from enginesmith.core.names import Reference
+from enginesmith.core.parsing import parse_json
+from enginesmith.core.reports.proof import Check, Report
+from enginesmith.core.types import CPU_KIND, Session, Tensors
+from enginesmith.registry.ensembles import pinned_engines
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.trust import require
+from enginesmith.registry.versions.additions import add_attestation
+from enginesmith.registry.versions.lookup import locate
 from pipeline.compile.ensembles.publication import GOLDEN, report_on, request_proof
 from pipeline.compile.ensembles.samples import LIMITS
 from pipeline.compile.steps.blobs import golden_set
@@ -70,7 +70,7 @@ class CheckRecording:
         def ask(session: Session, what: str, inputs: Tensors) -> None:
             try:
                 run(session, inputs)
-            except EngineryError as error:
+            except EnginesmithError as error:
                 raise IntegrityError(f"{what}: {error}") from error
 
         for case in frozen.cases:
@@ -109,7 +109,8 @@ def import_file(store: Store, path: Path) -> list[Imported]:
         raise IntegrityError(f"{path}: {error}") from error
     if not results.carried:
         raise IntegrityError(
-            f"{path} holds no carried engines; run the kit with --carry FOLDER, which `enginery validate REF --carry "
+            f"{path} holds no carried engines; run the kit with --carry FOLDER, which `enginesmith validate REF "
+            "--carry "
             "FOLDER` writes"
         )
     return list(import_results(store, results))
@@ -139,7 +140,7 @@ def _import_entry(store: Store, results: Results, item: OfflineTrial, reference:
     spec = spec_of(manifest)
     if what := own_runs(spec):
         raise _Refused(
-            f"{reference} {what}, which takes runs of its own; `enginery validate {reference}` on a node "
+            f"{reference} {what}, which takes runs of its own; `enginesmith validate {reference}` on a node "
             "with that GPU shows it"
         )
     check = engine_check(as_built(entry), spec, (manifest.golden, manifest.onnx))
@@ -233,7 +234,7 @@ def _prove(entry: EngineEntry, item: OfflineTrial, judge: Job[Proof]) -> Proof:
         return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
     if item.outcome not in ("passed", "wrong") or item.answers is None:
         raise _Refused(f"its outcome is {item.outcome[:40]!r}, which this version does not know")
-    with tempfile.TemporaryDirectory(prefix="enginery-import-") as folder:
+    with tempfile.TemporaryDirectory(prefix="enginesmith-import-") as folder:
         try:
             found = run_job(judge, Path(folder))
         except IntegrityError as error:
@@ -241,7 +242,7 @@ def _prove(entry: EngineEntry, item: OfflineTrial, judge: Job[Proof]) -> Proof:
     if not entry.hardware.is_cpu and _equals_reference(found.checks):
         raise _Refused(
             "its answers are those of the CPU's reference, bit for bit in every case, where a GPU's differ in the last "
-            "places; run `enginery validate` on a node with that GPU"
+            "places; run `enginesmith validate` on a node with that GPU"
         )
     return found
 

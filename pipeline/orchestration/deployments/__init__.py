@@ -1,1 +1,2 @@
-"""What `enginery deploy` registers with a Prefect server: work pool, deployments with triggers, concurrency limits."""
+"""What `enginesmith deploy` registers with a Prefect server: work pool, deployments with triggers, concurrency
+limits."""

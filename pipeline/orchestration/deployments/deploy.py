@@ -25,10 +25,10 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
 
-from enginery.core.codec import JsonObject
-from enginery.core.errors import InputError
-from enginery.core.parsing import read
-from enginery.core.text import pluralize
+from enginesmith.core.codec import JsonObject
+from enginesmith.core.errors import InputError
+from enginesmith.core.parsing import read
+from enginesmith.core.text import pluralize
 from pipeline.compile.run_context import version_of
 from pipeline.orchestration.deployments.plan import DeploymentPlan, WantedDeployment
 from pipeline.orchestration.flows.api import api_in_reach, require_api
@@ -37,9 +37,9 @@ from pipeline.orchestration.flows.runner import limit_name
 if TYPE_CHECKING:
     from prefect import Flow
 
-TAGS = ("enginery",)
+TAGS = ("enginesmith",)
 _DEFAULT_SLOTS = 1
-_LOST_RUNS = "enginery: a run without a sign of life has crashed"
+_LOST_RUNS = "enginesmith: a run without a sign of life has crashed"
 # Three signs of life, and a minute for those that come late. Prefect sends one for each run, every three minutes by
 # default (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
 SILENT = timedelta(minutes=10)
@@ -118,7 +118,7 @@ def _limits(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Itera
 
 
 def _deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
-    version = version_of("enginery")
+    version = version_of("enginesmith")
     for wanted in plan.deployments():
         made = _to_deployment(wanted, version, _tags(plan.owner))
         detail = f"cron {wanted.cron} UTC" if wanted.cron else "by hand"

@@ -1,28 +1,28 @@
 """The deployments as values (which flow, when it runs, with which parameters), and as the text of a `prefect.yaml`.
 
 Prefect is not imported here. A `prefect.yaml`, for `prefect deploy --all`, cannot hold the work pool and concurrency
-limits, which `enginery deploy` makes.
+limits, which `enginesmith deploy` makes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from enginery.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.gpu_generations import GENERATIONS
 from pipeline.orchestration.payloads import DRIFTED, JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
-NAME = "enginery"
-POOL = "enginery"
+NAME = "enginesmith"
+POOL = "enginesmith"
 KINDS = ("process", "kubernetes")
 FLEET = ("off", "say", "apply")
 FLEET_CRON = "30 * * * *"
 # The registry in a `prefect.yaml`: Prefect replaces this by the environment variable when it deploys.
-REGISTRY = "{{ $ENGINERY_REGISTRY }}"
+REGISTRY = "{{ $ENGINESMITH_REGISTRY }}"
 
 _HEAD = """\
-# Written by `enginery deploy --print-yaml`; a test keeps it so. `enginery deploy` registers the same, and with it the
-# work pool and the limits of GPU generations that these need:
+# Written by `enginesmith deploy --print-yaml`; a test keeps it so. `enginesmith deploy` registers the same, and with it
+# the work pool and the limits of GPU generations that these need:
 #
-#     ENGINERY_REGISTRY=s3://bucket/registry prefect --no-prompt deploy --all
+#     ENGINESMITH_REGISTRY=s3://bucket/registry prefect --no-prompt deploy --all
 """
 
 
@@ -65,18 +65,18 @@ class WantedDeployment:
 
     @property
     def entrypoint(self) -> str:
-        """Where a worker, which has Enginery installed, finds the flow."""
+        """Where a worker, which has Enginesmith installed, finds the flow."""
         return f"pipeline.orchestration.flows.{self.flow}.{self.flow}"
 
     @property
     def full_name(self) -> str:
-        """As Prefect calls it: 'compile-model/enginery'."""
+        """As Prefect calls it: 'compile-model/enginesmith'."""
         return f"{self.flow.replace('_', '-')}/{self.name}"
 
 
 @dataclass(frozen=True)
 class DeploymentPlan:
-    """The options of `enginery deploy`.
+    """The options of `enginesmith deploy`.
 
     registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  canary_s: seconds of it
     that canaries replay; None: all of it, once.  catalog: place of specs, or 'registered'.  channel: the one that
@@ -221,13 +221,13 @@ def text(plan: DeploymentPlan) -> str:
             pool["job_variables"] = dict(item.variables)
         entry: dict[str, object] = {
             "name": item.name,
-            "version": version_of("enginery"),
+            "version": version_of("enginesmith"),
             "description": item.description,
             "entrypoint": item.entrypoint,
-            "tags": ["enginery"],
+            "tags": ["enginesmith"],
             "parameters": dict(item.parameters),
             "work_pool": pool,
-            # No step: workers have Enginery installed.
+            # No step: workers have Enginesmith installed.
             "pull": [],
         }
         if item.trigger:
@@ -235,4 +235,4 @@ def text(plan: DeploymentPlan) -> str:
         if item.cron:
             entry["schedules"] = [{"cron": item.cron, "timezone": "UTC"}]
         entries.append(entry)
-    return _HEAD + yaml.safe_dump({"name": "enginery", "deployments": entries}, sort_keys=False, width=120)
+    return _HEAD + yaml.safe_dump({"name": "enginesmith", "deployments": entries}, sort_keys=False, width=120)

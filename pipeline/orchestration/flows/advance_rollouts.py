@@ -4,10 +4,10 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from enginery.core.errors import UnavailableError
-from enginery.core.text import pluralize
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.text import pluralize
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.orchestration.events import send_rollout
 from pipeline.rollout.advance import Advance
 from pipeline.rollout.follow import INTERVAL_S, RolloutFollower

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 from prefect.settings import PREFECT_API_URL
 
-from enginery.core.errors import UnavailableError
+from enginesmith.core.errors import UnavailableError
 from pipeline.orchestration.artifacts import show_document
 
 if TYPE_CHECKING:

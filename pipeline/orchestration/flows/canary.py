@@ -10,12 +10,12 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed
 
-from enginery.core.errors import EngineryError
-from enginery.core.hardware.machine import target_named
-from enginery.core.text import join_first
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import DEFAULT_REGISTRY
-from enginery.registry.versions import lookup
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.text import join_first
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.registry.versions import lookup
 from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, missed_version
 from pipeline.canary.automatic import canary as run_canary
 from pipeline.compile.run_context import RunContext
@@ -106,7 +106,7 @@ def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: R
                 done = run(replace(like, model=model, version=version))
                 told.append(f"{model}@{version}: {done.report.verdict if done.report else done.reason}")
                 logger.info("%s", told[-1])
-        except EngineryError as error:
+        except EnginesmithError as error:
             failed += 1
             told.append(f"{model}: {error}")
             logger.error("%s", told[-1])

@@ -5,8 +5,8 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed
 
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.orchestration import events
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.rebucketing import DriftAnswer, answer_drift
@@ -36,7 +36,7 @@ def choose_buckets(
     """
     logger = get_run_logger()
     options = BucketOptions(most=most, batch=batch, wait_s=wait_ms / 1000)
-    with tags("enginery"), start_executors(RunOptions(registry=registry), signals=False) as executors:
+    with tags("enginesmith"), start_executors(RunOptions(registry=registry), signals=False) as executors:
 
         def answer() -> DriftAnswer:
             return answer_drift(model, registry, traffic, options, FlowProgress(logger), executors, logger.info)

@@ -6,11 +6,11 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from enginery.core.text import pluralize
-from enginery.registry.collection.references import Rules
-from enginery.registry.gc import Collected, GarbageItem, collect
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.core.text import pluralize
+from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.gc import Collected, GarbageItem, collect
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.flows.runner import PrefectRunner
 

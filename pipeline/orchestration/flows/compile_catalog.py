@@ -33,7 +33,7 @@ def compile_catalog(
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
     progress = FlowProgress(get_run_logger())
     with (
-        tags("enginery"),
+        tags("enginesmith"),
         gather_specs(specs, registry) as addresses,
         start_executors(options, signals=False) as executors,
     ):

@@ -13,8 +13,8 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 from prefect.states import Failed
 
-from enginery.core.errors import EngineryError
-from enginery.registry.versions.lookup import load
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication.pages import failed_document, published_document
 from pipeline.orchestration import events
 from pipeline.orchestration.artifacts import show_document
@@ -51,7 +51,7 @@ def compile_model(
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
     # Prefect asks its server for each task of a tag, and SQLite, which others write to, has it ask again after 2 s: the
     # server that a run starts for itself, where nobody can have limited a tag, is not asked.
-    tagged = tags("enginery") if PREFECT_API_URL.value() else nullcontext()
+    tagged = tags("enginesmith") if PREFECT_API_URL.value() else nullcontext()
     with tagged, start_executors(options, signals=False) as executors:
         done = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
     show(done)
@@ -111,7 +111,7 @@ def send_published(done: Compiled) -> None:
 
 @contextmanager
 def _terminal_logs(quiet: bool) -> Iterator[None]:
-    """Log as Prefect does, but an EngineryError by its message, without its traceback. quiet: log errors alone."""
+    """Log as Prefect does, but an EnginesmithError by its message, without its traceback. quiet: log errors alone."""
     loggers = [logging.getLogger(f"prefect.{name}") for name in ("flow_runs", "task_runs")]
     for logger in loggers:
         logger.addFilter(_explain)
@@ -125,8 +125,8 @@ def _terminal_logs(quiet: bool) -> Iterator[None]:
 
 
 def _explain(record: logging.LogRecord) -> bool:
-    """Replace the traceback of an EngineryError by its message."""
+    """Replace the traceback of an EnginesmithError by its message."""
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, EngineryError):
+    if isinstance(error, EnginesmithError):
         record.msg, record.args, record.exc_info = str(error), (), None
     return True

@@ -6,8 +6,8 @@ from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.fleet.cluster import Access
 from pipeline.fleet.coverage import Coverage
 from pipeline.fleet.work import predictor
@@ -37,7 +37,7 @@ def reconcile_fleet(
         store = open_store(registry)
         return reconcile(store, sources, predictor(store))
 
-    with tags("enginery"):
+    with tags("enginesmith"):
         found = runner.call(comparison)
         for message in messages(found.work, found.registry) if apply else ():
             logger.info("sent %s of %s: %s", message.event, message.model, runner.call(send, message))

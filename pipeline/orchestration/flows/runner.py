@@ -16,9 +16,9 @@ from prefect.runtime import flow_run
 from prefect.tasks import exponential_backoff
 
 from builders.execution.local import QUEUED
-from enginery.core.errors import EngineryError, UnavailableError
-from enginery.core.text import visible
-from enginery.registry.builds.runs import RunState
+from enginesmith.core.errors import EnginesmithError, UnavailableError
+from enginesmith.core.text import visible
+from enginesmith.registry.builds.runs import RunState
 from pipeline.compile.run_context import RunContext
 from pipeline.orchestration.artifacts import ProgressArtifact
 from pipeline.progress import Progress
@@ -45,8 +45,8 @@ _AT_ONCE_S = 2.0
 class PrefectRunner:
     """Runs each step as a Prefect task.
 
-    gpu_slots: whether the build of a unit for a GPU generation holds a slot of `enginery-gpu-sm_NN`; `enginery deploy`
-    makes these limits, and a run fails where one is missing.
+    gpu_slots: whether the build of a unit for a GPU generation holds a slot of `enginesmith-gpu-sm_NN`; `enginesmith
+    deploy` makes these limits, and a run fails where one is missing.
     """
 
     gpu_slots: bool = False
@@ -75,7 +75,7 @@ class PrefectRunner:
 
 def limit_name(generation: str) -> str:
     """The name of the concurrency limit of a GPU generation ('sm_89')."""
-    return f"enginery-gpu-{generation}"
+    return f"enginesmith-gpu-{generation}"
 
 
 def name_of(item: object) -> str:
@@ -122,8 +122,8 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
                 waits.cancel()
                 return step(unit, spec, context)
         except ConcurrencySlotAcquisitionError as error:
-            raise EngineryError(
-                f"{limit}: {error}; `enginery deploy` makes the limit of each GPU generation"
+            raise EnginesmithError(
+                f"{limit}: {error}; `enginesmith deploy` makes the limit of each GPU generation"
             ) from error
         finally:
             waits.cancel()

@@ -4,10 +4,10 @@ from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from enginery.core.errors import EngineryError
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import DEFAULT_REGISTRY
-from enginery.registry.versions import lookup
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.registry.versions import lookup
 from pipeline.canary.settle import settle, settle_newest
 from pipeline.orchestration.flows.runner import PrefectRunner
 
@@ -36,7 +36,7 @@ def settle_canary(
     for name in [model] if model else lookup.models(store):
         try:
             told.append(runner.call(settle_newest, store, name, channel, logger.info))
-        except EngineryError as error:
+        except EnginesmithError as error:
             failed += 1
             told.append(f"not settled: {error}")
         logger.info("%s: %s", name, told[-1])

@@ -7,8 +7,8 @@ from prefect import flow, get_run_logger, runtime, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.pending import PendingProof, list_pending, pending_of, prove, why_nothing
 from pipeline.orchestration.artifacts import show_table
@@ -47,7 +47,7 @@ def validate_pending(
     if asked and not asked.engines:
         return Completed(name="Skipped", message=why_nothing(store, asked, target, gpu))
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
-    with tags("enginery"), start_executors(options, signals=False) as executors:
+    with tags("enginesmith"), start_executors(options, signals=False) as executors:
         context = RunContext(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
         # One version after the other: engines are timed, too, and two at once would time each other.
         items = [asked] if asked else list_pending(store, model, gpu)

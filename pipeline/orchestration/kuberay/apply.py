@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import yaml
 
-from enginery.core.errors import EngineryError, InputError, UnavailableError
-from enginery.core.parsing import find, put, read
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
+from enginesmith.core.parsing import find, put, read
 from pipeline.fleet.cluster import Access, connection_to
 from pipeline.orchestration.kuberay.changes import (
     CONSENT,
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = yaml.safe_load(given.file.read_text())
         cluster = Kubernetes(Access(), *(read(wanted, f"metadata.{part}", str) for part in ("namespace", "name")))
         print(apply(cluster, wanted, given.owner))
-    except EngineryError as error:
+    except EnginesmithError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginery.core.parsing import find, put, read
+from enginesmith.core.parsing import find, put, read
 
 Object = Mapping[str, object]
 
@@ -26,7 +26,7 @@ def groups_of(cluster: Object) -> dict[str, Object]:
 
 
 # On the pods' templates, the version of Ray: KubeRay leaves a pod as it is when its template changes.
-RAY_VERSION = "enginery.io/ray-version"
+RAY_VERSION = "enginesmith.io/ray-version"
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ def describe_stopped(pods: Sequence[Pod], live: Object, wanted: Object) -> Itera
 
 
 # On the RayCluster, with the value "true": this one change may stop workers. It is taken away with that change.
-CONSENT = "enginery.io/may-stop-workers"
+CONSENT = "enginesmith.io/may-stop-workers"
 # On the RayCluster, with the value "true": the Job suspended it, and resumes it.
-SUSPENDED = "enginery.io/suspended-by-ray-apply"
+SUSPENDED = "enginesmith.io/suspended-by-ray-apply"
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 

@@ -15,7 +15,7 @@ _UNIT = ("target", "backend")
 class RegistryMetric:
     """name: without the suffixes that Prometheus adds to counters ('_total') and histograms.
 
-    where: 'run' (a process with `--metrics-port`), 'registry' (`enginery metrics`), or both.
+    where: 'run' (a process with `--metrics-port`), 'registry' (`enginesmith metrics`), or both.
     """
 
     name: str
@@ -32,84 +32,84 @@ class RegistryMetric:
 
 
 BUILDS = RegistryMetric(
-    "enginery_builds", "counter", "Units that were built or failed, by how they ended.", ("state", *_UNIT)
+    "enginesmith_builds", "counter", "Units that were built or failed, by how they ended.", ("state", *_UNIT)
 )
 BUILD_SECONDS = RegistryMetric(
-    "enginery_build_duration_seconds", "histogram", "Wall clock of a unit's build process.", ("state", *_UNIT)
+    "enginesmith_build_duration_seconds", "histogram", "Wall clock of a unit's build process.", ("state", *_UNIT)
 )
 CACHE = RegistryMetric(
-    "enginery_cache_lookups", "counter", "Units that were found built (hit) or had to be built.", ("result",)
+    "enginesmith_cache_lookups", "counter", "Units that were found built (hit) or had to be built.", ("result",)
 )
-QUEUE = RegistryMetric("enginery_queue_depth", "gauge", "Units of runs that go on which have not started.")
-RUNNING = RegistryMetric("enginery_units_running", "gauge", "Units that are being built now.")
-RETRIES = RegistryMetric("enginery_build_retries", "counter", "Builds that were started once more.", _UNIT, ("run",))
-PEAK = RegistryMetric("enginery_build_peak_bytes", "gauge", "Most memory that the last build held.", _UNIT, ("run",))
+QUEUE = RegistryMetric("enginesmith_queue_depth", "gauge", "Units of runs that go on which have not started.")
+RUNNING = RegistryMetric("enginesmith_units_running", "gauge", "Units that are being built now.")
+RETRIES = RegistryMetric("enginesmith_build_retries", "counter", "Builds that were started once more.", _UNIT, ("run",))
+PEAK = RegistryMetric("enginesmith_build_peak_bytes", "gauge", "Most memory that the last build held.", _UNIT, ("run",))
 ERRORS = RegistryMetric(
-    "enginery_registry_errors", "counter", "Requests to the registry that failed for good, in this process."
+    "enginesmith_registry_errors", "counter", "Requests to the registry that failed for good, in this process."
 )
 REPEATED = RegistryMetric(
-    "enginery_registry_retries", "counter", "Requests to the registry that were sent again, in this process."
+    "enginesmith_registry_retries", "counter", "Requests to the registry that were sent again, in this process."
 )
 UNPROVEN = RegistryMetric(
-    "enginery_unproven_engines", "gauge", "Engines of the newest versions that never ran on their hardware.", _UNIT
+    "enginesmith_unproven_engines", "gauge", "Engines of the newest versions that never ran on their hardware.", _UNIT
 )
 ENGINES = RegistryMetric(
-    "enginery_engines",
+    "enginesmith_engines",
     "gauge",
     "Units of the newest versions, by their status of today.",
     ("status", *_UNIT),
     ("registry",),
 )
 DRIFT = RegistryMetric(
-    "enginery_drift_sqnr_db",
+    "enginesmith_drift_sqnr_db",
     "gauge",
     "Lowest SQNR in dB over outputs and cases, at one stage, in the newest proof of the newest version.",
     ("model", "joint", "target", "precision", "backend"),
     ("registry",),
 )
 RUNS = RegistryMetric(
-    "enginery_runs", "gauge", "Runs that the registry remembers, by state.", ("state",), ("registry",)
+    "enginesmith_runs", "gauge", "Runs that the registry remembers, by state.", ("state",), ("registry",)
 )
 LAST_RUN = RegistryMetric(
-    "enginery_last_run_timestamp_seconds", "gauge", "When a model's newest run began.", ("model",), ("registry",)
+    "enginesmith_last_run_timestamp_seconds", "gauge", "When a model's newest run began.", ("model",), ("registry",)
 )
 LAST_RUN_OK = RegistryMetric(
-    "enginery_last_run_success",
+    "enginesmith_last_run_success",
     "gauge",
     "Whether a model's newest run that is over did all it was asked.",
     ("model",),
     ("registry",),
 )
 ROLLOUTS = RegistryMetric(
-    "enginery_rollouts", "gauge", "Rollouts that are not finished, by state.", ("state",), ("registry",)
+    "enginesmith_rollouts", "gauge", "Rollouts that are not finished, by state.", ("state",), ("registry",)
 )
 ROLLOUT_STEP = RegistryMetric(
-    "enginery_rollout_step_timestamp_seconds",
+    "enginesmith_rollout_step_timestamp_seconds",
     "gauge",
     "When a rollout that is not finished made its last step, or a person decided something of it.",
     ("model", "channel"),
     ("registry",),
 )
-MODELS = RegistryMetric("enginery_models", "gauge", "Models that have a version.", (), ("registry",))
+MODELS = RegistryMetric("enginesmith_models", "gauge", "Models that have a version.", (), ("registry",))
 LEFT_OUT = RegistryMetric(
-    "enginery_models_left_out",
+    "enginesmith_models_left_out",
     "gauge",
     "Models without series of their own, since there are too many.",
     (),
     ("registry",),
 )
 UNREAD = RegistryMetric(
-    "enginery_models_unread",
+    "enginesmith_models_unread",
     "gauge",
     "Models whose newest version was not read yet, so that no count of engines has it.",
     (),
     ("registry",),
 )
 UP = RegistryMetric(
-    "enginery_registry_up", "gauge", "Whether the registry could be read the last time.", (), ("registry",)
+    "enginesmith_registry_up", "gauge", "Whether the registry could be read the last time.", (), ("registry",)
 )
 READ_AT = RegistryMetric(
-    "enginery_registry_read_timestamp_seconds", "gauge", "When the registry was last read.", (), ("registry",)
+    "enginesmith_registry_read_timestamp_seconds", "gauge", "When the registry was last read.", (), ("registry",)
 )
 
 METRICS = (

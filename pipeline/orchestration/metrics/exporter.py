@@ -1,4 +1,4 @@
-"""A registry's numbers for Prometheus, from its own documents: `enginery metrics`.
+"""A registry's numbers for Prometheus, from its own documents: `enginesmith metrics`.
 
 A flow's process ends too soon to be scraped, and a catalog has hundreds of them. What they did is in the registry, so
 one exporter has the numbers of all, also of those that died. It reads the registry in the background, and a scrape gets
@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from enginery.core.errors import EngineryError, InputError, IntegrityError
-from enginery.registry.builds.build_history import BUCKETS_S, Totals, read_totals
-from enginery.registry.builds.runs import model_of, read_runs, run_ids
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.rollouts.state import UNFINISHED, Rollout
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import TOTALS, version_prefix
-from enginery.registry.store.parallel import side_by_side
-from enginery.registry.versions.index import list_all
-from enginery.registry.versions.lookup import load
-from enginery.registry.versions.rolling import read_rollout, running_rollouts
+from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError
+from enginesmith.registry.builds.build_history import BUCKETS_S, Totals, read_totals
+from enginesmith.registry.builds.runs import model_of, read_runs, run_ids
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.rollouts.state import UNFINISHED, Rollout
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import TOTALS, version_prefix
+from enginesmith.registry.store.parallel import side_by_side
+from enginesmith.registry.versions.index import list_all
+from enginesmith.registry.versions.lookup import load
+from enginesmith.registry.versions.rolling import read_rollout, running_rollouts
 from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.definitions import RegistryMetric
@@ -157,20 +157,21 @@ class Looker:
 def _rollout(store: Store, model: str, channel: str) -> Rollout | None:
     try:
         return read_rollout(store, model, channel)
-    except (InputError, IntegrityError):  # `enginery rollout status` gives the reason
+    except (InputError, IntegrityError):  # `enginesmith rollout status` gives the reason
         return None
 
 
 def _view(store: Store, model: str, version: str) -> ModelView:
-    """What a version's documents say; nothing where they are damaged, of which `enginery verify` gives the reason."""
+    """What a version's documents say; nothing where they are damaged, of which `enginesmith verify` gives the
+    reason."""
     try:
         manifest = load(store, model, version)
         statuses = Counter((str(entry.status), entry.target, entry.backend) for entry in judge_entries(store, manifest))
-    except EngineryError:
+    except EnginesmithError:
         return ModelView()
     try:
         reports = published_document(store, manifest).reports
-    except EngineryError:  # the document is a copy for people, and may be damaged without harm
+    except EnginesmithError:  # the document is a copy for people, and may be damaged without harm
         reports = ()
     drift: dict[DriftLabels, float] = {}
     for report in reports:
@@ -200,7 +201,7 @@ class Exporter:
         """Look again. Returns whether that went well; where it did not, the numbers before stay."""
         try:
             self._view = self._looker.look()
-        except EngineryError as error:
+        except EnginesmithError as error:
             if self._up or not self._at:
                 self._say(f"the registry cannot be read: {error}")
             self._up = False

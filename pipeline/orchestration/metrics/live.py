@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from builders.execution.jobs import Usage
-from enginery.core.address import HttpAddress
-from enginery.registry.builds.build_history import BUCKETS_S
-from enginery.registry.store import files
+from enginesmith.core.address import HttpAddress
+from enginesmith.registry.builds.build_history import BUCKETS_S
+from enginesmith.registry.store import files
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.definitions import RegistryMetric
 from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Progress, Retrying, RunConcluded, Started
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as MetricFamily
 
-    from enginery.listening import HttpServer
+    from enginesmith.listening import HttpServer
 
 
 class LiveMetrics(Progress):
@@ -115,7 +115,7 @@ def serve_metrics(registry: "CollectorRegistry", port: int, address: str) -> Ite
     """
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    from enginery.listening import HttpAnswer, HttpRequest, HttpServer
+    from enginesmith.listening import HttpAnswer, HttpRequest, HttpServer
 
     def answer(request: HttpRequest) -> HttpAnswer:
         if request.target.partition("?")[0] != "/metrics":

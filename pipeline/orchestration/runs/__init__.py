@@ -1,1 +1,1 @@
-"""What became of each run: written while it runs, readable from elsewhere and afterwards (`enginery status`)."""
+"""What became of each run: written while it runs, readable from elsewhere and afterwards (`enginesmith status`)."""

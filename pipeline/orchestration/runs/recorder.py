@@ -12,15 +12,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from builders.execution.scrub import scrubber
-from enginery.core.digest import canonical_json, digest_of_bytes
-from enginery.core.errors import EngineryError, UndecidedError
-from enginery.core.origin import this_process, user
-from enginery.core.text import precise_now
-from enginery.registry.builds import runs
-from enginery.registry.builds.build_history import Past, remember_builds, remember_totals
-from enginery.registry.builds.runs import RunState
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import run_key, run_live_key
+from enginesmith.core.digest import canonical_json, digest_of_bytes
+from enginesmith.core.errors import EnginesmithError, UndecidedError
+from enginesmith.core.origin import this_process, user
+from enginesmith.core.text import precise_now
+from enginesmith.registry.builds import runs
+from enginesmith.registry.builds.build_history import Past, remember_builds, remember_totals
+from enginesmith.registry.builds.runs import RunState
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import run_key, run_live_key
 from pipeline.orchestration.runs.tracker import Tracker
 
 # Seconds between two writes into a folder and into a store elsewhere, and between two signs of life there.
@@ -137,7 +137,7 @@ class RunRecorder:
             self._live(last)
             if last:
                 runs.prune(self._store)
-        except EngineryError as error:
+        except EnginesmithError as error:
             self._warn(str(error).splitlines()[0])
         except Exception as error:
             self._warn(repr(error))
@@ -165,7 +165,7 @@ class RunRecorder:
     def _live(self, last: bool) -> None:
         printed = self._tracker.printed
         if last:
-            with suppress(EngineryError):  # without the right to delete it is left to `gc`
+            with suppress(EnginesmithError):  # without the right to delete it is left to `gc`
                 self._store.remove(run_live_key(self._run))
         elif printed != self._seen[1]:
             data, key = canonical_json(self._tracker.live()), run_live_key(self._run)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from builders.execution.jobs import Usage
-from enginery.compile_caches.recipe import BACKEND, PRECISION
-from enginery.core.errors import StepError
-from enginery.core.text import pluralize, precise_now
-from enginery.registry.builds.build_history import Past
-from enginery.registry.builds.runs import OVER, ItemState, RunItem, RunState, State, limit_items
+from enginesmith.compile_caches.recipe import BACKEND, PRECISION
+from enginesmith.core.errors import StepError
+from enginesmith.core.text import pluralize, precise_now
+from enginesmith.registry.builds.build_history import Past
+from enginesmith.registry.builds.runs import OVER, ItemState, RunItem, RunState, State, limit_items
 from pipeline.orchestration.runs.logs import KeptLog
 from pipeline.progress import events
 

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from enginery.core.origin import Presence
-from enginery.registry.builds.runs import OVER, RunItem, RunState
+from enginesmith.core.origin import Presence
+from enginesmith.registry.builds.runs import OVER, RunItem, RunState
 
 # A driver that has missed this many signs of life counts as dead, also on another machine.
 MISSED_BEATS = 3
@@ -103,7 +103,7 @@ class RunView:
         return sorted(found.values(), key=lambda step: -step.seconds)
 
     def summary(self) -> dict[str, object]:
-        """A run of `enginery status --json`."""
+        """A run of `enginesmith status --json`."""
         run = self.run
         why = self.lost or run.reason
         named = {name: getattr(run, name) for name in ("model", "version", "spec", "host", "pid", "user", "by")}
@@ -111,7 +111,7 @@ class RunView:
         return {"run": run.id, "state": self.state, **named, **times, "units": self.counts, "reason": why}
 
     def to_json(self) -> dict[str, object]:
-        """The run with its items, as `enginery status RUN --json` prints it."""
+        """The run with its items, as `enginesmith status RUN --json` prints it."""
         items = []
         for item in self.run.items:
             elapsed = self.elapsed_s(item)

@@ -20,8 +20,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from builders.onnx_graphs.bodies import list_bodies, list_captured, list_reads, walk_graphs
 from builders.onnx_graphs.weights import from_array, is_external, to_array
-from enginery.core.errors import ModelError
-from enginery.core.reports.quantization import FloatNode
+from enginesmith.core.errors import ModelError
+from enginesmith.core.reports.quantization import FloatNode
 from pipeline.quantization.graph import (
     attribute_of,
     constants,

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
 from builders.onnx_graphs.weights import find_external, from_array, to_array
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from pipeline.quantization.graph import constants, consumers, sort_nodes, unused_name
 from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.ranges import Ranges

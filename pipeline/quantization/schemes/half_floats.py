@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
 
 from builders.onnx_graphs.weights import to_array
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from pipeline.quantization.ranges import Ranges
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from builders.onnx_graphs.weights import find_external, from_array, to_array
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from pipeline.quantization.graph import constants, unused_name
 
 # Scales below the smallest normal float32 become zero in kernels that flush subnormal numbers.

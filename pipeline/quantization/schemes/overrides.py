@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from enginery.core.errors import InputError
-from enginery.core.text import suggest
+from enginesmith.core.errors import InputError
+from enginesmith.core.text import suggest
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -40,7 +40,7 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
         nodes = [node.name for node in model.graph.node if rule.covers(node)]
         if not nodes:
             known = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
-            remedy = "`enginery sensitivity` and any ONNX viewer show the nodes' names"
+            remedy = "`enginesmith sensitivity` and any ONNX viewer show the nodes' names"
             hint = suggest(rule.match.strip("*"), known, remedy)
             raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {hint}")
         chosen |= dict.fromkeys(nodes, rule.precision)

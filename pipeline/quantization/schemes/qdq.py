@@ -20,9 +20,9 @@ import numpy as np
 from onnx import ModelProto, NodeProto
 
 from builders.onnx_graphs.weights import to_array
-from enginery.core.errors import DataError
-from enginery.core.reports.quantization import FloatNode
-from enginery.core.types import QuantizationScheme
+from enginesmith.core.errors import DataError
+from enginesmith.core.reports.quantization import FloatNode
+from enginesmith.core.types import QuantizationScheme
 from pipeline.quantization.graph import attribute_of, finish, tidy_from
 from pipeline.quantization.insertion_points import Site, find_joins, find_sites, prepare_model, residuals
 from pipeline.quantization.notes import QuantizationNotes

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from builders.onnx_graphs.weights import to_array
-from enginery.arrays import Array
-from enginery.core.reports.quantization import FloatNode
-from enginery.core.types import QuantizationScheme
+from enginesmith.arrays import Array
+from enginesmith.core.reports.quantization import FloatNode
+from enginesmith.core.types import QuantizationScheme
 from pipeline.quantization.graph import attribute_of, finish, tidy_from
 from pipeline.quantization.insertion_points import Site, find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes

@@ -18,7 +18,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from builders.onnx_graphs.weights import to_array
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from pipeline.quantization.graph import constants, consumers
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.half_floats import HalfFormat

@@ -6,8 +6,8 @@ from dataclasses import replace
 from onnx import ModelProto
 
 from builders.onnx_graphs.quantized_states import quantize_states
-from enginery.core.errors import DataError
-from enginery.core.types import Precision, QuantizationScheme, QuantizedState
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Precision, QuantizationScheme, QuantizedState
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.notes import CastNotes, QuantizationNotes
 from pipeline.quantization.ranges import Ranges

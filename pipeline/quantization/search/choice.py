@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from onnx import ModelProto
 
-from enginery.core.reports.quantization import RecordedSearch, SearchPoint
+from enginesmith.core.reports.quantization import RecordedSearch, SearchPoint
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.search.quality import SearchFloor
 from pipeline.quantization.search.sensitivity import SweepCost

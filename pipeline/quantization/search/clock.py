@@ -4,10 +4,10 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 
 
-class OutOfTimeError(EngineryError):
+class OutOfTimeError(EnginesmithError):
     """A search ended before it was done; says how far it got."""
 
 

@@ -10,7 +10,7 @@ output is about, are not lost among the others.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from enginery.core.types import Tensors
+from enginesmith.core.types import Tensors
 from pipeline.quantization.search.quality import GraphLimits, SearchFloor
 from validation.comparison.outputs import OutputComparison, StageComparison
 from validation.comparison.sessions import MOST

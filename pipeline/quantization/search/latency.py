@@ -26,8 +26,8 @@ from typing import Protocol, Self
 import onnx
 from onnx import ModelProto
 
-from enginery.core.text import format_plain
-from enginery.core.types import Backend, BuildRequest, Session, Tensors
+from enginesmith.core.text import format_plain
+from enginesmith.core.types import Backend, BuildRequest, Session, Tensors
 
 MARGIN = 0.002
 CERTAINTY = 3.0
@@ -40,7 +40,7 @@ class PairedRounds(Protocol):
     """Runs two models as engines, round by round: yields milliseconds of (first, second), without end."""
 
     def __call__(self, first: ModelProto, second: ModelProto) -> Iterator[tuple[float, float]]:
-        """Raises EngineryError when an engine cannot be built or run."""
+        """Raises EnginesmithError when an engine cannot be built or run."""
         ...
 
 

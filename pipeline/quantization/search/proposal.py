@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from enginery.core.errors import EngineryError
-from enginery.core.reports.proof import Check
-from enginery.core.types import Precision, QuantizationScheme, QuantizedState
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Precision, QuantizationScheme, QuantizedState
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
@@ -75,7 +75,7 @@ def propose(
         nodes = _flat(chosen)
         try:
             judged[nodes] = judge(recipe.write(nodes)[0])
-        except EngineryError:
+        except EnginesmithError:
             return False  # this combination cannot be written or read
         return all(check.passed for check in judged[nodes])
 

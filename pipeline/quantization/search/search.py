@@ -16,8 +16,8 @@ from typing import Literal
 
 from onnx import ModelProto
 
-from enginery.core.errors import DataError
-from enginery.core.types import QuantizationScheme, Tensors
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.choice import FrontierPoint, MixedPrecisionChoice
@@ -73,7 +73,7 @@ def choose_each(
     labels do not fit them, or when not even the float model holds the floor.
     """
     floor, clock = floor and with_margin(floor), clock or SearchClock()
-    with tempfile.TemporaryDirectory(prefix="enginery-search-") as folder:
+    with tempfile.TemporaryDirectory(prefix="enginesmith-search-") as folder:
         limits = floor.graph if floor else None
         side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder))
         del model  # that its weights are not held while the search goes on

@@ -17,9 +17,9 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from builders.onnx_graphs.bodies import list_reads
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.types import QuantizationScheme, Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.graph import constants, element_types
 from pipeline.quantization.insertion_points import find_sites
 from pipeline.quantization.ranges import Ranges

@@ -15,7 +15,7 @@ from typing import Literal
 
 from onnx import ModelProto
 
-from enginery.core.types import QuantizationScheme, Tensors
+from enginesmith.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from builders.onnx_graphs.weights import to_array
-from enginery.core.errors import ModelError
-from enginery.core.types import Tensors
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import Tensors
 from pipeline.quantization.graph import attribute_of, constants, shapes_for
 from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.settings.runs import SessionRunner, with_outputs
@@ -186,7 +186,7 @@ def gather(
     runs = list(runs)
     inferred = _infer_sizes(model, counted, (inputs for _, inputs in runs))
     measured = with_outputs(model, dict.fromkeys(mixing, TensorProto.FLOAT))
-    shapes = {} if inferred else {node: f"enginery/shape/{node}" for node in counted}
+    shapes = {} if inferred else {node: f"enginesmith/shape/{node}" for node in counted}
     for node, name in shapes.items():
         measured.graph.node.append(helper.make_node("Shape", [counted[node]], [name], name=name))
         measured.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from pipeline.quantization.graph import attribute_of, constants
 from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.settings.groups import Floats

@@ -13,9 +13,9 @@ from builders.onnx_graphs.bodies import list_reads
 from builders.onnx_graphs.shards import link_shards
 from builders.onnx_graphs.weights import LOOSE, embed, find_external, is_external, may_lie_outside, place_of, set_place
 from builders.reference import open_interpreter, words_of
-from enginery.arrays import Array
-from enginery.core.errors import ModelError
-from enginery.core.types import Dim, Tensors, TensorSpec
+from enginesmith.arrays import Array
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import Dim, Tensors, TensorSpec
 from pipeline.quantization.graph import consumers
 
 # Samples to fit settings on, and samples to judge the model on.

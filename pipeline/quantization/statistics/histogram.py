@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from enginery.arrays import Array
-from enginery.core.digest import digest_of_bytes
+from enginesmith.arrays import Array
+from enginesmith.core.digest import digest_of_bytes
 
 BINS = 1 << 16
 # Values measured at a time: passes after the first find them, and 8 bytes more of each, in a core's cache.

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from enginery.core.errors import DataError, InputError
+from enginesmith.core.errors import DataError, InputError
 from pipeline.quantization.ranges import Pair, Ranges, RangeSource
 from pipeline.quantization.statistics.histogram import LogHistogram
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics

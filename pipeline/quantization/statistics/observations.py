@@ -12,11 +12,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core import parsing
-from enginery.core.codec import decode, encode
-from enginery.core.digest import digest_of
-from enginery.core.errors import DataError, IntegrityError
+from enginesmith.arrays import Array
+from enginesmith.core import parsing
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import DataError, IntegrityError
 from pipeline.quantization.statistics.histogram import LogHistogram
 
 FORMAT = 1

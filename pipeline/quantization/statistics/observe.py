@@ -30,11 +30,11 @@ from builders.onnx_graphs.bodies import list_reads
 from builders.onnx_graphs.shards import link_shards
 from builders.onnx_graphs.weights import has_external, load_graph
 from builders.reference import embed_shapes, open_interpreter, words_of
-from enginery.arrays import Array, describe_nonfinite
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import DataError, ModelError
-from enginery.core.types import Dim, Tensors, TensorSpec, Untyped
-from enginery.user_code.task import NextSample, Sample, SampleGenerator, Task
+from enginesmith.arrays import Array, describe_nonfinite
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.types import Dim, Tensors, TensorSpec, Untyped
+from enginesmith.user_code.task import NextSample, Sample, SampleGenerator, Task
 from pipeline.quantization.graph import attribute_of, constants, element_types
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.statistics.histogram import LogHistogram, count_into, empty_counts

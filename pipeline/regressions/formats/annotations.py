@@ -3,7 +3,7 @@ GitLab's code quality."""
 
 import json
 
-from enginery.core.text import visible
+from enginesmith.core.text import visible
 from pipeline.regressions.findings import RegressionCheck
 from pipeline.regressions.formats.places import fingerprint, path_of
 
@@ -17,7 +17,9 @@ def to_commands(check: RegressionCheck) -> list[str]:
     lines = []
     for found in check.findings:
         at = f",line={found.line}" if found.line else ""
-        place = f"file={_escape_property(path_of(check.spec))}{at},title={_escape_property(f'enginery {found.rule}')}"
+        place = (
+            f"file={_escape_property(path_of(check.spec))}{at},title={_escape_property(f'enginesmith {found.rule}')}"
+        )
         lines.append(f"::{_COMMANDS[found.level]} {place}::{_escape(visible(found.text))}")
     return lines
 

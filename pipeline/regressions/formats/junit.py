@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
-from enginery.core.text import visible
+from enginesmith.core.text import visible
 from pipeline.regressions.findings import RULES, Finding, RegressionCheck, Rule
 
 
 def to_junit(check: RegressionCheck) -> bytes:
     """One suite, named after the model."""
-    suite = TestSuite(f"enginery check {check.model}")
+    suite = TestSuite(f"enginesmith check {check.model}")
     suite.timestamp = check.created_at
     left = list(check.findings)
     for unit, name, rules, bucket in _list_cases(check):
@@ -23,7 +23,7 @@ def to_junit(check: RegressionCheck) -> bytes:
     for found in left:
         where = f" at {found.bucket}" if found.bucket else ""
         suite.add_testcase(_case(found.unit or check.model, RULES[found.rule].rstrip(".") + where, [found]))
-    xml = JUnitXml("enginery check")
+    xml = JUnitXml("enginesmith check")
     xml.add_testsuite(suite)
     return bytes(xml.tostring())  # type: ignore[no-untyped-call]
 

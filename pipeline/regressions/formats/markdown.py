@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from enginery.core.text import format_metric, visible
+from enginesmith.core.text import format_metric, visible
 from pipeline.regressions.findings import BucketTimes, EnginePair, MetricPair, RegressionCheck
 from validation.plots.texts import seconds_text
 
@@ -49,7 +49,7 @@ def describe_ratio(times: BucketTimes, slower: float) -> str:
 
 def to_markdown(check: RegressionCheck) -> str:
     """A heading with the verdict, the findings, and a table of what was measured."""
-    lines = [f"### enginery check: {_plain(check.verdict)}", ""]
+    lines = [f"### enginesmith check: {_plain(check.verdict)}", ""]
     for found in check.findings:
         lines.append(f"- **{MARKS[found.level]}** ({found.rule}): {_plain(found.text)}")
     if check.findings:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from enginery.core.digest import digest_of
+from enginesmith.core.digest import digest_of
 from pipeline.regressions.findings import Finding
 
 

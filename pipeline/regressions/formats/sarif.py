@@ -13,7 +13,7 @@ def to_sarif(check: RegressionCheck) -> str:
     """A log with one run: the rules, and a result for each finding."""
     names = list(RULES)
     rules = [{"id": name, "shortDescription": {"text": text}} for name, text in RULES.items()]
-    driver = {"name": "enginery", "version": version("enginery"), "rules": rules}
+    driver = {"name": "enginesmith", "version": version("enginesmith"), "rules": rules}
     results = [_result(check, found, names.index(found.rule)) for found in check.findings]
     run = {"tool": {"driver": driver}, "results": results, "columnKind": "unicodeCodePoints"}
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -31,5 +31,5 @@ def _result(check: RegressionCheck, found: Finding, index: int) -> dict[str, obj
         "level": found.level,
         "message": {"text": found.text},
         "locations": [{"physicalLocation": place}],
-        "partialFingerprints": {"enginery/v1": fingerprint(check.model, found)},
+        "partialFingerprints": {"enginesmith/v1": fingerprint(check.model, found)},
     }

@@ -1,13 +1,13 @@
 """A channel's rollout as a page shows it: its waves, its gates and its decisions, without what changes by the second.
 
-What nodes report is not here: it changes all the time, and `enginery rollout status` reads it.
+What nodes report is not here: it changes all the time, and `enginesmith rollout status` reads it.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from enginery.registry.rollouts.state import EarlierRollout, Gates, Rollout
-from enginery.registry.versions.state import Channel, ChannelHistory
+from enginesmith.registry.rollouts.state import EarlierRollout, Gates, Rollout
+from enginesmith.registry.versions.state import Channel, ChannelHistory
 
 
 @dataclass(frozen=True)

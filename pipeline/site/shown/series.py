@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from enginery.core.errors import IntegrityError
-from enginery.registry.latency_series import LatencySeries, SeriesPoint, order_of, parse_series
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import SERIES
+from enginesmith.core.errors import IntegrityError
+from enginesmith.registry.latency_series import LatencySeries, SeriesPoint, order_of, parse_series
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import SERIES
 from pipeline.regressions.trend import Value, describe_change, find_trend
 
 WIDTH, HEIGHT, _MARGIN = 600, 120, 6
-# Newest points of a series that its table lists; `enginery trend --json` has all.
+# Newest points of a series that its table lists; `enginesmith trend --json` has all.
 MOST_POINTS = 40
 
 

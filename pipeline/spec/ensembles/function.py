@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from enginery.core import ensemble as core
-from enginery.core.digest import digest_of_file
-from enginery.core.names import inside
-from enginery.core.types import Dim, TensorSpec
-from enginery.user_code.entry_point import source_files
+from enginesmith.core import ensemble as core
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.names import inside
+from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.user_code.entry_point import source_files
 from pipeline.spec.source import DimRange, Input
 from pipeline.spec.value_types import DimName, GraphName, SpecPart
 

@@ -12,12 +12,12 @@ from typing import ClassVar
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from enginery.core import ensemble as core
-from enginery.core.ensemble import order_nodes, split_source
-from enginery.core.errors import ModelError, SpecError
-from enginery.core.text import suggest
-from enginery.core.types import Dim, Precision, TensorSpec
-from enginery.user_code.entry_point import missing_function, source_files
+from enginesmith.core import ensemble as core
+from enginesmith.core.ensemble import order_nodes, split_source
+from enginesmith.core.errors import ModelError, SpecError
+from enginesmith.core.text import suggest
+from enginesmith.core.types import Dim, Precision, TensorSpec
+from enginesmith.user_code.entry_point import missing_function, source_files
 from pipeline.spec.document import is_ensemble, load_document
 from pipeline.spec.ensembles.function import EnsembleFunction
 from pipeline.spec.ensembles.states import find_state_mistakes
@@ -184,7 +184,7 @@ class LoadedEnsemble:
     graphs: Mapping[str, ModelSpec]
 
     def wiring(self) -> dict[str, dict[str, str]]:
-        """For each graph what gives each of its inputs (`enginery.core.ensemble`)."""
+        """For each graph what gives each of its inputs (`enginesmith.core.ensemble`)."""
         given = self.spec.connections
 
         def sources(name: str) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-from enginery.core.state import grown_axes, without_states
-from enginery.core.text import suggest
+from enginesmith.core.state import grown_axes, without_states
+from enginesmith.core.text import suggest
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.sequences import EnsembleArrays
 from pipeline.spec.value_types import Loc

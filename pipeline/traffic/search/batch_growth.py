@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.traffic.batching import SimulatedService
 
 # Time is cut into so many parts with equal numbers of requests, each with a rate of its own, as traffic drifts.

@@ -6,7 +6,7 @@ from functools import reduce
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from pipeline.traffic.search.batch_growth import BatchGrowth
 from pipeline.traffic.search.request_grid import RequestGrid
 

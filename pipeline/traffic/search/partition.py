@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from pipeline.traffic.search.interval_costs import CostModel, Partition, count_profiles, finest, total_of
 
 MOST_ROUNDS = 20

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from pipeline.traffic.search.interval_costs import Partition
 from pipeline.traffic.search.request_grid import RequestGrid
 from pipeline.traffic.search.run_times import RunTimes

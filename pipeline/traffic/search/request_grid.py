@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.types import Dim
+from enginesmith.arrays import Array
+from enginesmith.core.types import Dim
 from validation.traffic.trace import Trace
 
 # Candidates of the only dim that is chosen, and of each where there are several.

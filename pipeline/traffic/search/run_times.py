@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.types import Dim
+from enginesmith.arrays import Array
+from enginesmith.core.types import Dim
 from pipeline.traffic.search.request_grid import RequestGrid
 from validation.traffic.service_times import ServiceTimes
 

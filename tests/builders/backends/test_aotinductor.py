@@ -18,10 +18,10 @@ from builders.backends import discovery
 from builders.backends.aotinductor import AotInductor
 from builders.backends.aotinductor import backend as module
 from builders.backends.onnxruntime import OrtSession
-from enginery.core.errors import DataError, EngineryError, InputError
-from enginery.core.hardware.cpu_kinds import host_level
-from enginery.core.requirements import Cpu, Instructions, Runtime
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginesmith.core.errors import DataError, EnginesmithError, InputError
+from enginesmith.core.hardware.cpu_kinds import host_level
+from enginesmith.core.requirements import Cpu, Instructions, Runtime
+from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 pytestmark = pytest.mark.skipif(host_level() not in ("x86-64-v3", "x86-64-v4"), reason="needs an x86-64 CPU with AVX2")
@@ -190,8 +190,8 @@ from pathlib import Path
 sys.modules["onnx"] = sys.modules["onnxruntime"] = None
 import numpy as np
 from builders.backends.aotinductor import AotInductor
-from enginery.core.codec import decode
-from enginery.core.types import BuildRequest, Engine
+from enginesmith.core.codec import decode
+from enginesmith.core.types import BuildRequest, Engine
 saved = json.loads(Path(sys.argv[1]).read_text())
 engine = Engine(decode(saved["request"], BuildRequest), Path(saved["path"]), "", saved["size"], ".pt2")
 with AotInductor().open(engine) as session:
@@ -204,14 +204,14 @@ with AotInductor().open(engine) as session:
 def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monkeypatch):
     with AotInductor().open(engine) as opened:
         pass
-    with pytest.raises(EngineryError, match="closed"):
+    with pytest.raises(EnginesmithError, match="closed"):
         opened.run(arrays(1, 1))
     other = tuple((name, "9.9" if name == "torch" else value) for name, value in engine.request.toolchain)
     wrong = replace(engine, request=replace(engine.request, toolchain=other))
-    with pytest.raises(EngineryError, match=r"needs torch 9.9, found 2"), AotInductor().open(wrong):
+    with pytest.raises(EnginesmithError, match=r"needs torch 9.9, found 2"), AotInductor().open(wrong):
         pass
-    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.machine_flags", frozenset)
-    with pytest.raises(EngineryError, match=r"compiled for x86-64-v\d, and this CPU has no .*fma"):
+    monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.machine_flags", frozenset)
+    with pytest.raises(EnginesmithError, match=r"compiled for x86-64-v\d, and this CPU has no .*fma"):
         AotInductor().open(engine).__enter__()
 
 
@@ -229,7 +229,7 @@ def test_files_that_are_no_package_of_ours_are_refused_before_torch_reads_them(e
     with zipfile.ZipFile(more, "a") as archive:
         archive.writestr("engine/data/weights/weight_0", b"a pickle")
     for path, words in ((cut, "no AOTInductor package"), (more, "holds 'engine/data/weights/weight_0'")):
-        with pytest.raises(EngineryError, match=words), AotInductor().open(_at(engine, path)):
+        with pytest.raises(EnginesmithError, match=words), AotInductor().open(_at(engine, path)):
             pass
 
 
@@ -238,7 +238,7 @@ def test_members_outside_the_code_are_refused(tmp_path, name):
     path = tmp_path / "engine.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(name, b"")
-    with pytest.raises(EngineryError, match=re.escape(repr(name))):
+    with pytest.raises(EnginesmithError, match=re.escape(repr(name))):
         module.check_members(path)
 
 
@@ -247,7 +247,7 @@ def test_a_name_that_is_no_text_is_a_damaged_package(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("\u00fc" * 9, b"")
     path.write_bytes(path.read_bytes().replace("\u00fc".encode(), b"\xc3\xff"))
-    with pytest.raises(EngineryError, match="no AOTInductor package"):
+    with pytest.raises(EnginesmithError, match="no AOTInductor package"):
         module.check_members(path)
 
 
@@ -259,7 +259,7 @@ def test_a_compiler_that_fails_is_an_error_with_its_words(model, tmp_path):
     broken.chmod(0o755)
     backend = AotInductor(compiler=str(broken))
     assert backend.versions()["c++"] == "1.0"
-    with pytest.raises(EngineryError, match=r"AOTInductor cannot compile it: .*no room on device"):
+    with pytest.raises(EnginesmithError, match=r"AOTInductor cannot compile it: .*no room on device"):
         backend.build(request(backend), model, tmp_path)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from builders.backends import discovery
-from enginery.core.capabilities import SharedOptions
+from enginesmith.core.capabilities import SharedOptions
 
 ROOT = Path(__file__).parents[3]
-ROOMS = ("builders", "validation", "pipeline", "enginery")
+ROOMS = ("builders", "validation", "pipeline", "enginesmith")
 OURS = {entry.name: entry.value for entry in discovery._entries().values() if entry.value.startswith("builders.")}
 # 'builders/backends/tensorrt' of 'builders.backends.tensorrt:TensorRT'.
 FOLDERS = {"/".join(value.partition(":")[0].split(".")[:3]) for value in OURS.values()}
@@ -25,8 +25,8 @@ OPTIONS -= {"memory_mib"}
 IMPORTS = {
     "builders/reference.py": "the reference interpreter is ONNX Runtime: an interpreter is no choice of a spec",
     "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
-    "enginery/opening.py": "opens what a server pulled, without `builders`; engines of others are given opened",
-    "enginery/serving/ort_compiling.py": "compiles a version's graph for one size, in a server without `builders`",
+    "enginesmith/opening.py": "opens what a server pulled, without `builders`; engines of others are given opened",
+    "enginesmith/serving/ort_compiling.py": "compiles a version's graph for one size, in a server without `builders`",
 }
 NAMES = {
     "pipeline/cli/__init__.py": "the extras of the distribution, some of which are called as their backend is",
@@ -35,8 +35,8 @@ NAMES = {
     "pipeline/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
     "pipeline/compile/publication/draft.py": "a version's toolchain has the reference interpreter's distribution",
     "pipeline/drafts/triton.py": "the name of a platform of Triton's, whose configurations are read",
-    "enginery/client/layouts/triton_config.py": "which of Triton's backends opens an engine",
-    "enginery/client/judging.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
+    "enginesmith/client/layouts/triton_config.py": "which of Triton's backends opens an engine",
+    "enginesmith/client/judging.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
 }
 
 
@@ -84,7 +84,7 @@ def test_no_other_file_names_a_backend():
 
 def test_no_other_file_names_an_option():
     found = {name: sorted(map(str, texts & OPTIONS)) for name, (_, texts) in sources().items()}
-    found.pop("enginery/core/capabilities.py", None)
+    found.pop("enginesmith/core/capabilities.py", None)
     assert {name: told for name, told in found.items() if told} == {}
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from builders.backends import compatibility, discovery
 from builders.backends.onnxruntime import OnnxRuntime
-from enginery.core.errors import EngineryError, IntegrityError
-from enginery.core.requirements import for_target, same_versions
-from enginery.core.types import Engine
+from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.requirements import for_target, same_versions
+from enginesmith.core.types import Engine
 from tests.builders import graphs
 from tests.builders.backends.test_onnxruntime import image, ort_request
 
@@ -32,7 +32,7 @@ class Plain:
 
 
 def request(built: str = "1.2.3", target: str = "cpu", backend: str = "plain"):
-    return replace(graphs.request(target, backend=backend), toolchain=(("enginery-plain", "9"), ("plain", built)))
+    return replace(graphs.request(target, backend=backend), toolchain=(("enginesmith-plain", "9"), ("plain", built)))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_open_engine_opens_with_the_backend_and_the_options_of_the_request(engin
 )
 def test_a_backend_itself_opens_no_foreign_engine(engine, changes, words):
     foreign = replace(engine, request=replace(engine.request, **changes))
-    with pytest.raises(EngineryError, match=words), OnnxRuntime().open(foreign):
+    with pytest.raises(EnginesmithError, match=words), OnnxRuntime().open(foreign):
         pass
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from builders.backends import discovery
-from enginery.core.codec import decode, encode
-from enginery.core.errors import EngineryError, InputError, UnknownNameError
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import EnginesmithError, InputError, UnknownNameError
 from tests.builders import graphs
 
 
@@ -99,7 +99,7 @@ def test_the_toolchain_holds_the_backends_own_revision(monkeypatch):
     backend = discovery.configure("onnxruntime", {})
     before = discovery.toolchain_of(backend)
     monkeypatch.setattr(type(backend), "revision", 2)
-    assert dict(discovery.toolchain_of(backend)) == {**dict(before), "enginery-onnxruntime": "2"}
+    assert dict(discovery.toolchain_of(backend)) == {**dict(before), "enginesmith-onnxruntime": "2"}
 
 
 def test_a_node_with_other_versions_than_the_plan_refuses_to_build():
@@ -107,15 +107,15 @@ def test_a_node_with_other_versions_than_the_plan_refuses_to_build():
     toolchain = discovery.toolchain_of(backend)
     discovery.check_toolchain(backend, graphs.request("cpu", toolchain=toolchain))
     planned = graphs.request("cpu", toolchain=tuple({**dict(toolchain), "onnxruntime": "0.1"}.items()))
-    with pytest.raises(EngineryError, match=r"onnxruntime .*, not 0\.1, which the plan was made for"):
+    with pytest.raises(EnginesmithError, match=r"onnxruntime .*, not 0\.1, which the plan was made for"):
         discovery.check_toolchain(backend, planned)
 
 
 def test_a_requests_json_and_key_are_those_of_its_fields():
     from dataclasses import asdict
 
-    from enginery.core.digest import digest_of
-    from enginery.core.types import BuildRequest
+    from enginesmith.core.digest import digest_of
+    from enginesmith.core.types import BuildRequest
 
     request = graphs.request("l4", options=(("tf32", False),), toolchain=(("x", "1"),))
     fields = asdict(request)
@@ -128,7 +128,7 @@ def test_a_requests_json_and_key_are_those_of_its_fields():
 
 @pytest.mark.parametrize("name", discovery.names())
 def test_every_option_says_what_it_means(name):
-    """`enginery backends NAME` shows these lines of the docstrings."""
+    """`enginesmith backends NAME` shows these lines of the docstrings."""
     cls = discovery.load(name)
     meanings = discovery.option_meanings(cls)
     assert set(meanings) == set(discovery.option_fields(cls))

@@ -8,8 +8,8 @@ from builders.backends import discovery
 from builders.backends.iree import Iree
 from builders.backends.iree import backend as iree
 from builders.backends.onnxruntime import OrtSession
-from enginery.core.errors import DataError, EngineryError, InputError, ModelError, StepError
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import DataError, EnginesmithError, InputError, ModelError, StepError
+from enginesmith.core.types import TensorSpec
 from tests.builders import graphs, native_graphs
 
 IREE = Iree()
@@ -60,7 +60,7 @@ def test_what_it_has_is_not_refused(installed, target, precision):
 def test_not_installed_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setattr(iree, "versions_of", lambda *names, together: {})
     assert IREE.versions() == {}
-    assert IREE.refuses(own_request()) == "IREE is not installed; pip install 'enginery[iree]'"
+    assert IREE.refuses(own_request()) == "IREE is not installed; pip install 'enginesmith[iree]'"
 
 
 def test_shapes_that_it_cannot_be_held_to_are_refused(installed):
@@ -98,7 +98,7 @@ def test_an_engine_computes_what_its_model_computes_at_every_batch(compiler, tmp
             session.run({"image": np.zeros((17, 8), "f")})
     older = dataclasses.replace(engine.request, toolchain=(("iree-base-compiler", "3.1.0"),))
     with (
-        pytest.raises(EngineryError, match=r"needs iree-base-compiler 3\.1\.0, found"),
+        pytest.raises(EnginesmithError, match=r"needs iree-base-compiler 3\.1\.0, found"),
         IREE.open(dataclasses.replace(engine, request=older)),
     ):
         pass
@@ -108,7 +108,7 @@ def test_sizes_that_only_may_differ_are_told_when_they_do(compiler, tmp_path):
     """By default IREE adds the first row and says nothing."""
     model, request = native_graphs.two_sizes(tmp_path / "m.onnx", IREE)
     x = {"x": np.ones((1, 4), "f"), "y": np.ones((3, 4), "f")}
-    with pytest.raises(EngineryError, match=r"IREE failed while running: mismatched size for broadcast$"):
+    with pytest.raises(EnginesmithError, match=r"IREE failed while running: mismatched size for broadcast$"):
         native_graphs.ran(IREE, request, model, x, tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_ptx_for_a_generation(compiler, tmp_path):
     engine = IREE.build(own_request("l4"), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     data = engine.path.read_bytes()
     assert b".target sm_89" in data and b".target sm_80" not in data
-    with pytest.raises(EngineryError, match="no sm_89 GPU on this machine"), IREE.open(engine):
+    with pytest.raises(EnginesmithError, match="no sm_89 GPU on this machine"), IREE.open(engine):
         pass
 
 
@@ -135,7 +135,7 @@ def test_an_operator_it_lacks_is_named_with_its_node(compiler, tmp_path):
 def test_an_engine_that_is_none_is_refused_in_words(compiler, tmp_path):
     engine = IREE.build(own_request(), graphs.one_node(tmp_path / "m.onnx", "Relu", shape=(2, 8)), tmp_path)
     engine.path.write_bytes(b"x" * engine.size_bytes)
-    with pytest.raises(EngineryError, match=r"IREE cannot load engine\.vmfb: .*; build it again"), IREE.open(engine):
+    with pytest.raises(EnginesmithError, match=r"IREE cannot load engine\.vmfb: .*; build it again"), IREE.open(engine):
         pass
 
 

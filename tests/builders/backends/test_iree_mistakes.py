@@ -8,7 +8,7 @@ from onnxruntime import InferenceSession
 from builders.backends.iree import compile as iree
 from builders.backends.iree.miscompilations import wrong_loops, wrong_operators
 from builders.backends.iree.rewrites import rewrite
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 from tests.conformance.items import torture_item
 from tests.conformance.torture import GRAPHS
 from tests.conformance.torture.graph import model

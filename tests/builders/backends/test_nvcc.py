@@ -4,7 +4,7 @@ import pytest
 
 from builders.backends.tvm import cuda
 from builders.backends.tvm.cuda import find_nvcc, generation
-from enginery.core.errors import EngineryError, ModelError
+from enginesmith.core.errors import EnginesmithError, ModelError
 
 KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
 
@@ -82,7 +82,7 @@ def test_it_says_its_version_and_what_it_compiles_for(pretender):
 
 @pytest.mark.parametrize(("product", "words"), [(elf(flags=0x6005002), "sm_80"), (b"some source", "None")])
 def test_what_is_no_cubin_of_that_generation_is_never_taken(pretender, tmp_path, product, words):
-    with pytest.raises(EngineryError, match=f"made code for {words}, not for sm_89"):
+    with pytest.raises(EnginesmithError, match=f"made code for {words}, not for sm_89"):
         pretender(product).cubin(KERNEL, "sm_89", tmp_path, fast_math=False)
 
 

@@ -8,9 +8,9 @@ from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from builders.backends.onnxruntime import session as module
-from enginery.core.errors import DataError, EngineryError, ModelError
-from enginery.core.hardware.cpu_kinds import CpuKind, this_kind
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginesmith.core.errors import DataError, EnginesmithError, ModelError
+from enginesmith.core.hardware.cpu_kinds import CpuKind, this_kind
+from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 
@@ -71,8 +71,8 @@ def test_a_saved_layout_makes_the_cpu_part_of_the_toolchain_and_other_cpus_are_r
         assert "com.microsoft.nchwc" in domains(engine.path)
     with backend.open(engine):
         pass
-    monkeypatch.setattr("enginery.core.hardware.machine.this_kind", lambda: CpuKind("arm64", "aarch64"))
-    with pytest.raises(EngineryError, match="laid out for"), backend.open(engine):
+    monkeypatch.setattr("enginesmith.core.hardware.machine.this_kind", lambda: CpuKind("arm64", "aarch64"))
+    with pytest.raises(EnginesmithError, match="laid out for"), backend.open(engine):
         pass
 
 
@@ -264,7 +264,7 @@ def test_unoptimised_means_as_written(tmp_path, monkeypatch):
 def test_a_closed_session_says_so(tmp_path):
     with OrtSession(graphs.mlp(tmp_path / "model.onnx")) as session:
         pass
-    with pytest.raises(EngineryError, match="closed"):
+    with pytest.raises(EnginesmithError, match="closed"):
         session.run(image(1))
 
 

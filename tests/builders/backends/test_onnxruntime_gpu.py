@@ -12,9 +12,9 @@ from builders.backends.onnxruntime import OrtSession
 from builders.backends.onnxruntime import gpu as onnxruntime_gpu
 from builders.backends.onnxruntime.gpu import OnnxRuntimeCuda, OnnxRuntimeTensorRT, profile_options
 from builders.backends.onnxruntime.gpu_session import CPU, CUDA, TENSORRT, GpuSession, left_over
-from enginery.core.errors import DataError, EngineryError, ModelError
-from enginery.core.hardware import cuda
-from enginery.core.types import Engine, ShapeProfile, TensorSpec
+from enginesmith.core.errors import DataError, EnginesmithError, ModelError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.types import Engine, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 BACKENDS = [OnnxRuntimeCuda, OnnxRuntimeTensorRT]
@@ -129,7 +129,7 @@ def test_a_session_opens_runs_and_answers_within_its_profiles_only(tmp_path):
 
 
 def test_operators_that_landed_on_the_cpu_are_named(tmp_path):
-    with pytest.raises(EngineryError, match=r"3 operators have no kernel .* MatMul .*cpu_operators: true"):
+    with pytest.raises(EnginesmithError, match=r"3 operators have no kernel .* MatMul .*cpu_operators: true"):
         GpuSession(graphs.mlp(tmp_path / "model.onnx"), [], [(CPU, {})])
 
 
@@ -141,7 +141,7 @@ def test_what_computes_shapes_may_be_on_the_cpu(tmp_path):
 
 
 def test_a_wheel_without_the_provider_opens_nothing(tmp_path):
-    with pytest.raises(EngineryError, match="and no CUDAExecutionProvider"):
+    with pytest.raises(EnginesmithError, match="and no CUDAExecutionProvider"):
         GpuSession(graphs.mlp(tmp_path / "model.onnx"), [], [(CUDA, {})])
 
 
@@ -150,7 +150,7 @@ def test_when_onnxruntime_falls_back_to_the_cpu_the_session_is_refused(tmp_path,
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     with (
         pytest.warns(UserWarning, match="not in available provider names"),
-        pytest.raises(EngineryError, match="would run on CPUExecutionProvider"),
+        pytest.raises(EnginesmithError, match="would run on CPUExecutionProvider"),
     ):
         GpuSession(graphs.mlp(tmp_path / "model.onnx"), [], [(CUDA, {"device_id": "0"})], cpu_operators=True)
 
@@ -166,7 +166,7 @@ def test_an_engine_opens_on_the_gpu_of_its_capability_or_not_at_all(tmp_path, ba
         pass
     assert seen[0][2][0][1]["device_id"] == "1", "the L4 is the second GPU"
     monkeypatch.setattr(cuda, "gpus", lambda: L4[:1])
-    with pytest.raises(EngineryError, match="no sm_89 GPU"), made.open(engine):
+    with pytest.raises(EnginesmithError, match="no sm_89 GPU"), made.open(engine):
         pass
 
 
@@ -182,7 +182,7 @@ def test_an_engine_of_other_versions_is_refused_where_its_tensorrt_engines_would
     made = OnnxRuntimeTensorRT()
     wanted = dataclasses.replace(request(made), toolchain=(("onnxruntime-gpu", "1.30.0"),))
     with (
-        pytest.raises(EngineryError, match=r"needs onnxruntime-gpu 1\.30\.0, found 1\.31\.1; install that"),
+        pytest.raises(EnginesmithError, match=r"needs onnxruntime-gpu 1\.30\.0, found 1\.31\.1; install that"),
         made.open(Engine(wanted, tmp_path / "engine.onnx", "0" * 64, 1, ".onnx")),
     ):
         pass
@@ -190,9 +190,9 @@ def test_an_engine_of_other_versions_is_refused_where_its_tensorrt_engines_would
 
 def test_tensorrt_is_built_on_its_gpu_only(tmp_path, gpu_wheel, monkeypatch):
     made, model = OnnxRuntimeTensorRT(), graphs.mlp(tmp_path / "model.onnx")
-    with pytest.raises(EngineryError, match=r"no sm_90 GPU .*, which has .*sm_89.*; build on a node that has one"):
+    with pytest.raises(EnginesmithError, match=r"no sm_90 GPU .*, which has .*sm_89.*; build on a node that has one"):
         made.build(request(made, "h100"), model, tmp_path)
-    with pytest.raises(EngineryError, match="no TensorrtExecutionProvider"):
+    with pytest.raises(EnginesmithError, match="no TensorrtExecutionProvider"):
         made.build(request(made), model, tmp_path)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [TENSORRT, CPU])
     with pytest.raises(ModelError, match="Failed to add provider of type 'TensorrtExecutionProvider'"):

@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-from enginery.core.types import BuildRequest, Engine, Target
+from enginesmith.core.types import BuildRequest, Engine, Target
 from tests.pipeline.quantization.small_nets import build as net
 
 FLOAT = TensorProto.FLOAT

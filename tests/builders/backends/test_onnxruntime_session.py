@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OrtSession
 from builders.backends.onnxruntime.session import why_unreadable, words_of
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 
 SOURCE = "/onnxruntime_src/onnxruntime/core"
 

@@ -12,7 +12,7 @@ from onnx import ModelProto, parser
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from builders.backends.onnxruntime.rewrites import cast_first
 from builders.backends.onnxruntime.session import open_model, session_options
-from enginery.core.types import BuildRequest, Target
+from enginesmith.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.cast import cast_float
 from tests.pipeline.quantization.small_nets import build
 

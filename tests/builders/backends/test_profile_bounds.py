@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from builders.backends import shape_profiles
-from enginery.arrays import InputCheck
-from enginery.core.codec import decode, encode
-from enginery.core.errors import DataError, EngineryError
-from enginery.core.types import Dim, ShapeProfile, TensorSpec
+from enginesmith.arrays import InputCheck
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.types import Dim, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 REQUEST = graphs.request("cpu", backend="tvm")
@@ -77,7 +77,7 @@ def test_arrays_come_in_the_requests_order_contiguous_and_scalars_stay_scalars()
 def test_an_answer_of_another_shape_or_type_is_never_handed_on(wrong):
     right = np.zeros((2, 3), "f")
     assert shape_profiles.checked_outputs(REQUEST, [right], {"batch": 2}, "TVM")["logits"] is right
-    with pytest.raises(EngineryError, match=r"TVM answers 'logits' with .*should be float32 \('batch', 3\)"):
+    with pytest.raises(EnginesmithError, match=r"TVM answers 'logits' with .*should be float32 \('batch', 3\)"):
         shape_profiles.checked_outputs(REQUEST, [wrong], {"batch": 2}, "TVM")
 
 

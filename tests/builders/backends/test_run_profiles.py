@@ -13,9 +13,9 @@ from builders.backends.onnxruntime.profile import read_trace
 from builders.backends.optional_methods import NodeTime, element_name
 from builders.backends.tensorrt import TensorRTRTX
 from builders.backends.tensorrt.session import EngineSession, profile_layers
-from enginery.core.errors import ModelError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.types import Engine
+from enginesmith.core.errors import ModelError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.types import Engine
 from tests.builders import graphs
 
 
@@ -123,9 +123,9 @@ def test_layers_are_timed_after_a_warm_up():
 def test_an_engine_that_is_no_session_of_ours_has_no_layers(tmp_path, monkeypatch):
     from contextlib import nullcontext
 
-    from enginery.core.errors import EngineryError
+    from enginesmith.core.errors import EnginesmithError
 
     monkeypatch.setattr(TensorRTRTX, "open", lambda self, engine: nullcontext(object()))
     engine = Engine(graphs.request("sm_89"), tmp_path / "e.engine", "a" * 64, 1, ".engine")
-    with pytest.raises(EngineryError, match="no layers to time"):
+    with pytest.raises(EnginesmithError, match="no layers to time"):
         TensorRTRTX().profile(engine, {}, 1, tmp_path)

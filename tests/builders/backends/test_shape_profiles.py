@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from builders.backends.shape_profiles import profiles, sum_refusal
-from enginery.core.types import BuildRequest, Dim, Target, TensorSpec
+from enginesmith.core.types import BuildRequest, Dim, Target, TensorSpec
 
 
 def test_profiles_combine_the_buckets_of_all_dims() -> None:

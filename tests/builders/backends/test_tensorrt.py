@@ -7,9 +7,9 @@ from onnx import TensorProto
 from builders.backends import discovery
 from builders.backends.tensorrt import TensorRT, TensorRTRTX, base
 from builders.backends.tensorrt.words import builder_reason, ran_out_of_memory
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import EngineryError, ModelError
-from enginery.core.types import NO_LAYERS, ShapeProfile, TensorSpec
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.types import NO_LAYERS, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 RTX = TensorRTRTX()
@@ -102,7 +102,7 @@ def test_what_the_hardware_lacks_is_refused_with_the_remedy(target, precision, w
 @pytest.mark.parametrize(("target", "precision"), sorted(REFUSED))
 def test_the_refusals_are_true(tmp_path, target, precision):
     """Built all the same, they fail: when a new release learns them, this test says that the table is out of date."""
-    with pytest.raises(EngineryError, match="use fp16") as caught:
+    with pytest.raises(EnginesmithError, match="use fp16") as caught:
         RTX.build(request_for(target, precision), GRAPHS[precision](tmp_path / "model.onnx"), tmp_path)
     assert ".cpp" not in str(caught.value)
 
@@ -138,11 +138,11 @@ def test_where_it_is_not_installed_it_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setattr(base, "versions_of", lambda *names: {})
     assert RTX.versions() == TensorRT().versions() == {}
     assert "pip install tensorrt-rtx" in RTX.refuses(graphs.request("sm_89"))
-    assert "enginery[tensorrt]" in TensorRT().refuses(graphs.request("sm_90"))
+    assert "enginesmith[tensorrt]" in TensorRT().refuses(graphs.request("sm_90"))
 
 
 def test_full_tensorrt_builds_only_where_its_gpu_is(tmp_path):
-    with pytest.raises(EngineryError, match="build on a node that has one"):
+    with pytest.raises(EnginesmithError, match="build on a node that has one"):
         TensorRT().build(graphs.request("sm_90"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_an_unsupported_operator_is_named_with_its_node(tmp_path, op, domain, wo
 
 def test_a_profile_that_does_not_fit_the_model_says_so(tmp_path):
     wrong = ShapeProfile((("image", (1, 9), (4, 9), (16, 9)),))
-    with pytest.raises(EngineryError, match=r"Dimension mismatch for tensor image.*make dims"):
+    with pytest.raises(EnginesmithError, match=r"Dimension mismatch for tensor image.*make dims"):
         RTX.build(graphs.request("sm_89", profiles=(wrong,)), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
 
 
@@ -183,7 +183,7 @@ def test_too_small_a_workspace_names_the_option(tmp_path):
         inputs=(TensorSpec("image", "float32", ("batch", 3, 16, 16)),),
         profiles=(ShapeProfile((("image", (1, 3, 16, 16), (64, 3, 16, 16), (4096, 3, 16, 16)),)),),
     )
-    with pytest.raises(EngineryError, match=r"raise backends\.tensorrt-rtx\.workspace_mib"):
+    with pytest.raises(EnginesmithError, match=r"raise backends\.tensorrt-rtx\.workspace_mib"):
         TensorRTRTX(workspace_mib=1).build(request, graphs.convnet(tmp_path / "model.onnx"), tmp_path)
 
 
@@ -213,7 +213,7 @@ def test_only_full_tensorrt_tunes_on_its_target():
 
 
 def test_an_earlier_failure_leaves_no_words_behind(tmp_path):
-    with pytest.raises(EngineryError):
+    with pytest.raises(EnginesmithError):
         RTX.build(graphs.request("sm_75"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
     engine = RTX.build(graphs.request("sm_89"), tmp_path / "model.onnx", tmp_path)
     assert len(engine.notes) == 1 and engine.notes[0].startswith(f"{NO_LAYERS}: TensorRT-RTX's inspector needs")
@@ -227,12 +227,12 @@ def test_external_data_is_found_beside_the_model(tmp_path):
 
 @pytest.mark.parametrize("backend", [RTX, TensorRT()])
 def test_without_a_gpu_an_engine_neither_runs_nor_opens(tmp_path, backend, monkeypatch):
-    monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: ())
+    monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: ())
     request = graphs.request("sm_89")
     assert backend.runs(request.target) == "no sm_89 GPU on this machine"
     engine = RTX.build(request, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
     own = dataclasses.replace(engine, request=dataclasses.replace(request, backend=backend.name))
-    with pytest.raises(EngineryError, match=r"cannot run here|not installed here"):
+    with pytest.raises(EnginesmithError, match=r"cannot run here|not installed here"):
         backend.open(own)
 
 

@@ -1,7 +1,7 @@
 """Every name of TensorRT's API that our code uses exists in the bindings of 10.16, 11.0, 11.4 and TensorRT-RTX.
 
 The committed list was read from the bindings themselves (tests/builders/tensorrt_api/bindings.py); with
-ENGINERY_TENSORRT_BINDINGS=FOLDER_OF_WHEELS it is read again and compared.
+ENGINESMITH_TENSORRT_BINDINGS=FOLDER_OF_WHEELS it is read again and compared.
 """
 
 import os
@@ -26,7 +26,7 @@ RTX_ONLY = {
     "IRuntimeConfig.cuda_graph_strategy",
 }
 USED = {name: used for name, path in modules().items() if (used := names_used(path))}
-WHEELS = sorted(Path(os.environ.get("ENGINERY_TENSORRT_BINDINGS", "/nowhere")).glob("tensorrt_*bindings-*.whl"))
+WHEELS = sorted(Path(os.environ.get("ENGINESMITH_TENSORRT_BINDINGS", "/nowhere")).glob("tensorrt_*bindings-*.whl"))
 
 
 def test_the_releases_are_those_that_are_claimed():
@@ -76,7 +76,7 @@ def test_the_list_is_that_of_the_installed_bindings():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not WHEELS, reason="ENGINERY_TENSORRT_BINDINGS names no folder with bindings wheels")
+@pytest.mark.skipif(not WHEELS, reason="ENGINESMITH_TENSORRT_BINDINGS names no folder with bindings wheels")
 @pytest.mark.parametrize("wheel", WHEELS, ids=version_of)
 def test_the_list_is_what_the_wheels_hold(wheel):
     assert set(names_in_wheel(wheel)) == NAMES[version_of(wheel)]

@@ -13,9 +13,9 @@ from builders.backends.tensorrt import TensorRT, TensorRTRTX, base, editions, lo
 from builders.backends.tensorrt.build import monitor, parse_network
 from builders.backends.tensorrt.loading import refit
 from builders.backends.tensorrt.words import recorder
-from enginery.core.codec import decode
-from enginery.core.errors import EngineryError, InputError, StepError
-from enginery.core.types import NO_LAYERS, BuildRequest
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import EnginesmithError, InputError, StepError
+from enginesmith.core.types import NO_LAYERS, BuildRequest
 from tests.builders import graphs
 
 RTX = TensorRTRTX()
@@ -131,7 +131,7 @@ def test_a_plugin_library_is_part_of_the_build_key_by_its_digest(tmp_path):
     assert key(tool) != before
     planned = dataclasses.replace(REQUEST, toolchain=discovery.toolchain_of(tool))
     second.write_bytes(b"another")
-    with pytest.raises(EngineryError, match=r"two\.so"):
+    with pytest.raises(EnginesmithError, match=r"two\.so"):
         discovery.check_toolchain(tool, planned)
 
 
@@ -147,7 +147,7 @@ def test_a_plugin_library_that_is_not_there_is_refused_by_name(tmp_path):
 def test_a_plugin_library_that_does_not_load_is_named(trt, tmp_path):
     path = tmp_path / "bad.so"
     path.write_bytes(b"no library")
-    with pytest.raises(EngineryError, match=r"bad\.so cannot be loaded"):
+    with pytest.raises(EnginesmithError, match=r"bad\.so cannot be loaded"):
         OverRtx(plugins=str(path)).build(REQUEST, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
 
 
@@ -253,11 +253,13 @@ def refitted(tmp_path, **changes):
 
 def test_weights_that_an_engine_does_not_take_are_named(tmp_path):
     refitted(tmp_path)
-    with pytest.raises(EngineryError, match=r"new\.onnx do not fit: conv1\.weight has another shape; build the engine"):
+    with pytest.raises(
+        EnginesmithError, match=r"new\.onnx do not fit: conv1\.weight has another shape; build the engine"
+    ):
         refitted(tmp_path, fits=False, num_errors=1)
-    with pytest.raises(EngineryError, match=r"lacks a, b, c, d, e and 1 more; build it again"):
+    with pytest.raises(EnginesmithError, match=r"lacks a, b, c, d, e and 1 more; build it again"):
         refitted(tmp_path, missing=list("abcdef"))
-    with pytest.raises(EngineryError, match="did not take the new weights: TensorRT gives no reason"):
+    with pytest.raises(EnginesmithError, match="did not take the new weights: TensorRT gives no reason"):
         refitted(tmp_path, takes=False)
 
 
@@ -271,7 +273,7 @@ def test_a_stripped_engine_stays_as_it_is_and_needs_no_gpu(tmp_path):
     whole = TensorRT(refittable=True)
     assert whole.refits(request) is None and whole.refit_needs_gpu()
     assert "without refittable" in TensorRT().refits(request)
-    with pytest.raises(EngineryError, match="no sm_89 GPU on this machine"):
+    with pytest.raises(EnginesmithError, match="no sm_89 GPU on this machine"):
         whole.refit(made, tmp_path / "new.onnx", request, tmp_path)
 
 

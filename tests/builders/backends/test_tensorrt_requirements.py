@@ -7,13 +7,13 @@ import pytest
 from builders.backends import discovery
 from builders.backends.compatibility import find_compatible_gpu, find_incompatibility
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
-from enginery.core.errors import EngineryError
-from enginery.core.hardware.cuda import GpuDevice
-from enginery.core.hardware.evaluation import evaluate, judge
-from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.requirements import Library, Requirement, Runtime, Weights, hardware_of
-from enginery.core.types import BuildRequest
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.cuda import GpuDevice
+from enginesmith.core.hardware.evaluation import evaluate, judge
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.requirements import Library, Requirement, Runtime, Weights, hardware_of
+from enginesmith.core.types import BuildRequest
 from tests.builders import graphs
 
 COMPATIBLE = {"version_compatible": True}
@@ -114,20 +114,20 @@ def test_an_engine_without_its_weights_says_whose_it_takes():
 
 @pytest.mark.parametrize("backend", [TensorRT(), TensorRTRTX()])
 def test_nothing_is_imported_for_an_engine_that_does_not_fit(tmp_path, monkeypatch, backend):
-    monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: (gpu(0, 8, 9),))
+    monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: (gpu(0, 8, 9),))
     monkeypatch.setattr(type(backend), "_import", lambda self: pytest.fail("imported"))
     monkeypatch.setattr(type(backend), "versions", lambda self: {self.name: "99.1"})
     engine = graphs.an_engine(tmp_path, b"plan", backend.name)
     old = dataclasses.replace(engine.request, toolchain=((backend.name, "1.2.3"),))
-    with pytest.raises(EngineryError, match=r"needs TensorRT(-RTX)? 1\.2\.3, found 99\.1; install that version"):
+    with pytest.raises(EnginesmithError, match=r"needs TensorRT(-RTX)? 1\.2\.3, found 99\.1; install that version"):
         backend.open(dataclasses.replace(engine, request=old))
     elsewhere = graphs.an_engine(tmp_path, b"plan", backend.name, "sm_90")
-    with pytest.raises(EngineryError, match=r"no sm_90 GPU on this machine, which has GPU 0 \(sm_89\)"):
+    with pytest.raises(EnginesmithError, match=r"no sm_90 GPU on this machine, which has GPU 0 \(sm_89\)"):
         backend.open(elsewhere)
 
 
 def test_any_of_its_wheels_tells_the_release(monkeypatch):
-    monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: (gpu(0, 8, 0),))
+    monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: (gpu(0, 8, 0),))
     monkeypatch.setattr(TensorRTRTX, "versions", lambda self: {"tensorrt-rtx-cu12-libs": "1.7.1"})
     assert find_incompatibility(TensorRTRTX(), request_of("tensorrt-rtx", built="1.7.1.116")) is None
     assert "needs TensorRT-RTX 1.8.0, found 1.7.1" in str(

@@ -8,10 +8,10 @@ import pytest
 from builders.backends.tensorrt import TensorRT, TensorRTRTX, lanes, session
 from builders.backends.tensorrt.loading import Opening
 from builders.backends.tensorrt.session import EngineSession, open_engine
-from enginery.core.errors import DataError, EngineryError
-from enginery.core.hardware import cuda
-from enginery.core.hardware.cuda import Device
-from enginery.core.types import Engine, ShapeProfile, TensorSpec
+from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.hardware.cuda import Device
+from enginesmith.core.types import Engine, ShapeProfile, TensorSpec
 from tests.builders import graphs
 from tests.builders.fake_cuda import TRT, FakeContext, FakeEngine, Said, compiled, counter
 
@@ -85,13 +85,13 @@ def test_what_tensorrt_refuses_at_run_time_is_an_error_with_its_words(driver):
             return False
 
         opened._loaded.contexts[0].execute_async_v3 = refuse
-        with pytest.raises(EngineryError, match="out of memory; remedy: free GPU memory"):
+        with pytest.raises(EnginesmithError, match="out of memory; remedy: free GPU memory"):
             opened.run(images(1))
 
 
 def test_a_context_that_cannot_be_made_is_an_error_with_tensorrts_words(driver):
     engine = FakeEngine(driver, make=lambda engine, strategy: None)
-    with Device(0) as device, pytest.raises(EngineryError, match="an execution context failed"):
+    with Device(0) as device, pytest.raises(EnginesmithError, match="an execution context failed"):
         session_over(device, engine).run(images(1))
 
 
@@ -100,7 +100,7 @@ def test_a_shape_that_depends_on_data_is_refused(driver):
         def get_tensor_shape(self, name):
             return (-1, 8)
 
-    with Device(0) as device, pytest.raises(EngineryError, match="depends on data"):
+    with Device(0) as device, pytest.raises(EnginesmithError, match="depends on data"):
         session_over(device, FakeEngine(driver, make=Dynamic)).run(images(1))
 
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_captured_says_so_and_leaves_the_stream_usable(driver):
         check(opened, 2)
         broken.value = 900
         try:
-            with pytest.raises(EngineryError, match=r"cannot be captured.*CAPTURE_UNSUPPORTED.*cuda_graphs: false"):
+            with pytest.raises(EnginesmithError, match=r"cannot be captured.*CAPTURE_UNSUPPORTED.*cuda_graphs: false"):
                 opened.run(images(2))
         finally:
             broken.value = 0
@@ -161,7 +161,7 @@ def test_an_input_whose_values_are_shapes_stays_on_the_host_and_is_not_captured(
         given = images(2)
         engine.given = given["image"]
         np.testing.assert_array_equal(session_over(device, engine).run(given)["logits"], given["image"] * 2)
-        with pytest.raises(EngineryError, match=r"'image' says shapes by its values.*cuda_graphs: false"):
+        with pytest.raises(EnginesmithError, match=r"'image' says shapes by its values.*cuda_graphs: false"):
             session_over(device, engine, cuda_graphs=True)
 
 
@@ -214,7 +214,7 @@ def test_options_reach_the_opening_of_an_engine(driver, tmp_path, monkeypatch):
     assert engine.weight_streaming_budget_v2 == 1000, "no more than there is to stream"
     opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine, monkeypatch, weights=tmp_path / "m.onnx")
     assert refitted == [tmp_path / "m.onnx"]
-    with pytest.raises(EngineryError, match="has no weights of its own"):
+    with pytest.raises(EnginesmithError, match="has no weights of its own"):
         opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine, monkeypatch)
 
 
@@ -225,6 +225,6 @@ def test_rtx_captures_graphs_in_its_own_way(driver, tmp_path, monkeypatch):
 
 
 def test_an_engine_that_does_not_load_says_why(driver, tmp_path, monkeypatch):
-    with pytest.raises(EngineryError, match=r"engine\.plan failed"):
+    with pytest.raises(EnginesmithError, match=r"engine\.plan failed"):
         opened_with(driver, tmp_path, TensorRT(), None, monkeypatch)
     assert counter(driver, "contexts").value == counter(driver, "streams").value == 0

@@ -15,9 +15,9 @@ from builders.backends.tvm import Tvm
 from builders.backends.tvm import backend as tvm
 from builders.backends.tvm import cuda as tvm_cuda
 from builders.backends.tvm.cuda import Nvcc, find_nvcc, generation
-from enginery.core.errors import DataError, EngineryError, InputError, ModelError
-from enginery.core.requirements import Driver, Gpu, Runtime
-from enginery.core.types import Dim
+from enginesmith.core.errors import DataError, EnginesmithError, InputError, ModelError
+from enginesmith.core.requirements import Driver, Gpu, Runtime
+from enginesmith.core.types import Dim
 from pipeline.sources.onnx_model import specs_of
 from tests.builders import graphs, native_graphs
 
@@ -73,17 +73,17 @@ def test_missing_tools_are_refused_with_the_remedy(installed, monkeypatch):
     assert TVM.refuses(own_request()).endswith("install g++")
     monkeypatch.setattr(tvm, "versions_of", lambda *names, together: {})
     assert TVM.versions() == {}
-    assert TVM.refuses(own_request()) == "TVM is not installed; pip install 'enginery[tvm]'"
+    assert TVM.refuses(own_request()) == "TVM is not installed; pip install 'enginesmith[tvm]'"
 
 
 def test_the_versions_that_make_the_code_are_in_the_key(installed):
     assert TVM.versions() == {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27", "nvcc": "12.8"}
     assert Tvm(cpu="host").versions()["cpu"] == tvm.host_level()
     cpu, gpu = (dict(discovery.toolchain_of(TVM, own_request(name).target)) for name in ("cpu", "l4"))
-    cpu.pop("enginery-cpu")
+    cpu.pop("enginesmith-cpu")
     assert "nvcc" not in cpu and gpu == {**cpu, "nvcc": "12.8"}, "a newer CUDA builds no CPU engine again"
     planned = own_request("cpu")
-    with pytest.raises(EngineryError, match=r"nvcc absent, not 12\.8"):
+    with pytest.raises(EnginesmithError, match=r"nvcc absent, not 12\.8"):
         discovery.check_toolchain(TVM, planned)
     discovery.check_toolchain(TVM, dataclasses.replace(planned, toolchain=tuple(cpu.items())))
 
@@ -116,7 +116,7 @@ def test_an_engine_computes_what_its_model_computes_at_every_batch(compiler, tmp
         with pytest.raises(DataError, match="no optimization profile holds"):
             session.run({"image": np.zeros((17, 8), "f")})
     older = dataclasses.replace(engine.request, toolchain=(("apache-tvm", "0.20"),))
-    with pytest.raises(EngineryError, match="apache-tvm"), TVM.open(dataclasses.replace(engine, request=older)):
+    with pytest.raises(EnginesmithError, match="apache-tvm"), TVM.open(dataclasses.replace(engine, request=older)):
         pass
 
 
@@ -155,7 +155,7 @@ def test_an_engine_that_is_none_is_refused_in_words(compiler, tmp_path):
     engine = TVM.build(own_request(), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     engine.path.unlink()  # the loader still has the old one by its name and inode
     engine.path.write_bytes(b"x" * engine.size_bytes)
-    with pytest.raises(EngineryError, match=r"TVM cannot load engine\.so: .*; build it again"), TVM.open(engine):
+    with pytest.raises(EnginesmithError, match=r"TVM cannot load engine\.so: .*; build it again"), TVM.open(engine):
         pass
 
 
@@ -253,7 +253,7 @@ def test_tuning_is_for_cpus_of_that_level(installed, monkeypatch):
     place = tuning.timing_place()
     assert place is not None and place[1] == "tvm-0.27-x86-64-v3"
     assert TVM.timing_place() is None
-    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.machine_flags", frozenset)
+    monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.machine_flags", frozenset)
     assert re.search(r"this CPU has no .*avx2.*, and kernels are tuned by running them", tuning.refuses(own_request()))
 
 
@@ -274,7 +274,7 @@ def embedded(data: bytes) -> set[str]:
 def test_real_cubins_are_in_an_engine_for_a_gpu_without_one_here(compiler, tmp_path, target):
     engine = TVM.build(own_request(target), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     assert embedded(engine.path.read_bytes()) == {target}
-    with pytest.raises(EngineryError, match=f"no {target} GPU on this machine"), TVM.open(engine):
+    with pytest.raises(EnginesmithError, match=f"no {target} GPU on this machine"), TVM.open(engine):
         pass
 
 
@@ -286,7 +286,7 @@ def test_the_source_text_instead_of_code_is_never_taken_for_an_engine(compiler, 
     monkeypatch.setattr(tvm_cuda.CubinCompiler, "_compile", lambda self, source: source.encode())
     compiling = tvm_ffi.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
     try:
-        with pytest.raises(EngineryError, match=r"TVM packed no code for sm_89 into engine\.so but its source text"):
+        with pytest.raises(EnginesmithError, match=r"TVM packed no code for sm_89 into engine\.so but its source text"):
             TVM.build(own_request("sm_89"), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     finally:
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", compiling, override=True)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.backends.tvm import tuning
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 
 KERNELS = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=4, unique=True)
 
@@ -65,7 +65,7 @@ def test_a_search_that_found_nothing_leaves_an_empty_document(tmp_path):
     ],
 )  # fmt: skip
 def test_what_is_no_document_is_an_error_and_writes_nothing(data, tmp_path):
-    with pytest.raises(EngineryError, match="no records of TVM's tuning"):
+    with pytest.raises(EnginesmithError, match="no records of TVM's tuning"):
         tuning.unbundle(data, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -76,5 +76,5 @@ def test_what_is_no_document_is_an_error_and_writes_nothing(data, tmp_path):
     )
 )
 def test_any_json_is_a_document_or_an_error(value):
-    with pytest.raises(EngineryError, match="no records"):
+    with pytest.raises(EnginesmithError, match="no records"):
         tuning.merge(json.dumps(value).encode(), document(["a"], [1.0]))

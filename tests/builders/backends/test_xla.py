@@ -1,4 +1,4 @@
-"""Without JAX the rules before any work; with it (`pip install 'enginery[xla]'`) engines, built and run."""
+"""Without JAX the rules before any work; with it (`pip install 'enginesmith[xla]'`) engines, built and run."""
 
 import dataclasses
 
@@ -11,9 +11,9 @@ from builders.backends.onnxruntime import OrtSession
 from builders.backends.xla import Xla
 from builders.backends.xla import backend as xla
 from builders.backends.xla import file as xla_file
-from enginery.core.errors import DataError, EngineryError, InputError, IntegrityError, ModelError
-from enginery.core.hardware import cuda
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginesmith.core.errors import DataError, EnginesmithError, InputError, IntegrityError, ModelError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 
@@ -46,7 +46,8 @@ def test_what_xla_cannot_take_is_refused_with_the_remedy():
 def test_without_jax_the_refusal_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(xla, "versions_of", lambda *names, together: {})
     assert (
-        Xla().versions() == {} and Xla().refuses(xla_request()) == "jax is not installed; pip install 'enginery[xla]'"
+        Xla().versions() == {}
+        and Xla().refuses(xla_request()) == "jax is not installed; pip install 'enginesmith[xla]'"
     )
 
 
@@ -130,7 +131,7 @@ def test_an_engine_computes_what_its_model_computes_at_every_size_within_its_pro
                 session.run(image(batch))
         with pytest.raises(DataError, match="is float64"):
             session.run({"image": np.zeros((1, 8))})
-    with pytest.raises(EngineryError, match="closed"):
+    with pytest.raises(EnginesmithError, match="closed"):
         session.run(image(1))
 
 
@@ -192,7 +193,7 @@ def test_a_gpu_engine_is_written_on_a_host_without_one_and_opened_only_where_one
 
     program = jax.export.deserialize(bytearray(xla_file.read_engine(engine.path).program))
     assert program.platforms == ("cuda",)
-    with pytest.raises(EngineryError, match="no sm_89 GPU"), Xla().open(engine):
+    with pytest.raises(EnginesmithError, match="no sm_89 GPU"), Xla().open(engine):
         pass
 
 

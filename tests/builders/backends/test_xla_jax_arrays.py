@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 from onnx.backend.test.loader import load_model_tests
 
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 from tests.builders import graphs
 
 jax = pytest.importorskip("jax")

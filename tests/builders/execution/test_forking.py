@@ -13,7 +13,7 @@ from builders.execution.jobs import ProcessLimits
 from builders.execution.local import LocalExecutor
 from builders.execution.process import run_job
 from builders.execution.starting import Start
-from enginery.core.errors import StepError
+from enginesmith.core.errors import StepError
 from tests.calls import call_job
 
 JOBS = "tests.builders.jobs"
@@ -53,7 +53,7 @@ def test_other_environment_variables_or_modules_make_a_process_of_its_own(monkey
         executor = LocalExecutor(1, start)
         assert where(executor)["parent"] != os.getpid()
         with monkeypatch.context() as patched:
-            patched.setenv("ENGINERY_CACHE", str(tmp_path))
+            patched.setenv("ENGINESMITH_CACHE", str(tmp_path))
             assert where(executor)["parent"] == os.getpid()
         with monkeypatch.context() as patched:
             patched.setattr(sys, "path", [*sys.path, str(tmp_path)])

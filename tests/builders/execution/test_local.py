@@ -7,7 +7,7 @@ import pytest
 
 from builders.execution.jobs import Job, Needs
 from builders.execution.local import LocalExecutor
-from enginery.core.errors import StepError
+from enginesmith.core.errors import StepError
 from tests.calls import call_job
 
 JOBS = "tests.builders.jobs"
@@ -47,7 +47,7 @@ def test_a_job_that_is_timed_has_the_machine_to_itself(tmp_path):
 
 
 def test_labels_are_ignored():
-    job = call_job("unit", f"{JOBS}:add", {"a": 1, "b": 1}, needs=Needs({"enginery/sm": "sm_89"}, required=True))
+    job = call_job("unit", f"{JOBS}:add", {"a": 1, "b": 1}, needs=Needs({"enginesmith/sm": "sm_89"}, required=True))
     assert LocalExecutor().run(job) == 2
 
 

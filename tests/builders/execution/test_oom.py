@@ -4,7 +4,7 @@ from builders.execution import process
 from builders.execution.jobs import Job, ProcessLimits, ReducedRequest
 from builders.execution.local import LocalExecutor
 from builders.execution.memory import oom_kills
-from enginery.core.errors import StepError
+from enginesmith.core.errors import StepError
 from tests.calls import Call, call_job
 
 JOBS = "tests.builders.jobs"

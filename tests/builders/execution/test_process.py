@@ -23,8 +23,8 @@ from builders.execution.jobs import (
 )
 from builders.execution.process import LOG_TAIL_BYTES
 from builders.execution.starting import Start, spawn
-from enginery.core import errors
-from enginery.core.errors import ModelError, StepError
+from enginesmith.core import errors
+from enginesmith.core.errors import ModelError, StepError
 from tests.calls import Call, call_job
 
 JOBS = "tests.builders.jobs"
@@ -125,7 +125,7 @@ def test_an_exception_comes_back_as_type_and_text_with_the_traceback_in_the_log(
         ("UnavailableError", ["disk full"]),
     ],
 )
-def test_an_enginery_error_comes_back_as_itself(tmp_path, cls, arguments):
+def test_an_enginesmith_error_comes_back_as_itself(tmp_path, cls, arguments):
     wanted = getattr(errors, cls)(*arguments)
     with pytest.raises(type(wanted)) as caught:
         run_job(job("refuse", {"cls": cls, "arguments": arguments}), tmp_path)
@@ -136,11 +136,11 @@ def test_an_enginery_error_comes_back_as_itself(tmp_path, cls, arguments):
 
 
 def test_every_error_of_the_tree_survives_the_trip(tmp_path):
-    from enginery.core.errors import error_from_json, error_to_json
+    from enginesmith.core.errors import error_from_json, error_to_json
 
     for name in vars(errors):
         cls = getattr(errors, name)
-        if isinstance(cls, type) and issubclass(cls, errors.EngineryError):
+        if isinstance(cls, type) and issubclass(cls, errors.EnginesmithError):
             error = cls(["x"] if cls is errors.SpecError else "x")
             again = error_from_json(error_to_json(error))
             assert (type(again), str(again)) == (cls, str(error))

@@ -4,7 +4,7 @@ import pytest
 
 from builders.execution.jobs import Job, JobEvent, Needs, ProcessLimits, ReducedRequest, Retrying, ignore_event
 from builders.execution.retries import MOST_LOST, more_memory, next_try, run_with_retries
-from enginery.core.errors import ModelError, StepError, UnavailableError
+from enginesmith.core.errors import ModelError, StepError, UnavailableError
 from tests.calls import Call, call_job
 
 LIMITED = {"limits": ProcessLimits(memory_mib=4096), "needs": Needs(memory_mib=1000)}

@@ -64,7 +64,7 @@ def test_values_of_the_environment_are_hidden_wherever_they_stand() -> None:
             "HTTPS_PROXY": "http://user:proxyword@proxy:1",
             "TOKENIZERS_PARALLELISM": "sequential",
             "SSH_AUTH_SOCK": "/run/agent.sock",
-            "ENGINERY_SIGNING_KEY": "/keys/signing.pem",
+            "ENGINESMITH_SIGNING_KEY": "/keys/signing.pem",
             "SHORT_SECRET": "yes",
         }
     )

@@ -9,7 +9,7 @@ import pytest
 from builders.backends.aotinductor import AotInductor
 from builders.backends.iree import Iree
 from builders.execution.workdir import remove_left_behind, workdir
-from enginery.core.errors import UnavailableError
+from enginesmith.core.errors import UnavailableError
 from tests.builders import graphs
 
 HOLD = "from builders.execution.workdir import workdir\nwith workdir() as folder: print(folder, flush=True); input()"
@@ -58,7 +58,7 @@ def test_a_folder_in_use_stays_and_one_left_by_a_kill_goes(temporary_folder):
 
 
 def test_folders_of_others_are_left_alone(temporary_folder):
-    other = temporary_folder / "enginery-notes"
+    other = temporary_folder / "enginesmith-notes"
     other.mkdir()
     with workdir():
         pass

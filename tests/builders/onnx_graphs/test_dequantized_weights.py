@@ -7,7 +7,7 @@ from onnxruntime import InferenceSession
 
 from builders.backends.tensorrt import TensorRTRTX
 from builders.onnx_graphs.dequantized_weights import dequantize_stored_weights
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 RTX = TensorRTRTX()

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 from builders.onnx_graphs.outline import lacks_lists, load_outline, load_without_lists, save_with_lists
 from builders.onnx_graphs.weights import embed, is_external, to_array
 from builders.reference import ReferenceSession
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import load_onnx, save_onnx
 from validation.limits.noise_floor import DoubleSession

@@ -5,7 +5,7 @@ from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OrtSession
 from builders.onnx_graphs.plain_names import plain
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 from tests.builders import graphs
 
 ODD = ("seq-len", "a/b c", "ü.'\"", "x" * 300, "0", "v1", "n0")

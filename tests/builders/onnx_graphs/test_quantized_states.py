@@ -9,8 +9,8 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from builders.onnx_graphs.quantized_states import quantize_states, with_int8_states
-from enginery.core.errors import ModelError
-from enginery.core.types import QuantizedState
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import QuantizedState
 
 SCALE = float(np.float32(0.021))
 CACHE = """

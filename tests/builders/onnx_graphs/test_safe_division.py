@@ -10,7 +10,7 @@ import pytest
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
 from builders.onnx_graphs.safe_division import guard_divisions
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 DIVISORS = [0, -1, 3, -3, 1, 0]
@@ -72,7 +72,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from builders.backends import discovery
-from enginery.core.errors import DataError
+from enginesmith.core.errors import DataError
 from tests.builders.onnx_graphs.test_safe_division import DIVISORS, numerators, wanted
 name, model, workdir = sys.argv[1:]
 tool = discovery.configure(name, {})

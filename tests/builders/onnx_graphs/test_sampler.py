@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.onnx_graphs.sampler import append_sampler
-from enginery.core.errors import ModelError
-from enginery.core.sampling import SamplingSettings
-from enginery.core.types import Sampling
-from enginery.sampling import first_inputs, sample, settings_inputs
+from enginesmith.core.errors import ModelError
+from enginesmith.core.sampling import SamplingSettings
+from enginesmith.core.types import Sampling
+from enginesmith.sampling import first_inputs, sample, settings_inputs
 from validation.calls.sampler import is_right
 
 SIZE = 9

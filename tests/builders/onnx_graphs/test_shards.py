@@ -25,7 +25,7 @@ from builders.onnx_graphs.weights import (
     without_weights,
 )
 from builders.reference import ReferenceSession
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 
 WIDTH = 32
 SHARD = 3 * 4 * WIDTH * WIDTH  # three weights

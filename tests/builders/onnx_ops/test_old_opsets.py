@@ -7,7 +7,7 @@ import torch
 
 from builders.backends.onnxruntime import OrtSession
 from builders.onnx_torch import to_module, to_program
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 

@@ -12,8 +12,8 @@ from builders.onnx_ops.reading import read
 from builders.onnx_ops.table import Lookups
 from builders.onnx_ops.torch_arrays import to_tensor
 from builders.onnx_torch import to_module, to_program
-from enginery.core.errors import ModelError
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from builders.backends.onnxruntime import OrtSession
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
 from builders.onnx_torch import to_module
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 from tests.builders import graphs
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

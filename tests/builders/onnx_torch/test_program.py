@@ -9,8 +9,8 @@ from onnx import TensorProto
 from builders.backends.onnxruntime import OrtSession
 from builders.onnx_ops.torch_arrays import to_tensor
 from builders.onnx_torch import to_guarded_program, to_program
-from enginery.core.errors import ModelError
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 from tests.builders.onnx_torch.test_module import branched
 

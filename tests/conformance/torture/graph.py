@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from enginery.core.types import Dim, Precision, TensorSpec
+from enginesmith.core.types import Dim, Precision, TensorSpec
 
 Array = np.ndarray[Any, Any]
 Feed = dict[str, Array]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.types import Dim, TensorSpec
 from tests.conformance.torture.graph import BATCH, add, model, noise, written
 
 _DYNAMIC = r"Slice|[sS]hape|dynamic|dim|depend|rank|starts|ends|size|empty|zero"

@@ -1,4 +1,4 @@
-"""Caches in processes of their own, as `enginery cache` starts them, over registries that count what they send."""
+"""Caches in processes of their own, as `enginesmith cache` starts them, over registries that count what they send."""
 
 import http.client
 import os

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from enginery.client.client import Client
-from enginery.core.errors import IntegrityError
-from enginery.registry.store.base import Store
-from enginery.registry.store.download import PART_BYTES
-from enginery.registry.store.layout import blob_key, channel_key
-from enginery.registry.store.nearest import open_nearest
-from enginery.registry.versions.state import read_channel
-from tests.enginery.registries import engine, flip, on_each_store, overwrite, publish_engines
+from enginesmith.client.client import Client
+from enginesmith.core.errors import IntegrityError
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.download import PART_BYTES
+from enginesmith.registry.store.layout import blob_key, channel_key
+from enginesmith.registry.store.nearest import open_nearest
+from enginesmith.registry.versions.state import read_channel
+from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines
 from tests.pipeline.cache_server.caches import RunningCache, run_cache
 
 CLIENTS = 24
@@ -68,12 +68,12 @@ def pull_at_once(uri: str, place: Path, clients: int = CLIENTS) -> None:
 @on_each_store
 def test_many_clients_get_a_blob_that_came_once(store: Store, cache: RunningCache, tmp_path: Path) -> None:
     pull_at_once(cache.url, tmp_path / "out")
-    assert cache.metric("enginery_cache_origin_bytes_total") == once(store)
-    assert cache.metric("enginery_cache_client_bytes_total") == CLIENTS * once(store)
-    documents = cache.metric("enginery_cache_origin_requests_total")
+    assert cache.metric("enginesmith_cache_origin_bytes_total") == once(store)
+    assert cache.metric("enginesmith_cache_client_bytes_total") == CLIENTS * once(store)
+    documents = cache.metric("enginesmith_cache_origin_requests_total")
     pull_at_once(cache.url, tmp_path / "again", 4)
-    assert cache.metric("enginery_cache_origin_bytes_total") == once(store)
-    assert cache.metric("enginery_cache_origin_requests_total") - documents <= 10  # what is over a second old
+    assert cache.metric("enginesmith_cache_origin_bytes_total") == once(store)
+    assert cache.metric("enginesmith_cache_origin_requests_total") - documents <= 10  # what is over a second old
     assert cache.end() == 0
 
 
@@ -85,7 +85,7 @@ def test_several_caches_of_one_folder_and_a_cache_of_a_cache_fetch_once(
         with ThreadPoolExecutor(12) as pool:
             found = pool.map(lambda n: pull(uris[n % 3], tmp_path / f"out{n}"), range(12))
             assert all(data == ENGINE for data in found)
-        came = [place.metric("enginery_cache_origin_bytes_total") for place in (cache, beside, behind)]
+        came = [place.metric("enginesmith_cache_origin_bytes_total") for place in (cache, beside, behind)]
         assert came[0] + came[1] == came[2] == once(store)
 
 
@@ -109,8 +109,8 @@ def test_a_damaged_file_is_noticed_and_fetched_again(
         )
     assert before.st_size == kept.stat().st_size
     assert pull(cache.url, tmp_path / "second") == ENGINE
-    assert cache.metric("enginery_cache_origin_bytes_total") == once(store) + len(ENGINE)
-    assert cache.metric("enginery_cache_damaged_total") == 1
+    assert cache.metric("enginesmith_cache_origin_bytes_total") == once(store) + len(ENGINE)
+    assert cache.metric("enginesmith_cache_damaged_total") == 1
     assert kept.read_bytes() == ENGINE
 
 
@@ -122,7 +122,7 @@ def test_what_the_registry_has_wrong_is_refused_and_not_fetched_for_each_client(
     for number in range(3):
         with pytest.raises(IntegrityError):
             pull(cache.url, tmp_path / str(number))
-    assert cache.metric("enginery_cache_origin_bytes_total") == once(store) + len(ENGINE)
+    assert cache.metric("enginesmith_cache_origin_bytes_total") == once(store) + len(ENGINE)
     status, _, body = cache.ask(f"/{blob_key(digest)}")
     assert status == 422 and b"other bytes" in body
     assert not (folder / "blobs" / digest).exists()
@@ -146,7 +146,7 @@ def test_a_cache_that_was_killed_goes_on_where_it_was(store: Store, folder: Path
     (folder / "partial" / digest).write_bytes(data[: 2 * PART_BYTES])
     with run_cache(store.uri, folder) as cache:
         assert cache.ask(f"/{blob_key(digest)}")[2] == data
-        assert cache.metric("enginery_cache_origin_bytes_total") == len(data) - 2 * PART_BYTES
+        assert cache.metric("enginesmith_cache_origin_bytes_total") == len(data) - 2 * PART_BYTES
         # A client has the bytes before they are verified and kept.
         wait_until(lambda: not list((folder / "partial").iterdir()))
 
@@ -160,8 +160,8 @@ def test_what_was_left_of_other_bytes_is_fetched_anew(store: Store, folder: Path
     (folder / "partial" / digest).write_bytes(bytes(len(ENGINE)))
     with run_cache(store.uri, folder) as cache:
         pull_at_once(cache.url, tmp_path / "out", 6)
-        assert cache.metric("enginery_cache_damaged_total") == 1
-        assert cache.metric("enginery_cache_origin_bytes_total") == once(store)
+        assert cache.metric("enginesmith_cache_damaged_total") == 1
+        assert cache.metric("enginesmith_cache_origin_bytes_total") == once(store)
 
 
 def test_a_cache_serves_what_it_has_while_its_registry_is_away(
@@ -196,10 +196,10 @@ def test_the_least_recently_used_go_and_what_is_too_large_is_left_to_the_registr
     with run_cache(store.uri, folder, "--bytes", "2500") as cache:
         for digest in blobs:
             assert cache.ask(f"/{blob_key(digest)}")[2] == store.read_blob(digest)
-            wait_until(lambda: cache.metric("enginery_cache_fetching") == 0)  # its use is noted when it is kept
+            wait_until(lambda: cache.metric("enginesmith_cache_fetching") == 0)  # its use is noted when it is kept
         wait_until(lambda: sorted(path.name for path in (folder / "blobs").iterdir()) == sorted(blobs[1:]))
         status, _, body = cache.ask(f"/{blob_key(large)}")
         assert status == 413 and b"2500" in body
         assert cache.ask(f"/{blob_key(large)}", "HEAD")[1]["Content-Length"] == "3000"
         assert open_nearest(f"{cache.url},{store.uri}").read_blob(large) == b"x" * 3000
-        assert cache.metric("enginery_cache_disk_bytes") == 2000
+        assert cache.metric("enginesmith_cache_disk_bytes") == 2000

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from enginery.client.client import Client
-from enginery.core.errors import UnavailableError, UnknownNameError
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import blob_key, channel_key
-from tests.enginery.registries import engine, publish_engines
+from enginesmith.client.client import Client
+from enginesmith.core.errors import UnavailableError, UnknownNameError
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import blob_key, channel_key
+from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.cache_server.caches import RunningCache, run_cache
 
 DATA = bytes(range(256)) * 4
@@ -103,7 +103,7 @@ def test_only_who_has_the_token_reads(store: Store, tmp_path: Path, monkeypatch:
             assert cache.ask(f"/{channel_key('digits', 'stable')}", headers=given)[0] == 401
         with pytest.raises(UnavailableError, match="wants a token"):
             open_store(cache.url)
-        monkeypatch.setenv("ENGINERY_CACHE_TOKEN_FILE", str(token))
+        monkeypatch.setenv("ENGINESMITH_CACHE_TOKEN_FILE", str(token))
         assert Client(cache.url, cache=None).pull("digits:stable", tmp_path / "out").path.read_bytes() == DATA
         token.write_text("renewed")
         assert Client(cache.url).resolve("digits:stable").candidates
@@ -157,7 +157,7 @@ def test_it_starts_while_its_registry_is_away(tmp_path: Path) -> None:
         while not any("there is no registry at" in line for line in cache.said):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        status, headers, body = cache.ask("/enginery-registry.json")
+        status, headers, body = cache.ask("/enginesmith-registry.json")
         assert status == 503 and headers["Retry-After"] and b"no registry" in body
         open_store(tmp_path / "later", create=True)
-        assert cache.ask("/enginery-registry.json")[0] == 200
+        assert cache.ask("/enginesmith-registry.json")[0] == 200

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enginery.registry.store import layout
+from enginesmith.registry.store import layout
 from pipeline.cache_server.served import ServedKeys
 
 DIGEST = "ab" * 32

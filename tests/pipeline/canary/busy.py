@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from enginery.core.errors import EngineryError
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import TensorSpec
 from tests.pipeline.canary.dying import end
 
 _opened, _barrier = 0, threading.Barrier(1)
@@ -54,5 +54,5 @@ def opened(together: int, most: int = 99, how: str = "", at: int = -1, answer: i
         if number == 1:
             _barrier = threading.Barrier(together)
     if number > most:
-        raise EngineryError("out of memory")
+        raise EnginesmithError("out of memory")
     yield Busy(_barrier, number, how, at, answer)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from enginery.core.errors import DataError
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import TensorSpec
 
 
 class Panic(BaseException):

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from enginery.core.codec import encode
-from enginery.recording.recorder import header_of
-from enginery.registry.manifest import Manifest
+from enginesmith.core.codec import encode
+from enginesmith.recording.recorder import header_of
+from enginesmith.registry.manifest import Manifest
 from pipeline.canary.engines import ChosenEngine
 from tests.validation.canary.simulated import pair_evidence
 from validation.canary.observations import EngineIdentity

@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginery.core.errors import UnavailableError
-from enginery.core.hardware import cpu_kinds
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.machine import target_named
-from enginery.core.text import now
-from enginery.recording.recorder import ObservationLog
-from enginery.registry.evidence.canaries import CanaryVerdict, attach_canary, canaries
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import channel_key
-from enginery.registry.versions import channels, lookup
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.hardware import cpu_kinds
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.text import now
+from enginesmith.recording.recorder import ObservationLog
+from enginesmith.registry.evidence.canaries import CanaryVerdict, attach_canary, canaries
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.versions import channels, lookup
 from pipeline.canary import engines, run
 from pipeline.canary.automatic import CanaryRequest, canary, missed_version
 from pipeline.canary.settle import settle
 from pipeline.compile.composition import InProcess
 from pipeline.orchestration.flows import canary as flows
 from pipeline.progress import Progress
-from tests.enginery.registries import engine, overwrite, publish_engines
+from tests.enginesmith.registries import engine, overwrite, publish_engines
 from tests.pipeline.projects import Project
 from validation.canary.report import read_report
 

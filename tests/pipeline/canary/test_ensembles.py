@@ -8,12 +8,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-import enginery
-from enginery.core.hardware.machine import target_named
-from enginery.core.names import parse_reference
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.channels import promote
-from enginery.registry.versions.lookup import load
+import enginesmith
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.channels import promote
+from enginesmith.registry.versions.lookup import load
 from pipeline.canary.automatic import CanaryRequest, canary
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.verdicts import WrittenReport, thresholds_of
@@ -33,7 +33,7 @@ def record(path: Path, golden: Path, repeated: int) -> Path:
     """The golden samples of the whole as recorded requests of one row each."""
     found = {name: array for name, array in arrays(golden).items() if name != "label"}
     count = len(next(iter(found.values())))
-    with enginery.Recorder(path) as recorder:
+    with enginesmith.Recorder(path) as recorder:
         for index in range(count * repeated):
             recorder.append({name: array[index % count][None] for name, array in found.items()})
     return path
@@ -46,7 +46,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     specs = ({**spec, "precisions": ["fp32"]} for spec in (ENCODER, DECODER))
     spec: dict[str, Any] = {**PAIR, "canary": {"quality": {"disagreement": 0.02}, "latency": {"p50": None}}}
     path = write_ensemble(folder / "project", spec, *specs)
-    assert enginery.build(path, registry=folder / "registry").version == "1"
+    assert enginesmith.build(path, registry=folder / "registry").version == "1"
     record(folder / "pair.jsonl", path.parent / "golden.npz", 40)
     decoder = path.parent / "decoder.onnx"
     model = onnx.load(decoder)
@@ -54,7 +54,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     changed = numpy_helper.to_array(weights)[:, ::-1]
     weights.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed), "w2"))
     onnx.save(model, decoder)
-    assert enginery.build(path, registry=folder / "registry").version == "2"
+    assert enginesmith.build(path, registry=folder / "registry").version == "2"
     return folder
 
 
@@ -83,12 +83,12 @@ def test_functions_between_graphs_are_run(tmp_path: Path) -> None:
     registry = tmp_path / "registry"
     # What is asked is whether both answer alike: how fast they are on a busy machine decides nothing.
     path = write_reader(tmp_path / "reader", {**READER, "canary": {"latency": {"p50": None, "p99": None}}})
-    assert enginery.build(path, registry=registry, precisions=["fp32"]).version == "1"
+    assert enginesmith.build(path, registry=registry, precisions=["fp32"]).version == "1"
     (path.parent / "reading.py").write_text(f"{(path.parent / 'reading.py').read_text()}\n# changed\n")
-    assert enginery.build(path, registry=registry, precisions=["fp32"]).version == "2"
+    assert enginesmith.build(path, registry=registry, precisions=["fp32"]).version == "2"
     golden = arrays(path.parent / "golden.npz")
     traffic = tmp_path / "reader.jsonl"
-    with enginery.Recorder(traffic) as recorder:
+    with enginesmith.Recorder(traffic) as recorder:
         for index in range(4000):
             recorder.append({name: array[index % len(array)] for name, array in golden.items()})
     written = replay_recorded(registry, "reader", tmp_path / "canary", traffic)

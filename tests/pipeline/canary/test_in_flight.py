@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.errors import EngineryError, InputError
-from enginery.recording.recorder import ObservationLog
-from enginery.recording.traffic import EQUAL_DB
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.recording.recorder import ObservationLog
+from enginesmith.recording.traffic import EQUAL_DB
 from pipeline.canary.isolated import isolate
 from pipeline.canary.run import in_flight_of
 from tests.pipeline.canary.busy import opened
@@ -91,7 +91,7 @@ def test_large_answers_come_one_by_one_and_no_more_are_held_than_the_bound(monke
 
 def test_an_engine_that_cannot_be_opened_so_often_says_what_to_do() -> None:
     opener = partial(opened, 2, most=2)
-    with isolate("candidate", opener) as session, pytest.raises(EngineryError, match=r"out of memory.*--in-flight"):
+    with isolate("candidate", opener) as session, pytest.raises(EnginesmithError, match=r"out of memory.*--in-flight"):
         session.prepare(2, [])
 
 

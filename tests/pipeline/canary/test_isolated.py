@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError, EngineryError
-from enginery.core.hardware.machine import target_named
-from enginery.core.names import parse_reference
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
 from pipeline.canary.isolated import isolate
 from pipeline.canary.run import CanaryExecution, CanaryRun
 from pipeline.canary.verdicts import JudgeOptions, WrittenReport, judge_files, promotion_refusal
-from tests.enginery.registries import engine, publish_engines
+from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.canary.dying import opened
 from tests.validation.canary.simulated import traffic
 from validation.canary.concurrent import TrafficSegment
@@ -115,11 +115,11 @@ def test_a_thread_of_it_that_panics_ends_its_process():
 
 def test_an_engine_that_cannot_be_opened_says_so():
     died = "the candidate's engine ended its process while it was opened: signal 11"
-    with pytest.raises(EngineryError, match=died), isolate("candidate", partial(opened, "segfault", 0)):
+    with pytest.raises(EnginesmithError, match=died), isolate("candidate", partial(opened, "segfault", 0)):
         pass
     for how, kind, words in (
         ("refused", DataError, "engine is none"),
-        ("broken", EngineryError, "RuntimeError: no such"),
+        ("broken", EnginesmithError, "RuntimeError: no such"),
     ):
         with pytest.raises(kind, match=words), isolate("baseline", partial(opened, how)):
             pass

@@ -1,11 +1,12 @@
-"""`enginery record` and `enginery canary run` on a real engine; interrupted, it leaves observations to be judged."""
+"""`enginesmith record` and `enginesmith canary run` on a real engine; interrupted, it leaves observations to be
+judged."""
 
 import numpy as np
 import pytest
 
-from enginery.core.hardware.machine import target_named
-from enginery.core.names import parse_reference
-from enginery.registry.store.base import open_store
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import open_store
 from pipeline.canary.engines import choose
 from pipeline.canary.run import CanaryExecution, CanaryRun
 from tests.validation.canary.simulated import Engine, Ticking, traffic

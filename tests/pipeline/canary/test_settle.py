@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.digest import canonical_json
-from enginery.core.errors import InputError, IntegrityError
-from enginery.registry.evidence.canaries import attach_canary, canaries, covers, targets_named, verdict_on
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import FileStore, Store, open_store
-from enginery.registry.store.layout import canary_key, evidence_prefix, manifest_key
-from enginery.registry.verification import verify
-from enginery.registry.versions import channels, lookup, policies
-from enginery.registry.versions.policies import ChannelPolicy
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.registry.evidence.canaries import attach_canary, canaries, covers, targets_named, verdict_on
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import FileStore, Store, open_store
+from enginesmith.registry.store.layout import canary_key, evidence_prefix, manifest_key
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels, lookup, policies
+from enginesmith.registry.versions.policies import ChannelPolicy
 from pipeline.canary.settle import attach, settle, settle_newest, target_verdicts
 from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
-from tests.enginery.registries import engine, publish_engines
+from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.canary.test_verdicts import refused, run
 from tests.pipeline.rollout.fleet import at, plan
@@ -34,7 +34,7 @@ FINE: dict[tuple[str, str, str], bytes] = {}
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("ENGINERY_REGISTRY", str(tmp_path / "registry"))
+    monkeypatch.setenv("ENGINESMITH_REGISTRY", str(tmp_path / "registry"))
     return open_store(tmp_path / "registry", create=True)
 
 
@@ -110,7 +110,7 @@ def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pai
     one, two = pair
     said = settled("cpu", two, one)
     assert said.startswith("MISSING: digits:stable was not moved to 2: sm_89 MISSING: no canary ran there against 1")
-    assert "enginery deploy --only canary" in said and "--attach" in said and said.endswith("cpu PASS")
+    assert "enginesmith deploy --only canary" in said and "--attach" in said and said.endswith("cpu PASS")
     assert serving(store) == "1"
     assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
     move = lookup.read_channel(store, "digits", "stable").move

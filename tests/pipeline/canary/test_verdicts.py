@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from enginery.core.digest import digest_of
-from enginery.core.errors import ConflictError
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions import channels, lookup
-from pipeline.cli import enginery
-from tests.enginery.registries import engine, publish_engines
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import ConflictError
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions import channels, lookup
+from pipeline.cli import enginesmith
+from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.canary.files import identity, write_observations
 from tests.validation.canary.simulated_logs import apart, write_log
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("ENGINERY_REGISTRY", str(tmp_path / "registry"))
+    monkeypatch.setenv("ENGINESMITH_REGISTRY", str(tmp_path / "registry"))
     monkeypatch.setenv("USER", "ada")
     monkeypatch.chdir(tmp_path)
     return open_store(tmp_path / "registry", create=True)
@@ -38,7 +38,7 @@ def versions(store: Store) -> list[Manifest]:
 
 
 def run(*words: object) -> Result:
-    return CliRunner().invoke(enginery, [str(word) for word in words])
+    return CliRunner().invoke(enginesmith, [str(word) for word in words])
 
 
 def judged(folder: Path, candidate: Manifest, baseline: Manifest, *words: object, **fault: object) -> Result:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import SpecError
+from enginesmith.core.errors import SpecError
 from pipeline.capacity.prices import read_prices
 
 

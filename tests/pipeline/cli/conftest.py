@@ -1,17 +1,17 @@
-"""Registries that the commands are tried on, named by ENGINERY_REGISTRY."""
+"""Registries that the commands are tried on, named by ENGINESMITH_REGISTRY."""
 
 from pathlib import Path
 
 import pytest
 
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions.publish import attach_page
-from tests.enginery.registries import engine, publish_engines, refusal
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.publish import attach_page
+from tests.enginesmith.registries import engine, publish_engines, refusal
 
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("ENGINERY_REGISTRY", str(tmp_path / "registry"))
+    monkeypatch.setenv("ENGINESMITH_REGISTRY", str(tmp_path / "registry"))
     monkeypatch.setenv("USER", "ada")
     return open_store(tmp_path / "registry", create=True)
 

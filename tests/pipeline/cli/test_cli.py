@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 from pipeline import cli
 from pipeline.cli import COMMANDS
 from pipeline.cli.tables import print_table
@@ -61,7 +61,7 @@ def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str
 def test_the_further_lines_of_an_error_are_indented(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "enginery", _raising(EngineryError("nothing fits:\n  a: too large\nb: too old")))
+    monkeypatch.setattr(cli, "enginesmith", _raising(EnginesmithError("nothing fits:\n  a: too large\nb: too old")))
     with pytest.raises(SystemExit):
         cli.main(["list"])
     assert capsys.readouterr().err == "error: nothing fits:\n  a: too large\n  b: too old\n"
@@ -77,16 +77,16 @@ def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ("torch.nn", "needs torch, which is not installed: pip install 'enginery[export]'"),
-        ("pydantic", "pip install 'enginery[build]'"),
-        ("ray", "pip install 'enginery[ray]'"),
-        ("aiohttp.web", "needs aiohttp, which is not installed: pip install 'enginery[serve]'"),
+        ("torch.nn", "needs torch, which is not installed: pip install 'enginesmith[export]'"),
+        ("pydantic", "pip install 'enginesmith[build]'"),
+        ("ray", "pip install 'enginesmith[ray]'"),
+        ("aiohttp.web", "needs aiohttp, which is not installed: pip install 'enginesmith[serve]'"),
     ],
 )
 def test_a_package_that_the_client_does_without_is_named_with_its_extra(
     missing: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "enginery", _raising(ModuleNotFoundError(f"No module named '{missing}'", name=missing)))
+    monkeypatch.setattr(cli, "enginesmith", _raising(ModuleNotFoundError(f"No module named '{missing}'", name=missing)))
     with pytest.raises(SystemExit) as ended:
         cli.main([])
     assert ended.value.code == 3
@@ -94,7 +94,7 @@ def test_a_package_that_the_client_does_without_is_named_with_its_extra(
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "enginery", _raising(ModuleNotFoundError("No module named 'x'", name="pipeline.gone")))
+    monkeypatch.setattr(cli, "enginesmith", _raising(ModuleNotFoundError("No module named 'x'", name="pipeline.gone")))
     with pytest.raises(ModuleNotFoundError):
         cli.main([])
 

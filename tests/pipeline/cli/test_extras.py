@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from pipeline.cli import _EXTRAS, _remedy, extra_of
 
 ROOT = Path(__file__).parents[3]
-OURS = ("enginery", "builders", "validation", "pipeline")
+OURS = ("enginesmith", "builders", "validation", "pipeline")
 # Distributions of modules that need not be installed where tests run; of others the installed files say it.
 DISTRIBUTIONS = {
     "iree": "iree-base-runtime", "jax": "jax", "pynvml": "nvidia-ml-py", "tensorrt": "tensorrt", "tvm": "apache-tvm",
@@ -40,8 +40,9 @@ def plain(name: str) -> str:
 
 @cache
 def brought_by(extra: str) -> frozenset[str]:
-    """The distributions that `pip install enginery[extra]` installs; '' is no extra. As far as they are installed."""
-    seen, todo = set[tuple[str, str]](), [("enginery", extra)]
+    """The distributions that `pip install enginesmith[extra]` installs; '' is no extra. As far as they are
+    installed."""
+    seen, todo = set[tuple[str, str]](), [("enginesmith", extra)]
     while todo:
         name, wanted = todo.pop()
         if (plain(name), wanted) in seen:
@@ -87,10 +88,10 @@ def test_every_package_of_the_table_is_brought_by_its_extra() -> None:
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("cryptography.hazmat", "pip install 'enginery[signing]'"),
-        ("httpx", "pip install 'enginery[prefect]'"),
-        ("google.cloud.storage", "pip install 'enginery[gcs]'"),
-        ("google.protobuf", "pip install 'enginery[build]'"),
+        ("cryptography.hazmat", "pip install 'enginesmith[signing]'"),
+        ("httpx", "pip install 'enginesmith[prefect]'"),
+        ("google.cloud.storage", "pip install 'enginesmith[gcs]'"),
+        ("google.protobuf", "pip install 'enginesmith[build]'"),
         ("transformers", "pip install transformers"),
     ],
 )
@@ -100,9 +101,9 @@ def test_the_remedy_for_what_is_not_installed(module: str, command: str) -> None
 
 
 def test_every_extra_that_a_message_names_is_one() -> None:
-    extras = set(importlib.metadata.metadata("enginery").get_all("Provides-Extra") or ())
+    extras = set(importlib.metadata.metadata("enginesmith").get_all("Provides-Extra") or ())
     for root in (*OURS, "docs", "README.md"):
         place = ROOT / root
         for file in (place,) if place.is_file() else (*place.rglob("*.py"), *place.rglob("*.md")):
-            for names in re.findall(r"enginery\[([a-z,]+)\]", file.read_text()):
-                assert set(names.split(",")) <= extras, f"{file}: enginery[{names}]"
+            for names in re.findall(r"enginesmith\[([a-z,]+)\]", file.read_text()):
+                assert set(names.split(",")) <= extras, f"{file}: enginesmith[{names}]"

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from enginery.core.types import PRECISIONS
+from enginesmith.core.types import PRECISIONS
 from pipeline import cli
 from pipeline.cli import options
 
@@ -30,7 +30,7 @@ FOREIGN = (
 @cache
 def pages() -> dict[str, click.Command]:
     """Everything that has a --help, by what a person types: 'build', 'golden', 'golden make'."""
-    return dict(_pages(cli.enginery, ()))
+    return dict(_pages(cli.enginesmith, ()))
 
 
 def _pages(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
@@ -56,7 +56,7 @@ def option(command: click.Command, name: str) -> click.Option | None:
 
 
 def help_text() -> str:
-    return CliRunner().invoke(cli.enginery, ["--help"]).output
+    return CliRunner().invoke(cli.enginesmith, ["--help"]).output
 
 
 def test_every_command_stands_in_one_section_and_the_ten_of_every_day_come_first() -> None:
@@ -89,7 +89,7 @@ def test_every_option_of_a_command_is_explained(name: str) -> None:
     assert command.help
     for item in command.params:
         assert not isinstance(item, click.Option) or item.help, f"{name} {item.opts}"
-    text = " ".join(CliRunner().invoke(cli.enginery, [*name.split(), "--help"]).output.split())
+    text = " ".join(CliRunner().invoke(cli.enginesmith, [*name.split(), "--help"]).output.split())
     assert [phrase for phrase in FOREIGN if phrase in text] == []
 
 
@@ -102,7 +102,7 @@ def test_one_word_for_each_concept(name: str) -> None:
         assert str(registry.help).startswith(
             "Registry: a path, file://, s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix or http://"
         )
-        assert registry.show_default and registry.envvar == "ENGINERY_REGISTRY"
+        assert registry.show_default and registry.envvar == "ENGINESMITH_REGISTRY"
     if target := option(command, "--target"):
         assert str(target.help).startswith("Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute")
         assert target.show_default or target.required

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from enginery.registry.store.base import open_store
+from enginesmith.registry.store.base import open_store
 from pipeline import cli
 
-ENGINERY = f"{sys.executable} -m pipeline.cli"
+ENGINESMITH = f"{sys.executable} -m pipeline.cli"
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def registry(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", ["list", "list --json", "--help", "--version"])
 def test_a_full_stdout_is_one_message_and_exit_code_3(registry: Path, command: str, buffered: str) -> None:
     where = f"--registry {registry}" if command.startswith("list") else ""
-    done = shell(f"{buffered}{ENGINERY} {command} {where} > /dev/full")
+    done = shell(f"{buffered}{ENGINESMITH} {command} {where} > /dev/full")
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
         "error: stdout cannot be written: No space left on device; send the output elsewhere and run again"
@@ -35,7 +35,7 @@ def test_a_full_stdout_is_one_message_and_exit_code_3(registry: Path, command: s
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_no_error(registry: Path, closed: str) -> None:
-    done = shell(f"{ENGINERY} list --json --registry {registry} {closed}")
+    done = shell(f"{ENGINESMITH} list --json --registry {registry} {closed}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -49,13 +49,13 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
 
 
 def test_a_full_stderr_leaves_the_exit_code(registry: Path) -> None:
-    assert shell(f"{ENGINERY} list --registry {registry}/gone 2> /dev/full").returncode == 3
-    assert shell(f"{ENGINERY} nonsense 2> /dev/full").returncode == 2
+    assert shell(f"{ENGINESMITH} list --registry {registry}/gone 2> /dev/full").returncode == 3
+    assert shell(f"{ENGINESMITH} nonsense 2> /dev/full").returncode == 2
 
 
 @pytest.mark.parametrize("command", ["schema", "--help"])
 def test_a_reader_that_goes_early_is_no_error(command: str) -> None:
-    done = shell(f"{ENGINERY} {command} | head -c 1")
+    done = shell(f"{ENGINESMITH} {command} | head -c 1")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -63,6 +63,6 @@ def test_an_error_of_another_file_is_a_bug_and_stays_one(monkeypatch: pytest.Mon
     def broken(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "elsewhere")
 
-    monkeypatch.setattr(cli, "enginery", broken)
+    monkeypatch.setattr(cli, "enginesmith", broken)
     with pytest.raises(OSError, match="elsewhere"):
         cli.main(["list"])

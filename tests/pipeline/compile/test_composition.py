@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from builders.execution.local import LocalExecutor
-from enginery.core.errors import DataError, StepError, UnavailableError
-from enginery.core.types import QuantizationScheme
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import DataError, StepError, UnavailableError
+from enginesmith.core.types import QuantizationScheme
+from enginesmith.registry.store.base import open_store
 from pipeline.compile import composition
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps import graphs

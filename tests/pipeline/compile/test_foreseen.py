@@ -8,8 +8,8 @@ import onnx
 import pytest
 import yaml
 
-from enginery.registry.store import folder as filestore
-from enginery.registry.store.base import open_store
+from enginesmith.registry.store import folder as filestore
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.causes import differences, inputs_of
 from pipeline.compile.forecast import open_records
 from pipeline.spec.model import load_spec

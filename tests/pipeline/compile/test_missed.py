@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 from pipeline.compile import composition, missed
 from pipeline.spec.model import load_spec
 from pipeline.values import Graph, GraphVariant, SearchResult
@@ -127,7 +127,7 @@ def test_a_first_plan_foresees_the_search(loud: Project) -> None:
 
 def test_never_and_a_search_contradict_each_other(project: Project) -> None:
     project.change_spec(quantization={"search": "never", "floor": {"sqnr_db": 20}})
-    with pytest.raises(EngineryError, match="search: never contradicts floor"):
+    with pytest.raises(EnginesmithError, match="search: never contradicts floor"):
         load_spec(project.spec)
 
 
@@ -148,7 +148,7 @@ def test_what_came_of_a_search_is_said() -> None:
 
 def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise EngineryError("out of memory; run it on a machine with more memory")
+        raise EnginesmithError("out of memory; run it on a machine with more memory")
 
     monkeypatch.setattr(missed, "search_for_limits", fail)
     done = loud.build()

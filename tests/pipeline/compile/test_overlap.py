@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.types import Dim, TensorSpec
 from tests.pipeline.projects import Project, answers, arrays, units, weights
 from validation.data.generated import GeneratedSamples
 from validation.data.overlap import DigestCollector, golden_digests, merge_digests, overlap_check

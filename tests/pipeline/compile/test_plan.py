@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from builders.backends import discovery
 from builders.backends.shape_profiles import profiles
 from builders.execution.local import LocalExecutor
-from enginery.core.codec import decode
-from enginery.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
-from enginery.registry.store.base import open_store
+from enginesmith.core.codec import decode
+from enginesmith.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
+from enginesmith.registry.store.base import open_store
 from pipeline.compile import plan
 from pipeline.compile.causes import Causes, explain_change
 from pipeline.compile.plan import Selection, candidates
@@ -179,7 +179,7 @@ def test_backends_that_build_for_none_of_the_targets_are_told_of_before_any_work
 ) -> None:
     project.change_spec(targets=["cpu"], backends={"tensorrt": {}, "tensorrt-rtx": {}})
     done = project.run(command, project.spec)
-    told = "none of the backends (tensorrt, tensorrt-rtx) builds for cpu; `enginery backends` says what does"
+    told = "none of the backends (tensorrt, tensorrt-rtx) builds for cpu; `enginesmith backends` says what does"
     assert done.code == 2 and told in done.err and "export" not in done.err
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from onnx import TensorProto, helper
 
-from enginery.core.errors import SpecError
+from enginesmith.core.errors import SpecError
 from pipeline.compile.preflight import check_files
 from pipeline.spec.model import ModelSpec, load_spec
 

@@ -8,8 +8,8 @@ import pytest
 from builders.execution.jobs import Executor, Job, WorkerContext
 from builders.execution.local import LocalExecutor
 from builders.execution.starting import Start
-from enginery.registry.leases import BUILDING, list_leases
-from enginery.registry.store.base import open_store
+from enginesmith.registry.leases import BUILDING, list_leases
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext, versions
 from pipeline.orchestration.run import RunOptions, open_run
 from pipeline.progress import Lines, LiveTable, Progress

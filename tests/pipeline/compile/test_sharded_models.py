@@ -9,10 +9,10 @@ import pytest
 from onnx import numpy_helper
 
 from builders.reference import ReferenceSession
-from enginery.core.errors import IntegrityError
-from enginery.core.names import parse_reference
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import locate
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import locate
 from pipeline.compile import preflight
 from pipeline.compile.steps import exports
 from pipeline.operations.offline.bundle import write_offline_bundle

@@ -11,10 +11,10 @@ import pytest
 
 from builders.execution.jobs import Job, Result, Watch, ignore_event
 from builders.execution.local import LocalExecutor
-from enginery.core.codec import encode
-from enginery.core.errors import (
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import (
     DataError,
-    EngineryError,
+    EnginesmithError,
     InputError,
     IntegrityError,
     ModelError,
@@ -22,9 +22,9 @@ from enginery.core.errors import (
     StepError,
     UnavailableError,
 )
-from enginery.core.hardware.cpu_kinds import kind_named
-from enginery.core.types import BuildRequest, Target, TensorSpec
-from enginery.registry.store.base import open_store
+from enginesmith.core.hardware.cpu_kinds import kind_named
+from enginesmith.core.types import BuildRequest, Target, TensorSpec
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps import calibration, exports, graphs, proofs
 from pipeline.compile.steps.blobs import this_machine
@@ -54,7 +54,7 @@ TENSOR = (TensorSpec("x", "float32", ("batch", 8)),)
 class Raising:
     """An executor in which every job ends in the same error."""
 
-    def __init__(self, error: EngineryError) -> None:
+    def __init__(self, error: EnginesmithError) -> None:
         self.error = error
 
     def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
@@ -63,7 +63,7 @@ class Raising:
     def cancel(self) -> None: ...
 
 
-def run_context(folder: Path, error: EngineryError) -> RunContext:
+def run_context(folder: Path, error: EnginesmithError) -> RunContext:
     return RunContext(open_store(folder / "registry", create=True), Raising(error), Raising(error))
 
 
@@ -76,7 +76,9 @@ EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOL
 
 
 @pytest.mark.parametrize("error", [ModelError("it cannot be read"), StepError("it died", "crash")])
-def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project: Project, error: EngineryError) -> None:
+def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(
+    project: Project, error: EnginesmithError
+) -> None:
     judged = proofs.validate(an_engine(), load_spec(project.spec), EXPORTED, run_context(project.folder.parent, error))
     assert judged.verdict == "failed"
     assert str(error) in judged.reason
@@ -85,7 +87,7 @@ def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project: 
 @pytest.mark.parametrize(
     "error", [UnavailableError("disk full"), IntegrityError("bad blob"), StepError("stopped", "cancelled")]
 )
-def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: EngineryError) -> None:
+def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: EnginesmithError) -> None:
     with pytest.raises(type(error), match=str(error)):
         proofs.validate(an_engine(), load_spec(project.spec), EXPORTED, run_context(project.folder.parent, error))
 
@@ -140,7 +142,7 @@ def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch
     monkeypatch.setattr("builders.backends.tensorrt.TensorRTRTX.revision", 9)
     plan = built.run("plan", built.spec, "--json").json["units"]
     assert {unit["target"] for unit in plan if unit["action"] == "build"} == {"sm_75", "sm_89"}
-    assert all("enginery-tensorrt-rtx: 2 -> 9" in unit["reason"] for unit in plan if unit["action"] == "build")
+    assert all("enginesmith-tensorrt-rtx: 2 -> 9" in unit["reason"] for unit in plan if unit["action"] == "build")
 
 
 class Editing:
@@ -206,7 +208,7 @@ def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: 
 def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project) -> None:
     spaced = project.spec.rename(project.folder / "my spec.yaml")
     command = reproduce(an_engine().unit, load_spec(spaced), "/a registry")
-    assert shlex.split(command)[:5] == ["enginery", "build", str(spaced), "--registry", "/a registry"]
+    assert shlex.split(command)[:5] == ["enginesmith", "build", str(spaced), "--registry", "/a registry"]
 
 
 def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from enginery.core.reports.proof import Check
+from enginesmith.core.reports.proof import Check
 from pipeline.compile.suspects import find_suspects
 from pipeline.outcome import JudgedUnit
 from pipeline.values import Recipe

@@ -2,8 +2,8 @@
 
 import pytest
 
-from enginery.core.state import State
-from enginery.core.types import TensorSpec
+from enginesmith.core.state import State
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts.ensemble import FoundGraph, connect_states, find_connections
 from pipeline.drafts.found import FoundModel
 from pipeline.drafts.states import find_states

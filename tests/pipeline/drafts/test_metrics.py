@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from enginery.core.state import State
-from enginery.core.types import TensorSpec
+from enginesmith.core.state import State
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts.found import FoundModel
 from pipeline.drafts.metrics import suggest_metric
 from pipeline.drafts.text import write_spec

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from enginery.core.errors import ModelError, SpecError
+from enginesmith.core.errors import ModelError, SpecError
 from pipeline.drafts.onnx_model import look_at_onnx
 from pipeline.drafts.text import write_spec
 from pipeline.spec.model import ModelSpec, load_spec

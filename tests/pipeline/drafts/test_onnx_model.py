@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from enginery.core.errors import ModelError
-from enginery.core.names import is_name
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.names import is_name
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts import onnx_model
 from pipeline.drafts.found import model_name, name_axes
 from pipeline.drafts.onnx_model import look_at_onnx

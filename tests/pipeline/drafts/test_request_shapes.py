@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.types import TensorSpec
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts import probing
 from pipeline.drafts.found import FoundDim
 from pipeline.drafts.request_shapes import list_readings, observe_requests
 from pipeline.drafts.torch_model import look_at_module
-from tests.enginery.user_code.here import serve_here
+from tests.enginesmith.user_code.here import serve_here
 
 torch = pytest.importorskip("torch")
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.core.errors import DataError, InputError
-from enginery.core.types import Dim, TensorSpec
-from enginery.recording.traffic import encode_inputs
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.recording.traffic import encode_inputs
 from pipeline.drafts.request_files import read_requests
 from pipeline.drafts.requests import split_requests, write_samples
 from validation.data.samples import Samples

@@ -2,8 +2,8 @@
 
 import pytest
 
-from enginery.core.state import State
-from enginery.core.types import TensorSpec
+from enginesmith.core.state import State
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts.found import FoundDim, FoundModel
 from pipeline.drafts.states import as_inputs, begin_empty, find_states
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.errors import InputError, ModelError, SpecError
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import InputError, ModelError, SpecError
+from enginesmith.core.types import TensorSpec
 from pipeline.drafts.text import write_spec
 from pipeline.drafts.torch_model import look_at_module, look_at_pt2
 from pipeline.spec.model import load_spec
-from tests.enginery.user_code.here import serve_here
+from tests.enginesmith.user_code.here import serve_here
 
 torch = pytest.importorskip("torch")
 

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.core.errors import InputError
+from enginesmith.core.errors import InputError
 from pipeline.drafts.found import FoundModel
 from pipeline.drafts.text import write_spec
 from pipeline.drafts.triton import ProtoMessage, look_at_triton, parse

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from enginery.core.types import BuildRequest
-from enginery.registry.builds.build_history import Expectation
-from enginery.registry.manifest import EngineEntry, make_request
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import registered_key
-from enginery.registry.versions.publish import publish
-from tests.enginery.registries import approval, draft, engine, with_requirements
+from enginesmith.core.types import BuildRequest
+from enginesmith.registry.builds.build_history import Expectation
+from enginesmith.registry.manifest import EngineEntry, make_request
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import registered_key
+from enginesmith.registry.versions.publish import publish
+from tests.enginesmith.registries import approval, draft, engine, with_requirements
 
-RTX = {"tensorrt-rtx-cu13-bindings": "1.7.1.116", "enginery-tensorrt-rtx": "1"}
-TRT = {"tensorrt-cu13-libs": "10.16.1.11", "tensorrt": "10.16.1.11", "enginery-tensorrt": "1"}
+RTX = {"tensorrt-rtx-cu13-bindings": "1.7.1.116", "enginesmith-tensorrt-rtx": "1"}
+TRT = {"tensorrt-cu13-libs": "10.16.1.11", "tensorrt": "10.16.1.11", "enginesmith-tensorrt": "1"}
 RTX_OPTIONS = {"tf32": False, "workspace_mib": 0}
 TRT_OPTIONS = {**RTX_OPTIONS, "optimization_level": 3, "hardware_compatibility": "none"}
 

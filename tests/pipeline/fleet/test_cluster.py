@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from enginery.core.errors import InputError, UnavailableError
+from enginesmith.core.errors import InputError, UnavailableError
 from pipeline.fleet import cluster
 from pipeline.fleet.cluster import Access, read_cluster
 from tests.pipeline.fleet import nodes
@@ -53,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self.fail(401, "Unauthorized", "Unauthorized")
         elif not self.server.allowed:
-            who = 'User "system:serviceaccount:enginery:fleet" cannot list resource "nodes" at the cluster scope'
+            who = 'User "system:serviceaccount:enginesmith:fleet" cannot list resource "nodes" at the cluster scope'
             self.fail(403, "Forbidden", f"nodes is forbidden: {who}")
         elif url.path != "/api/v1/nodes":
             self.fail(404, "NotFound", "the server could not find the requested resource")

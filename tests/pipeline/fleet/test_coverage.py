@@ -4,27 +4,27 @@ from typing import Any
 
 import pytest
 
-from enginery.client.resolve import PORTABLE
-from enginery.core.codec import encode
-from enginery.core.digest import canonical_json
-from enginery.core.errors import UnavailableError
-from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.names import parse_reference
-from enginery.core.requirements import Gpu
-from enginery.registry.store.base import FileStore, Store
-from enginery.registry.store.layout import channel_key, manifest_key
-from enginery.registry.versions import channels
-from enginery.registry.versions.additions import add_latencies
-from enginery.registry.versions.lookup import load
+from enginesmith.client.resolve import PORTABLE
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.names import parse_reference
+from enginesmith.core.requirements import Gpu
+from enginesmith.registry.store.base import FileStore, Store
+from enginesmith.registry.store.layout import channel_key, manifest_key
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.additions import add_latencies
+from enginesmith.registry.versions.lookup import load
 from pipeline.fleet import coverage
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, Served, read_served, whole_registry
 from pipeline.fleet.coverage import Coverage, list_coverage
 from pipeline.fleet.groups import Hardware, NodeGroup
 from pipeline.fleet.inventory import fleet_of_nodes
 from pipeline.orchestration.fleet import FleetSources, reconcile
-from tests.enginery.registries import overwrite
-from tests.enginery.serving.test_buckets import scale
+from tests.enginesmith.registries import overwrite
+from tests.enginesmith.serving.test_buckets import scale
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine
 from tests.validation.latency.reports import latency_report

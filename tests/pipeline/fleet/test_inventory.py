@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import InputError, SpecError
-from enginery.core.hardware.machine import Machine
-from enginery.core.names import Reference
+from enginesmith.core.errors import InputError, SpecError
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.names import Reference
 from pipeline.fleet.catalog import GPUS, load_catalog
 from pipeline.fleet.inventory import read_inventory
 from tests.pipeline.fleet import nodes

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.targets import parse_targets
 from pipeline.fleet.groups import GpuPart, LeftOut
 from pipeline.fleet.inventory import fleet_of_nodes
 from pipeline.fleet.labels import parts_of

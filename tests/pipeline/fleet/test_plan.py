@@ -3,10 +3,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from enginery.core.errors import InputError
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.types import BuildRequest
-from enginery.registry.store.base import Store
+from enginesmith.core.errors import InputError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.types import BuildRequest
+from enginesmith.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, read_served, whole_registry
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.plan import FleetPlan, StateChange, make_plan, parse_nodes

@@ -5,14 +5,14 @@ import shutil
 import boto3
 import pytest
 
-from enginery.core.errors import InputError, SpecError
-from enginery.registry.registered_specs import registrations
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import InputError, SpecError
+from enginesmith.registry.registered_specs import registrations
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.engines import reproduce
 from pipeline.intake.places import below, place_at, spec_at
 from pipeline.orchestration.catalog import gather_specs
 from pipeline.spec.model import ModelSpec, load_spec
-from tests.enginery.s3_server import BUCKET
+from tests.enginesmith.s3_server import BUCKET
 from tests.pipeline.compile.test_steps import an_engine
 from tests.pipeline.projects import Project
 
@@ -44,7 +44,7 @@ def test_remedies_name_the_registered_spec(project: Project) -> None:
     address = registered(project)
     done = project.run("build", address)
     assert done.code != 0 and "golden.frozen is 000000000000" in done.err
-    assert f"where the spec of {address} is kept, then enginery register SPEC" in done.err
+    assert f"where the spec of {address} is kept, then enginesmith register SPEC" in done.err
     with spec_at(address, str(project.registry)) as found:
         command = reproduce(an_engine().unit, found.load(), "/a registry")
         assert f" build {address} --registry '/a registry' " in command and str(found.path) not in command
@@ -81,7 +81,7 @@ def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Projec
         spec: ModelSpec = again.load()
         assert spec.model_dump() == expected.model_dump() and spec.address == str(found) and spec.is_copy
     assert not again.path.exists()
-    with pytest.raises(InputError, match=r"there is no such file; `enginery catalog`"), spec_at(s3_uri, None):
+    with pytest.raises(InputError, match=r"there is no such file; `enginesmith catalog`"), spec_at(s3_uri, None):
         pass
     for uri, name in ((s3_uri, "vision/tiny.yaml"), (str(project.folder), "tiny.yaml")):
         with place_at(uri) as place:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.core.errors import InputError, IntegrityError, SpecError, UnknownNameError
-from enginery.core.parsing import Malformed
-from enginery.registry.gc import collect
-from enginery.registry.registered_specs import KEPT, SpecBundle, addresses, find, registrations
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import registered_key
-from enginery.registry.verification import verify
+from enginesmith.core.errors import InputError, IntegrityError, SpecError, UnknownNameError
+from enginesmith.core.parsing import Malformed
+from enginesmith.registry.gc import collect
+from enginesmith.registry.registered_specs import KEPT, SpecBundle, addresses, find, registrations
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import registered_key
+from enginesmith.registry.verification import verify
 from pipeline.intake.bundle import bundle_of, register
 from pipeline.intake.places import spec_at
 from pipeline.spec.document import is_ensemble

@@ -1,11 +1,11 @@
-"""`enginery golden`: made once, shown with who uses it, its changes told, and a frozen one kept to."""
+"""`enginesmith golden`: made once, shown with who uses it, its changes told, and a frozen one kept to."""
 
 import re
 
 import pytest
 import yaml
 
-from enginery.core.errors import InputError
+from enginesmith.core.errors import InputError
 from pipeline.compile.publication.draft import resolved_spec
 from pipeline.operations.golden import write_frozen
 from pipeline.spec.model import load_spec

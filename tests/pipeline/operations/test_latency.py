@@ -7,13 +7,13 @@ from typing import NoReturn
 import pytest
 
 from builders.execution.jobs import Job, Watch, ignore_event
-from enginery.core.codec import encode
-from enginery.core.errors import InputError, IntegrityError, SpecError
-from enginery.core.names import parse_reference
-from enginery.core.types import Dim, Target
-from enginery.registry.evidence.latencies import attach_latency, latencies
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import InputError, IntegrityError, SpecError
+from enginesmith.core.names import parse_reference
+from enginesmith.core.types import Dim, Target
+from enginesmith.registry.evidence.latencies import attach_latency, latencies
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.canary.engines import choose
 from pipeline.compile.publication.pages import published_document
 from pipeline.compile.run_context import RunContext

@@ -12,14 +12,14 @@ import pytest
 
 from builders.backends.onnxruntime import OrtSession
 from builders.execution.jobs import WorkerContext
-from enginery.core.codec import decode, encode
-from enginery.core.errors import InputError, IntegrityError, UnknownNameError
-from enginery.core.requirements import Weights
-from enginery.core.text import now
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.manifest import Manifest, request_of
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
+from enginesmith.core.requirements import Weights
+from enginesmith.core.text import now
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.manifest import Manifest, request_of
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.steps.blobs import runnable
 from pipeline.operations.offline import bundle, imports
 from pipeline.operations.offline.bundle import write_offline_bundle
@@ -207,7 +207,7 @@ def test_a_version_with_a_contract_or_padding_asks_for_runs_of_its_own(
 ) -> None:
     monkeypatch.setattr(bundle, asked, lambda _: {"bitwise": {}})
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
-    assert found.verdict == "refused" and "`enginery validate tiny@1` on a node" in found.reason
+    assert found.verdict == "refused" and "`enginesmith validate tiny@1` on a node" in found.reason
 
 
 def of_a_gpu(

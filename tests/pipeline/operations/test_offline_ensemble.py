@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import enginery
+import enginesmith
 from builders.execution.jobs import WorkerContext
-from enginery.core.errors import InputError
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.errors import InputError
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.operations.offline import bundle, imports
 from pipeline.operations.offline.ensemble_bundle import write_ensemble_bundle
 from pipeline.operations.offline.imports import Imported, import_results
@@ -39,7 +39,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Manifest]:
     folder = tmp_path_factory.mktemp("pair")
     encoder, decoder = {**ENCODER, "precisions": ["int8"]}, {**DECODER, "precisions": ["int8"]}
-    enginery.build(write_ensemble(folder / "project", PAIR, encoder, decoder), registry=folder / "registry")
+    enginesmith.build(write_ensemble(folder / "project", PAIR, encoder, decoder), registry=folder / "registry")
     store = open_store(folder / "registry")
     return store, load(store, "pair", "1")
 
@@ -121,7 +121,7 @@ def test_sequences_of_several_graphs_are_not_carried(tmp_path: Path) -> None:
     alone: dict[str, Any] = {"precisions": ["fp32"], "targets": ["cpu"]}
     parts = ({**spec, **alone} for spec in (stateful_ensembles.ENCODER, stateful_ensembles.DECODER))
     spec = stateful_ensembles.write_stateful_ensemble(tmp_path / "project", stateful_ensembles.TOLD, *parts)
-    enginery.build(spec, registry=tmp_path / "registry")
+    enginesmith.build(spec, registry=tmp_path / "registry")
     store = open_store(tmp_path / "registry")
     with pytest.raises(InputError, match=r"graph 'decoder' has state.*carry one of its graphs"):
         write_ensemble_bundle(store, load(store, "told", "1"), tmp_path / "out")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import enginery
+import enginesmith
 from builders.execution.jobs import WorkerContext
-from enginery.core.errors import InputError
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.errors import InputError
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.operations.offline import bundle, imports
 from pipeline.operations.offline.bundle import write_offline_bundle
 from pipeline.operations.offline.imports import Imported, import_results
@@ -69,7 +69,7 @@ def judge(store: Store, document: dict[str, Any]) -> list[Imported]:
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Manifest]:
     spec, write = SPECS[request.param]
     folder = tmp_path_factory.mktemp(request.param) / "project"
-    outcome = enginery.build(write(folder, spec), registry=folder.parent / "registry")
+    outcome = enginesmith.build(write(folder, spec), registry=folder.parent / "registry")
     store = open_store(folder.parent / "registry")
     return store, load(store, str(outcome.model), str(outcome.version))
 

@@ -10,15 +10,15 @@ import pytest
 
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
-from enginery.core.digest import canonical_json
-from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.reports.proof import unmeasured
-from enginery.core.types import Target
-from enginery.registry.evidence.attestations import attest
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions.additions import add_attestation
-from enginery.registry.versions.lookup import load
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.reports.proof import unmeasured
+from enginesmith.core.types import Target
+from enginesmith.registry.evidence.attestations import attest
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.additions import add_attestation
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess
 from pipeline.compile.run_context import RunContext
 from pipeline.operations import revalidate as proving
@@ -26,7 +26,7 @@ from pipeline.operations.pending import Pending, PendingProof, list_pending, pen
 from pipeline.operations.revalidate import Attested, revalidate
 from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress
-from tests.enginery.registries import engine, publish_engines, report
+from tests.enginesmith.registries import engine, publish_engines, report
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
     publish_engines(store, [engine(store, status="unproven"), engine(store, precision="fp16", status="unproven")])
     manifest = load(store, "digits", "1")
     monkeypatch.setattr(proving, "spec_of", lambda _: None)
-    monkeypatch.setattr("enginery.registry.builds.build_lock._POLL_S", 0.01)
+    monkeypatch.setattr("enginesmith.registry.builds.build_lock._POLL_S", 0.01)
     ran: list[str] = []
     at_once: list[int] = []
 

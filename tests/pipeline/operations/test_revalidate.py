@@ -3,13 +3,13 @@
 import json
 from dataclasses import replace
 
-from enginery.core.digest import canonical_json
-from enginery.core.reports.proof import Check
-from enginery.registry.store.base import Store
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.reports.proof import Check
+from enginesmith.registry.store.base import Store
 from pipeline.compile.publication.draft import resolved_spec
 from pipeline.operations.revalidate import published_proof
 from pipeline.spec.model import ModelSpec, load_spec, overrides
-from tests.enginery.registries import engine, report
+from tests.enginesmith.registries import engine, report
 from tests.pipeline.projects import Project
 
 

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from builders.execution.local import LocalExecutor
-from enginery.compile_caches.archive import SUFFIX, pack
-from enginery.compile_caches.recipe import BACKEND
-from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware.cpu_kinds import CPU
-from enginery.core.names import parse_reference
-from enginery.core.requirements import Runtime
-from enginery.core.text import now
-from enginery.core.types import TensorSpec
-from enginery.registry.evidence.attestations import attestations
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.views import show_version
-from enginery.user_code.compiling import CompileModel
+from enginesmith.compile_caches.archive import SUFFIX, pack
+from enginesmith.compile_caches.recipe import BACKEND
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.hardware.cpu_kinds import CPU
+from enginesmith.core.names import parse_reference
+from enginesmith.core.requirements import Runtime
+from enginesmith.core.text import now
+from enginesmith.core.types import TensorSpec
+from enginesmith.registry.evidence.attestations import attestations
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.views import show_version
+from enginesmith.user_code.compiling import CompileModel
 from pipeline.compile.caches.maker import describe_maker
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate_caches import revalidate_caches

@@ -2,8 +2,8 @@
 
 import yaml
 
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import registered_key
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import registered_key
 from pipeline.orchestration.catalog import gather_specs, spec_files
 from tests.pipeline.projects import Project
 

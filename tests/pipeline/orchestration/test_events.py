@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_KEY, PREFECT_API_URL, temporary_settings
 
-from enginery.core.errors import UnavailableError
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import UnavailableError
+from enginesmith.registry.store.base import open_store
 from pipeline.intake.bundle import register
 from pipeline.orchestration import events
 from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent
@@ -65,7 +65,7 @@ def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, t
     events.send_judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
     one, two = api.taken
     assert (told.event, told.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
-    assert one["resource"] == {"prefect.resource.id": "enginery.model.tiny", "prefect.resource.name": "tiny"}
+    assert one["resource"] == {"prefect.resource.id": "enginesmith.model.tiny", "prefect.resource.name": "tiny"}
     assert one["payload"] == {"model": "tiny", "version": "3", "manifest": "0" * 64, "registry": store.uri}
     assert two["payload"].keys() >= {"model", "channel", "report", "registry"}
     assert "hunter2" not in json.dumps(api.taken)

@@ -10,12 +10,12 @@ from dataclasses import asdict
 
 import pytest
 
-from enginery.core.digest import canonical_json
-from enginery.core.origin import this_process
-from enginery.registry import leases
-from enginery.registry.builds.build_lock import LockHolder
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import build_lock_key
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.origin import this_process
+from enginesmith.registry import leases
+from enginesmith.registry.builds.build_lock import LockHolder
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import build_lock_key
 from tests.pipeline.projects import Project
 
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
@@ -100,7 +100,7 @@ def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch
 
 def noting(names: list[str]) -> Callable[..., AbstractContextManager[None]]:
     """`hold_build_lock`, which notes what it is asked for."""
-    from enginery.registry.builds.build_lock import hold_build_lock
+    from enginesmith.registry.builds.build_lock import hold_build_lock
 
     def noted(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
         names.append(name)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from enginery.registry.store.base import open_store
+from enginesmith.registry.store.base import open_store
 from pipeline.orchestration import planned_catalog
 from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project

@@ -35,7 +35,7 @@ def exporter() -> InMemorySpanExporter:
 def made(exporter: InMemorySpanExporter) -> Spans:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Spans(provider.get_tracer("enginery"))
+    return Spans(provider.get_tracer("enginesmith"))
 
 
 def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
@@ -59,9 +59,9 @@ def test_a_unit_is_a_span_under_its_run(made: Spans, exporter: InMemorySpanExpor
     run, unit = found["build digits"], found[UNIT]
     assert unit.parent and run.context and unit.parent.span_id == run.context.span_id
     assert [event.name for event in unit.events] == ["phase", "retry"] and run.events[0].name == "verdict"
-    assert unit.attributes and unit.attributes["enginery.backend"] == "tensorrt-rtx"
-    assert unit.attributes["enginery.outcome"] == "built" and unit.attributes["enginery.peak_mib"] == 100.0
-    assert run.attributes and run.attributes["enginery.run"] == "run-1"
+    assert unit.attributes and unit.attributes["enginesmith.backend"] == "tensorrt-rtx"
+    assert unit.attributes["enginesmith.outcome"] == "built" and unit.attributes["enginesmith.peak_mib"] == 100.0
+    assert run.attributes and run.attributes["enginesmith.run"] == "run-1"
 
 
 def test_failures_and_a_run_that_is_stopped_are_errors(made: Spans, exporter: InMemorySpanExporter) -> None:
@@ -111,8 +111,8 @@ def test_a_build_makes_spans_for_a_program_that_traces(
     assert built.build("--quiet").code == 0
     found = by_name(exporter)
     unit, run = found["sm_89 fp32 tensorrt-rtx"], found["build tiny"]
-    assert unit.attributes and unit.attributes["enginery.target"] == "sm_89" and unit.end_time and unit.start_time
-    assert unit.end_time > unit.start_time and run.attributes and run.attributes["enginery.version"] == "2"
+    assert unit.attributes and unit.attributes["enginesmith.target"] == "sm_89" and unit.end_time and unit.start_time
+    assert unit.end_time > unit.start_time and run.attributes and run.attributes["enginesmith.version"] == "2"
 
 
 def test_a_provider_of_our_own_sends_what_is_left_at_the_end(
@@ -124,4 +124,4 @@ def test_a_provider_of_our_own_sends_what_is_left_at_the_end(
         assert found is not None
         found.emit(RunBegan("digits", "run-1"))
     (span,) = exporter.get_finished_spans()
-    assert span.name == "build digits" and span.resource.attributes["service.name"] == "enginery"
+    assert span.name == "build digits" and span.resource.attributes["service.name"] == "enginesmith"

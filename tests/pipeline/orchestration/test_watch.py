@@ -6,13 +6,13 @@ from pathlib import Path
 import boto3
 import pytest
 
-from enginery.core.errors import UnavailableError
-from enginery.registry.registered_specs import registrations
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.errors import UnavailableError
+from enginesmith.registry.registered_specs import registrations
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.orchestration import events
 from pipeline.orchestration.events import SentEvent
 from pipeline.orchestration.watch import Watch, WatchedSpec
-from tests.enginery.s3_server import BUCKET
+from tests.enginesmith.s3_server import BUCKET
 from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project, weights, write_model
 

@@ -28,7 +28,7 @@ def test_remarks_are_events_and_the_result_stays_on_stdout(built: Project, tmp_p
 
 
 def test_the_environment_may_choose(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENGINERY_LOG_FORMAT", "json")
+    monkeypatch.setenv("ENGINESMITH_LOG_FORMAT", "json")
     assert {event["event"] for event in events(built.build().err)} >= {"began", "finished", "verdict", "concluded"}
     proven = built.run("validate", "tiny", "--target", "cpu", "--json")
     assert {event["unit"] for event in events(proven.err)} >= {"prove cpu fp32 onnxruntime"}

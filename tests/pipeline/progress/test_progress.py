@@ -119,7 +119,7 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
     for number in range(5):
         shown.emit(Waiting(f"unit {number}", f"a node: none yet, 1:0{number} left"))
     for number in (80, 89):
-        shown.emit(Waiting(f"sm_{number} fp16", f"a slot of enginery-gpu-sm_{number}"))
+        shown.emit(Waiting(f"sm_{number} fp16", f"a slot of enginesmith-gpu-sm_{number}"))
     shown.emit(Waiting("turn", "compiling [tiny] is being done by vm"))
     shown.emit(Retrying("unit 1", "killed by SIGSEGV"))
     assert "unit 1: once more: killed by SIGSEGV" in capsys.readouterr().err
@@ -127,8 +127,8 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "… unit 0, unit 1, unit 2 and 2 more: waiting: a node: none yet, 1:00 left",
-        "… sm_80 fp16: waiting: a slot of enginery-gpu-sm_80",
-        "… sm_89 fp16: waiting: a slot of enginery-gpu-sm_89",
+        "… sm_80 fp16: waiting: a slot of enginesmith-gpu-sm_80",
+        "… sm_89 fp16: waiting: a slot of enginesmith-gpu-sm_89",
         "… turn: waiting: compiling [tiny] is being done by vm",
     ]
     shown.emit(Started("unit 0"))

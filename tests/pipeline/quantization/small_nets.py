@@ -10,8 +10,8 @@ from onnx import ModelProto, numpy_helper
 
 from builders.backends.onnxruntime.saturation import exact_source
 from builders.backends.onnxruntime.session import open_model, session_options
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.types import Dim, QuantizationScheme, TensorSpec
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.types import Dim, QuantizationScheme, TensorSpec
 from pipeline.quantization.ranges import Ranges
 from validation.data.samples import Samples
 

@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
-from enginery.core.errors import ModelError
-from enginery.core.types import QUANTIZED
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import QUANTIZED
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from enginery.core.errors import DataError, ModelError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.statistics.methods import MinMax

@@ -4,7 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from enginery.core.errors import DataError, InputError
+from enginesmith.core.errors import DataError, InputError
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.statistics.histogram import LogHistogram
 from pipeline.quantization.statistics.methods import (

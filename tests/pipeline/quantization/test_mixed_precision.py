@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from enginery.core.errors import EngineryError
-from enginery.core.types import QuantizationScheme
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import QuantizationScheme
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.search import find_searched_kinds
 from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Searched
@@ -111,13 +111,13 @@ def test_each_kind_of_int8_is_searched_once() -> None:
 @pytest.mark.parametrize("floor", [{}, {"sqnr_db": -1}, {"cosine": 1.5}])
 def test_a_floor_says_something_possible(project: Project, floor: dict[str, float]) -> None:
     project.change_spec(quantization={"floor": floor})
-    with pytest.raises(EngineryError, match=r"quantization\.floor"):
+    with pytest.raises(EnginesmithError, match=r"quantization\.floor"):
         load_spec(project.spec)
 
 
 def test_a_search_needs_samples(project: Project) -> None:
     project.change_spec(precisions=["fp32"], calibration=None, quantization=SEARCH)
-    with pytest.raises(EngineryError, match=r"add calibration\.data"):
+    with pytest.raises(EnginesmithError, match=r"add calibration\.data"):
         load_spec(project.spec)
 
 

@@ -1,6 +1,6 @@
 """Why a graph has nothing of its precision, as its notes say it."""
 
-from enginery.core.reports.quantization import FloatNode
+from enginesmith.core.reports.quantization import FloatNode
 from pipeline.quantization.notes import QuantizationNotes
 
 

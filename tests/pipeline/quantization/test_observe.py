@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.quantization.insertion_points import activations, prepare_model
 from pipeline.quantization.statistics.histogram import LogHistogram, count_into
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics, in_units, join_spans

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from enginery.core.errors import DataError
+from enginesmith.core.errors import DataError
 from pipeline.quantization.insertion_points import find_sites, prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 from pipeline.quantization.graph import finish, opset_of, raise_opset, sort_nodes, tidy
 from pipeline.quantization.insertion_points import activations, prepare_model
 from tests.pipeline.quantization.small_nets import attention_net, build, constant, conv_net, maker

@@ -6,12 +6,12 @@ from dataclasses import replace
 import onnx
 import pytest
 
-from enginery.core.errors import IntegrityError
-from enginery.core.names import parse_reference
-from enginery.core.types import QuantizationScheme
-from enginery.registry.evidence.build_details import quantization_records
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import locate
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.names import parse_reference
+from enginesmith.core.types import QuantizationScheme
+from enginesmith.registry.evidence.build_details import quantization_records
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import locate
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
 from tests.pipeline.projects import Project, weights, write_model

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.core.errors import DataError
+from enginesmith.core.errors import DataError
 from pipeline.quantization.ranges import Ranges
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

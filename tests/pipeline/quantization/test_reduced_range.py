@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from builders.backends.onnxruntime import OnnxRuntime
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.requirements import WideSums
-from enginery.core.types import Engine, QuantizationScheme, Target
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.requirements import WideSums
+from enginesmith.core.types import Engine, QuantizationScheme, Target
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write

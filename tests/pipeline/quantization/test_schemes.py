@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from enginery.core.errors import DataError, InputError
-from enginery.core.types import QUANTIZED, QuantizationScheme
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.types import QUANTIZED, QuantizationScheme
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges

@@ -9,8 +9,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from builders.execution.jobs import WorkerContext
-from enginery.core.types import Dim, QuantizationScheme, TensorSpec
-from enginery.registry.store.base import open_store
+from enginesmith.core.types import Dim, QuantizationScheme, TensorSpec
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.calibration import CalibrationMethod
 from pipeline.compile.steps.graphs import WriteGraph, WrittenGraph
 from pipeline.quantization.graph import tidy

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
-from enginery.core.state import State
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.states import scale_states
 

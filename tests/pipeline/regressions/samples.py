@@ -1,6 +1,6 @@
 """Checks with findings of every kind, for the tests of rules and of formats."""
 
-from enginery.core.reports.latency import MachineKind
+from enginesmith.core.reports.latency import MachineKind
 from pipeline.regressions.findings import (
     AnswerDrift,
     BucketTimes,

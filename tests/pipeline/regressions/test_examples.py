@@ -10,7 +10,7 @@ import click
 import pytest
 import yaml
 
-from pipeline.cli import enginery
+from pipeline.cli import enginesmith
 
 FOLDER = Path(__file__).parents[3] / "manifests" / "examples" / "ci"
 SCHEMAS = {"github-actions.yaml": "vendor.github-workflows", "gitlab-ci.yaml": "vendor.gitlab-ci"}
@@ -28,11 +28,11 @@ def test_an_example_keeps_its_schema(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_commands_of_an_example_can_be_read(name: str) -> None:
     texts = _texts(yaml.safe_load((FOLDER / name).read_text()))
-    found = [text for text in texts if text.startswith("enginery ") and "--" in text]
+    found = [text for text in texts if text.startswith("enginesmith ") and "--" in text]
     assert found
     for text in found:
         words = shlex.split(re.sub(r"\s+", " ", text))
-        command = enginery.get_command(click.Context(enginery), words[1])
+        command = enginesmith.get_command(click.Context(enginesmith), words[1])
         assert command is not None
         command.make_context(words[1], words[2:], resilient_parsing=False)
 

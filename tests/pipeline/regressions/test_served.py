@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware.targets import CPU
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.channels import promote
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.hardware.targets import CPU
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.channels import promote
 from pipeline.regressions.served import find_served, machine_of
-from tests.enginery.registries import engine, publish_engines
+from tests.enginesmith.registries import engine, publish_engines
 
 HERE = machine_of(CPU)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.registry.evidence.latencies import latency_reports
-from enginery.registry.latency_series import LatencySeries, SeriesPoint, list_series, merged
-from enginery.registry.store.base import open_store
-from enginery.registry.store.files import write_whole
-from enginery.registry.versions.lookup import load
+from enginesmith.registry.evidence.latencies import latency_reports
+from enginesmith.registry.latency_series import LatencySeries, SeriesPoint, list_series, merged
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.files import write_whole
+from enginesmith.registry.versions.lookup import load
 from pipeline import cli
 from pipeline.regressions.pictures import draw_page, draw_trend
 from pipeline.regressions.trend import describe_change, find_trend, list_differences
-from tests.enginery.registry.test_latency_series import SERIES, point
+from tests.enginesmith.registry.test_latency_series import SERIES, point
 from tests.pipeline.projects import Project
 
 BUSY = ("other processes used 90 % of the 2 cores",)
@@ -57,7 +57,7 @@ def test_without_the_package_that_finds_changes_the_series_is_shown_and_what_is_
         cli.main(["trend", "digits", "--registry", str(registry)])
     said = capsys.readouterr()
     assert ended.value.code == 0 and said.out.index("batch=8") < said.out.index("batch=32")
-    assert "pip install 'enginery[trend]'" in said.err
+    assert "pip install 'enginesmith[trend]'" in said.err
     assert [item.bucket for item in list_series(store, "digits")] == ["batch=8", "batch=32"]
 
 
@@ -117,11 +117,11 @@ def test_profile_adds_a_point_for_each_bucket_and_keeps_its_reference(built: Pro
     assert first.version == "1" and first.relative and 0.2 < first.relative < 5 and first.driver is None
     assert any(name.startswith("now onnxruntime") for name in first.toolchain)
     store = open_store(built.registry)
-    assert len(list(latency_reports(store, load(store, "tiny", "1")))) == 2, "what `enginery capacity` reads"
+    assert len(list(latency_reports(store, load(store, "tiny", "1")))) == 2, "what `enginesmith capacity` reads"
     assert built.run(*words, "--against", "tiny@1").code == 2
 
 
 def _series(project: Project) -> list[LatencySeries]:
-    from enginery.registry.latency_series import list_series
+    from enginesmith.registry.latency_series import list_series
 
     return list(list_series(open_store(project.registry), "tiny"))

@@ -8,20 +8,20 @@ from datetime import UTC, datetime, timedelta
 from heapq import heapify, heapreplace
 from typing import Any
 
-from enginery.client.locate import VersionLocator
-from enginery.client.watching.reporting import GRACE_S
-from enginery.core.digest import digest_of_bytes
-from enginery.core.names import parse_reference
-from enginery.registry.manifest import Manifest
-from enginery.registry.rollouts.reports import HEARTBEAT_S, LEAST_S, NodeReport, report_key, write_report
-from enginery.registry.rollouts.state import Gates, Rollout, RolloutPlan, format_time
-from enginery.registry.rollouts.waves import ServingNode, is_reached, parse_wave, reports
-from enginery.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
-from enginery.registry.versions.state import Channel, read_channel
+from enginesmith.client.locate import VersionLocator
+from enginesmith.client.watching.reporting import GRACE_S
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.rollouts.reports import HEARTBEAT_S, LEAST_S, NodeReport, report_key, write_report
+from enginesmith.registry.rollouts.state import Gates, Rollout, RolloutPlan, format_time
+from enginesmith.registry.rollouts.waves import ServingNode, is_reached, parse_wave, reports
+from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
+from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.rollout.advance import advance
 from pipeline.rollout.operations import Operator, start
-from tests.enginery.registries import engine, publish_engines
-from tests.enginery.registry.memory import MemoryStore
+from tests.enginesmith.registries import engine, publish_engines
+from tests.enginesmith.registry.memory import MemoryStore
 
 BEGIN = datetime(2026, 11, 1, 12, tzinfo=UTC)
 WHERE = ("digits", "stable")

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from enginery.core.digest import digest_of_bytes
-from enginery.core.errors import EngineryError, InputError
-from enginery.registry.leases import hold_lease
-from enginery.registry.rollouts.reports import read_reports
-from enginery.registry.rollouts.waves import Slice, reports
-from enginery.registry.store.layout import channel_key
-from enginery.registry.verification import verify
-from enginery.registry.versions import channels, policies
-from enginery.registry.versions.policies import ChannelPolicy
-from enginery.registry.versions.rolling import read_rollout, running_rollouts
-from enginery.registry.versions.state import read_channel, read_history
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.registry.leases import hold_lease
+from enginesmith.registry.rollouts.reports import read_reports
+from enginesmith.registry.rollouts.waves import Slice, reports
+from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels, policies
+from enginesmith.registry.versions.policies import ChannelPolicy
+from enginesmith.registry.versions.rolling import read_rollout, running_rollouts
+from enginesmith.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
 from pipeline.rollout.operations import Operator
@@ -116,7 +116,7 @@ def test_requests_that_fail_halt_it_and_those_of_one_node_count_as_one():
 def test_a_person_ends_each_wave():
     store, _, two = registry()
     begin(store, two, plan("5%", "100%", approve=True))
-    assert "waits for `enginery rollout resume" in look(store, 700).why
+    assert "waits for `enginesmith rollout resume" in look(store, 700).why
     operations.resume(store, *WHERE, Operator("bob", at(702), "looks good"))
     with pytest.raises(InputError, match="waits for nobody"):
         operations.resume(store, *WHERE, Operator("eve", at(702)))
@@ -186,7 +186,7 @@ def test_a_policy_with_waves_takes_nothing_at_once_and_its_own_waves_alone():
     ruled = plan("10%", "100%")
     policies.write(store, "digits", "stable", ChannelPolicy(rollout=ruled))
     assert policies.of_channel(store, *WHERE).rollout == ruled
-    with pytest.raises(InputError, match=r"come in waves \(10%, 100%\): `enginery rollout start digits@2 digits:st"):
+    with pytest.raises(InputError, match=r"come in waves \(10%, 100%\): `enginesmith rollout start digits@2 digits:st"):
         channels.promote(store, two, "stable")
     assert operations.plan_of(store, *WHERE, None) == ruled == operations.plan_of(store, *WHERE, ruled)
     with pytest.raises(InputError, match="says how versions come to it"):
@@ -233,7 +233,7 @@ def test_a_damaged_channel_is_told_and_leads_nobody_astray(damage):
     begin(store, two, plan("100%"))
     store.objects[channel_key(*WHERE)] = damage
     for work in (lambda: advance(store, *WHERE, at(1)), lambda: served(store, NODES[0])):
-        with pytest.raises(EngineryError, match="channel digits:stable"):
+        with pytest.raises(EnginesmithError, match="channel digits:stable"):
             work()
 
 
@@ -254,5 +254,5 @@ def test_a_newer_format_is_refused():
     begin(store, two, plan("100%"))
     key = channel_key(*WHERE)
     store.objects[key] = store.objects[key].replace(b'"format":1', b'"format":2')
-    with pytest.raises(InputError, match=r"has format 2.*upgrade enginery"):
+    with pytest.raises(InputError, match=r"has format 2.*upgrade enginesmith"):
         advance(store, *WHERE, at(1))

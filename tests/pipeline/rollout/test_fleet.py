@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from enginery.registry.versions.lookup import read_channel
-from enginery.registry.versions.rolling import read_rollout
+from enginesmith.registry.versions.lookup import read_channel
+from enginesmith.registry.versions.rolling import read_rollout
 from tests.pipeline.rollout.fleet import WHERE, Fleet, begin, plan, registry
 
 NODES = 1_000

@@ -4,11 +4,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from enginery.core.errors import UnavailableError
-from enginery.registry.verification import repair, verify
-from enginery.registry.versions import channels
-from enginery.registry.versions.feeds import set_feed
-from enginery.registry.versions.rolling import read_rollout, running_rollouts
+from enginesmith.core.errors import UnavailableError
+from enginesmith.registry.verification import repair, verify
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.feeds import set_feed
+from enginesmith.registry.versions.rolling import read_rollout, running_rollouts
 from pipeline.rollout import advance as advancing
 from pipeline.rollout.follow import RolloutFollower
 from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, plan, registry, tell

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enginery.registry.rollouts.reports import Heard
+from enginesmith.registry.rollouts.reports import Heard
 from pipeline.rollout import gates
 from pipeline.rollout.gates import GateResult
 from tests.pipeline.rollout.fleet import NODES
@@ -18,8 +18,8 @@ def judge(failing: int, count: int, health_ppm: int, second: float = 31, **optio
 
 
 def report(node: str, second: float, fails: bool):
-    from enginery.registry.rollouts.reports import NodeReport
-    from enginery.registry.rollouts.state import format_time
+    from enginesmith.registry.rollouts.reports import NodeReport
+    from enginesmith.registry.rollouts.state import format_time
 
     time = format_time(at(second))
     return NodeReport(node, "eu", "2", time, time, "unhealthy" if fails else "", "told" if fails else "")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from enginery.core.errors import InputError
-from enginery.registry.rollouts.reports import SILENT_S, NodeReport, report_key, write_report
-from enginery.registry.rollouts.state import format_time
-from enginery.registry.rollouts.waves import WHOLE, ServingNode, Slice, is_reached, parse_wave
+from enginesmith.core.errors import InputError
+from enginesmith.registry.rollouts.reports import SILENT_S, NodeReport, report_key, write_report
+from enginesmith.registry.rollouts.state import format_time
+from enginesmith.registry.rollouts.waves import WHOLE, ServingNode, Slice, is_reached, parse_wave
 from pipeline.rollout.limits import LEVEL, count_nodes, limit_share, limit_waves
 from pipeline.rollout.operations import Operator, abort
 from tests.pipeline.rollout.fleet import at, begin, plan, registry

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from enginery.core.errors import EngineryError, UnavailableError, UndecidedError
-from enginery.registry import leases
-from enginery.registry.rollouts.state import Rollout
-from enginery.registry.store.layout import ROLLOUTS
-from enginery.registry.verification import verify
-from enginery.registry.versions import channels, feeds
-from enginery.registry.versions.additions import add_attestation
-from enginery.registry.versions.lookup import load
-from enginery.registry.versions.rolling import running_rollouts
-from enginery.registry.versions.state import Channel, read_channel, read_history
+from enginesmith.core.errors import EnginesmithError, UnavailableError, UndecidedError
+from enginesmith.registry import leases
+from enginesmith.registry.rollouts.state import Rollout
+from enginesmith.registry.store.layout import ROLLOUTS
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels, feeds
+from enginesmith.registry.versions.additions import add_attestation
+from enginesmith.registry.versions.lookup import load
+from enginesmith.registry.versions.rolling import running_rollouts
+from enginesmith.registry.versions.state import Channel, read_channel, read_history
 from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
 from pipeline.rollout.follow import RolloutFollower
 from pipeline.rollout.operations import Operator
-from tests.enginery.registries import report
-from tests.enginery.registry.memory import Killed, MemoryStore
+from tests.enginesmith.registries import report
+from tests.enginesmith.registry.memory import Killed, MemoryStore
 from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, plan, registry, served, tell
 
 Work = Callable[[Any], object]
@@ -130,7 +130,7 @@ def failing(case: Case, how: str) -> Iterator[tuple[MemoryStore, bool]]:
     for number in range(1, whole.count + 1):
         store = FailingStore(dict(case.store.objects), fails_at=number, how=how)
         acknowledged = False
-        with suppress(EngineryError, Killed):
+        with suppress(EnginesmithError, Killed):
             done = case.work(store)
             acknowledged = not getattr(done, "late", "") and getattr(done, "action", "") != "beaten"
         yield MemoryStore(store.objects), acknowledged
@@ -171,7 +171,7 @@ def test_one_request_that_fails_anywhere(make: Callable[[], Case], how: str) -> 
         )
         assert feeds.find_feed_faults(store, "all") == []
         # Whoever does it again comes to the end, and nothing is done twice.
-        with suppress(EngineryError):
+        with suppress(EnginesmithError):
             case.work(store)
         assert seen(store) == case.after
         moves = read_history(store, state(store)).moves

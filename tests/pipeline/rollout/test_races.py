@@ -4,18 +4,18 @@ from contextlib import suppress
 
 import pytest
 
-from enginery.core.errors import ConflictError, EngineryError
-from enginery.registry.leases import hold_lease
-from enginery.registry.verification import verify
-from enginery.registry.versions import channels
-from enginery.registry.versions.feeds import find_feed_faults, set_feed
-from enginery.registry.versions.rolling import read_rollout, running_rollouts
-from enginery.registry.versions.state import read_channel, read_history
+from enginesmith.core.errors import ConflictError, EnginesmithError
+from enginesmith.registry.leases import hold_lease
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.feeds import find_feed_faults, set_feed
+from enginesmith.registry.versions.rolling import read_rollout, running_rollouts
+from enginesmith.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
 from pipeline.rollout.operations import Operator
-from tests.enginery.registries import engine, publish_engines
-from tests.enginery.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
+from tests.enginesmith.registries import engine, publish_engines
+from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
 from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, look, plan, registry, served
 
 
@@ -68,12 +68,12 @@ def test_a_controller_killed_anywhere_loses_nothing(steps, seconds):
 def test_an_operator_killed_anywhere_leaves_what_can_be_started_or_ended(steps):
     store, _, two = registry()
     _kill(store, steps, lambda seen: begin(seen, two, plan("100%")))
-    with suppress(EngineryError):
+    with suppress(EnginesmithError):
         begin(store, two, plan("100%"))
     look(store, 1)
     assert read_channel(store, *WHERE).active_rollout
     _kill(store, steps, lambda seen: operations.abort(seen, *WHERE, Operator("ada", at(2))))
-    with suppress(EngineryError):
+    with suppress(EnginesmithError):
         operations.abort(store, *WHERE, Operator("ada", at(3)))
     look(store, 4)
     assert read_channel(store, *WHERE).active_rollout is None and served(store, NODES[0]) == "1"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from enginery.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store, open_store
 
 
 @pytest.fixture

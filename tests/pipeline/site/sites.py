@@ -3,15 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
-from enginery.core.digest import canonical_json
-from enginery.registry.builds.runs import RunItem, RunState, new_id
-from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import run_key
-from enginery.registry.versions import channels, lookup, publish
+from enginesmith.core.digest import canonical_json
+from enginesmith.registry.builds.runs import RunItem, RunState, new_id
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import run_key
+from enginesmith.registry.versions import channels, lookup, publish
 from pipeline.site.folder import SiteFolder, Written
 from pipeline.site.generate import SiteSources, write_site
-from tests.enginery.registries import approval, draft, engine, publish_engines, refusal, report
+from tests.enginesmith.registries import approval, draft, engine, publish_engines, refusal, report
 
 # What no page may take for markup, an address, a script or a style.
 HOSTILE = (

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from enginery.registry.latency_series import append_point
-from enginery.registry.store.base import open_store
-from enginery.registry.versions import lookup
+from enginesmith.registry.latency_series import append_point
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions import lookup
 from pipeline.rollout.operations import Operator, start
-from tests.enginery.registry.test_latency_series import SERIES, point
+from tests.enginesmith.registry.test_latency_series import SERIES, point
 from tests.pipeline.rollout.fleet import BEGIN, plan
 from tests.pipeline.site.chromium import Tab, chromium
 from tests.pipeline.site.sites import move, publish_hostile, publish_small, write
 from tests.validation.browser import CHROMIUM
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
-AXE = Path(os.environ.get("ENGINERY_AXE", "build/site-check/node_modules/axe-core/axe.min.js")).absolute()
+AXE = Path(os.environ.get("ENGINESMITH_AXE", "build/site-check/node_modules/axe-core/axe.min.js")).absolute()
 PAGES = (
     "index.html", "fleet.html", "canaries.html", "runs.html", "models/digits/index.html",
     "models/digits/versions/2/index.html", "models/digits/compare/1/2.html", "models/hostile/versions/1/index.html",

@@ -1,4 +1,4 @@
-"""`enginery site` and `enginery serve` as they are called."""
+"""`enginesmith site` and `enginesmith serve` as they are called."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from enginery.registry.store.base import Store
+from enginesmith.registry.store.base import Store
 from tests.pipeline.cli.registry.commands import run
 from tests.pipeline.site.sites import publish_small
 

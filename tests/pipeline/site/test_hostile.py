@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from enginery.core.text import visible
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import page_key
+from enginesmith.core.text import visible
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import page_key
 from pipeline.site.drawing import POLICY, REPORT_POLICY, copy_report
 from tests.pipeline.site.crawl import broken_links, pages
 from tests.pipeline.site.sites import HOSTILE, HOSTILE_TEXT, publish_hostile, write

@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import InputError
-from enginery.registry.store.base import Store
-from enginery.registry.store.files import PREFIX
-from enginery.registry.versions import policies
-from enginery.registry.versions.policies import ChannelPolicy
+from enginesmith.core.errors import InputError
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.files import PREFIX
+from enginesmith.registry.versions import policies
+from enginesmith.registry.versions.policies import ChannelPolicy
 from pipeline.site import model_pages
 from pipeline.site.folder import STATE, Page, SiteFolder
 from pipeline.site.keys import read_models
-from tests.enginery.registries import on_each_store
+from tests.enginesmith.registries import on_each_store
 from tests.pipeline.site.crawl import broken_links, linked
 from tests.pipeline.site.sites import move, publish_small, write
 
 
 def times(out: Path) -> dict[str, int]:
-    found = (path for path in out.rglob("*.*") if path.is_file() and ".enginery-site" not in path.parts)
+    found = (path for path in out.rglob("*.*") if path.is_file() and ".enginesmith-site" not in path.parts)
     return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in found}
 
 
@@ -75,7 +75,7 @@ def test_what_is_deleted_goes(registry: Store, out: Path) -> None:
     write(registry, out)
     assert not (out / "models" / "other").exists() and not (out / "models/digits/versions/2").exists()
     assert not (out / "models" / "digits" / "compare").exists() and not broken_links(out)
-    assert not (out / ".enginery-site/models/other.json").exists()
+    assert not (out / ".enginesmith-site/models/other.json").exists()
 
 
 def test_a_killed_run_is_finished_by_the_next(registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_a_folder_with_other_things_is_left_alone(registry: Store, out: Path) ->
 def test_a_damaged_state_costs_time_and_nothing_else(registry: Store, out: Path, state: bytes) -> None:
     publish_small(registry)
     write(registry, out)
-    for path in (out / ".enginery-site").rglob("*.json"):
+    for path in (out / ".enginesmith-site").rglob("*.json"):
         path.write_bytes(state)
     write(registry, out)
     assert not broken_links(out) and "digits" in (out / "index.html").read_text()
@@ -200,7 +200,7 @@ def test_an_edited_state_deletes_nothing_outside(out: Path, tmp_path: Path) -> N
     folder = SiteFolder(out)
     folder.update("g", [Page("a.html", "1", lambda: b"a")])
     folder.keep({})
-    state = out / ".enginery-site" / "g.json"
+    state = out / ".enginesmith-site" / "g.json"
     state.write_text(state.read_text().replace("a.html", "../precious"))
     folder.delete("g", folder.update("g", []))
     assert (tmp_path / "precious").exists()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.text import format_bytes
-from enginery.registry.builds.runs import RunState, new_id
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import (
+from enginesmith.core.text import format_bytes
+from enginesmith.registry.builds.runs import RunState, new_id
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import (
     channel_key,
     failed_data_key,
     failed_page_key,
@@ -17,12 +17,12 @@ from enginery.registry.store.layout import (
     page_data_key,
     run_key,
 )
-from enginery.registry.trust.signing import SigningKey, sign
-from enginery.registry.versions import lookup
+from enginesmith.registry.trust.signing import SigningKey, sign
+from enginesmith.registry.versions import lookup
 from pipeline.site.drawing import copy_report
-from tests.enginery.registries import engine, overwrite, publish_engines
-from tests.enginery.registry.test_ensembles import publish_graphs, publish_whole
-from tests.enginery.registry.trust.keys import written
+from tests.enginesmith.registries import engine, overwrite, publish_engines
+from tests.enginesmith.registry.test_ensembles import publish_graphs, publish_whole
+from tests.enginesmith.registry.trust.keys import written
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.cli.registry.commands import said
 from tests.pipeline.projects import Project
@@ -47,7 +47,7 @@ def test_a_built_version_answers_what_people_ask(built: Project, out: Path) -> N
     assert report.index("http-equiv") < report.index("<style") and "script-src" not in report[:300]
     assert not [(seen.path, seen.wrong) for seen in pages(out) if seen.wrong]
     assert not broken_links(out)
-    assert {path for path in out.rglob("*.*") if ".enginery-site" not in path.parts} == linked(out) | {
+    assert {path for path in out.rglob("*.*") if ".enginesmith-site" not in path.parts} == linked(out) | {
         out / "models.js"
     }
 
@@ -90,7 +90,7 @@ def test_a_damaged_version_is_said_and_the_others_are_there(registry: Store, out
         publish_small(registry, content=content)
     overwrite(registry, manifest_key("digits", "1"), b"{")
     overwrite(registry, channel_key("digits", "candidate"), b"[]")
-    registry.create(page_data_key("digits", "2"), b'{"kind": "enginery-version"}')
+    registry.create(page_data_key("digits", "2"), b'{"kind": "enginesmith-version"}')
     write(registry, out)
     assert "Cannot be read" in words(out, "models", "digits", "versions", "1", "index.html")
     two = words(out, "models", "digits", "versions", "2", "index.html")

@@ -3,18 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
-from enginery.registry.latency_series import LatencySeries, append_point
-from enginery.registry.leases import hold_lease
-from enginery.registry.manifest import Manifest
-from enginery.registry.rollouts.state import Rollout
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import SERIES, channel_key
-from enginery.registry.versions import channels, lookup
-from enginery.registry.versions.rolling import change_rollout, read_rollout
+from enginesmith.registry.latency_series import LatencySeries, append_point
+from enginesmith.registry.leases import hold_lease
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.rollouts.state import Rollout
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import SERIES, channel_key
+from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions.rolling import change_rollout, read_rollout
 from pipeline.site.shown.series import line_of, read_all_series
-from tests.enginery.registries import engine, overwrite, publish_engines
-from tests.enginery.registry.test_latency_series import SERIES as KNOWN
-from tests.enginery.registry.test_latency_series import point
+from tests.enginesmith.registries import engine, overwrite, publish_engines
+from tests.enginesmith.registry.test_latency_series import SERIES as KNOWN
+from tests.enginesmith.registry.test_latency_series import point
 from tests.pipeline.rollout.fleet import BEGIN, begin, plan
 from tests.pipeline.site.crawl import Seen, broken_links, pages
 from tests.pipeline.site.sites import move, publish_small, write

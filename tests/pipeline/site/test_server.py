@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.address import HttpAddress
-from enginery.core.errors import UnavailableError
-from enginery.listening import HttpServer
-from enginery.registry.store.base import Store
+from enginesmith.core.address import HttpAddress
+from enginesmith.core.errors import UnavailableError
+from enginesmith.listening import HttpServer
+from enginesmith.registry.store.base import Store
 from pipeline.site.server import Refresher, SiteFiles
 from tests.pipeline.site.sites import publish_small, write
 
@@ -72,7 +72,7 @@ def test_nothing_but_get_and_head(site: Path, method: str) -> None:
     "path",
     [
         "/../secret", "/%2e%2e/secret", "/..%2fsecret", "/models/../../secret", "/%2e%2e%5csecret", "//../secret",
-        "/.enginery-site/registry.json", "/%00", "/%ff", "/nothing.html", "/models/digits/index.html/x",
+        "/.enginesmith-site/registry.json", "/%00", "/%ff", "/nothing.html", "/models/digits/index.html/x",
         "//evil.example",        "/" + "a" * 3000,
     ],
 )  # fmt: skip

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import ModelError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.export import export
 from pipeline.sources.request import ExportRequest
 

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from enginery.core.errors import ModelError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.arguments import wrong_arguments
 from pipeline.sources.export import export
 from pipeline.sources.onnx_header import HeaderTensor

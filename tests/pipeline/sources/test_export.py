@@ -11,13 +11,13 @@ import onnx
 import pytest
 
 from builders.reference import ReferenceSession
-from enginery.core.codec import decode, encode
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
-from tests.enginery.user_code.here import serve_here
+from tests.enginesmith.user_code.here import serve_here
 from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
@@ -271,8 +271,8 @@ def test_processes_with_other_hash_seeds_export_the_same_bytes(tmp_path):
     body = "a = x.relu(); b = x.exp(); return {'s': a @ torch.arange(12.).reshape(3, 4), 't': (a * b).flatten()}"
     request = torch_request(tmp_path, net(body))
     code = (
-        "import json, sys; from pathlib import Path; from enginery.core.codec import decode; "
-        "from enginery.core.digest import digest_of_file; "
+        "import json, sys; from pathlib import Path; from enginesmith.core.codec import decode; "
+        "from enginesmith.core.digest import digest_of_file; "
         "from pipeline.sources.export import export; from pipeline.sources.request import ExportRequest; "
         "done = export(decode(json.loads(sys.argv[1]), ExportRequest), None, None, Path(sys.argv[2])); "
         "print(digest_of_file(done.onnx), done.golden_digest)"

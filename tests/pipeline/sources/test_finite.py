@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from enginery.core.errors import DataError, ModelError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import check_weights

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builders.execution.jobs import ProcessLimits
 from builders.execution.process import run_job
-from enginery.core.errors import EngineryError, ModelError, StepError
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import EnginesmithError, ModelError, StepError
+from enginesmith.core.types import TensorSpec
 from pipeline.quantization.schemes.qdq import carries_qdq
 from pipeline.sources import canonical as canonical_module
 from pipeline.sources import external_data, onnx_model
@@ -23,7 +23,7 @@ from pipeline.sources.walk import all_tensors
 from tests.calls import call_job
 from tests.hostile_onnx import WEIGHTS, hostile_models, valid_model
 
-FEW = settings(max_examples=int(os.environ.get("ENGINERY_HOSTILE_EXAMPLES", "60")))
+FEW = settings(max_examples=int(os.environ.get("ENGINESMITH_HOSTILE_EXAMPLES", "60")))
 X = TensorSpec("x", "float32", ("batch", 3))
 SECRET = b"root:x:0:0 is nobody's business"
 node, value = helper.make_node, helper.make_tensor_value_info
@@ -68,7 +68,7 @@ def test_hostile_models_end_in_an_error_that_says_something(folder: Path) -> Non
     def attack(data: bytes) -> None:
         try:
             assert SECRET not in taken(folder, data).SerializeToString()
-        except EngineryError as error:
+        except EnginesmithError as error:
             assert 0 < len(str(error)) < 20_000 and SECRET.decode() not in str(error)
         assert {path.name for path in folder.iterdir()} == before
 
@@ -234,7 +234,7 @@ def test_a_long_list_that_shape_inference_works_out_takes_no_memory_but_the_jobs
     function = f"{__name__}:{job_with_little_memory.__name__}"
     limits = ProcessLimits(timeout_s=120, memory_mib=2000)
     job = call_job("export", function, {"path": str(folder / "model.onnx")}, limits=limits)
-    with pytest.raises(EngineryError) as told:
+    with pytest.raises(EnginesmithError) as told:
         run_job(job, tmp_path)
     # The library is not made for memory that ends: it may die of it, alone.
     died = isinstance(told.value, StepError) and told.value.kind in ("crash", "error") and "held" not in str(told.value)

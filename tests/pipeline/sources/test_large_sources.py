@@ -7,8 +7,8 @@ from onnx import helper, numpy_helper
 
 from builders.onnx_graphs.shard_names import list_shards
 from builders.onnx_graphs.weights import load_graph, to_array
-from enginery.core.errors import ModelError
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import TensorSpec
 from pipeline.sources.external_data import list_external
 from pipeline.sources.onnx_model import load_onnx
 from pipeline.sources.request import ExportRequest

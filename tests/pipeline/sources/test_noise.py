@@ -8,7 +8,7 @@ import pytest
 
 from builders.execution.jobs import Job
 from builders.execution.starting import Start
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources import noise
 from pipeline.sources.export import ExportResult, export
 from pipeline.sources.noise import MeasureNoise, measure_noise

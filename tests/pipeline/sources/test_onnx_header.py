@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 from pipeline.sources.onnx_header import read_header
 from pipeline.sources.onnx_model import load_onnx, specs_of
 

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OrtSession
 from builders.onnx_graphs.weights import to_array
-from enginery.core.errors import ModelError
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import TensorSpec
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import external_files, load_onnx, newest_opset, save_onnx, specs_of
 

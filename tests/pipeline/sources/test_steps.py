@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
-from enginery.core.state import State
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.steps import StateModel
 from validation.data.joined import BEGINS
 from validation.data.joined import Steps as Joined

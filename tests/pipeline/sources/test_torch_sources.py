@@ -7,13 +7,13 @@ import numpy as np
 import onnx
 import pytest
 
-from enginery.core.digest import digest_of_file
-from enginery.core.types import TensorSpec
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.types import TensorSpec
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process
-from tests.enginery.user_code.here import serve_here
+from tests.enginesmith.user_code.here import serve_here
 from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request
 from validation.golden.golden_set import GoldenSet
 
@@ -76,7 +76,7 @@ class TestEntryPoint:
         )
         workdir = tmp_path / "work"
         workdir.mkdir()
-        with pytest.MonkeyPatch.context() as patch:  # this process holds Enginery's own `pipeline`
+        with pytest.MonkeyPatch.context() as patch:  # this process holds Enginesmith's own `pipeline`
             patch.setattr("pipeline.sources.export.start_user_process", start_user_process)
             case = GoldenSet.load(export(request, None, None, workdir).golden).cases[0]
         assert np.array_equal(case.expected["output"], case.inputs["x"] * 3)

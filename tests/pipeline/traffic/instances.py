@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from enginery.core.reports.latency import BucketLatency, Quantile, SystemLoad
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.reports.latency import BucketLatency, Quantile, SystemLoad
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.traffic.place import TrafficAtPlace
 from pipeline.traffic.plan import BucketOptions, BucketTask, plan_task
 from pipeline.traffic.search.request_grid import RequestGrid

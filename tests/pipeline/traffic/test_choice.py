@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.traffic.buckets import remark_on_load
 from pipeline.traffic.choice import choose_buckets, search_buckets
 from pipeline.traffic.plan import BucketOptions
@@ -106,7 +106,7 @@ def test_two_dims_are_chosen_together_and_the_gap_is_told():
 
 def test_a_size_beyond_the_times_on_record_says_how_to_time_it():
     task = task_of(trace_of_sizes([3, 50]), BucketOptions(batch=1))
-    with pytest.raises(DataError, match=r"length=3 is beyond what was timed.*enginery profile"):
+    with pytest.raises(DataError, match=r"length=3 is beyond what was timed.*enginesmith profile"):
         choose_buckets(
             task, [latency({"batch": 1, "length": 8}, 1.0), latency({"batch": 1, "length": 64}, 2.0)], None, 4, 0
         )

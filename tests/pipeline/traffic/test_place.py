@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, TensorSpec
-from enginery.recording.recorder import Recorder
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.recording.recorder import Recorder
 from pipeline.traffic.place import model_of_place, read_place, split_beyond
 
 INPUTS = (TensorSpec("x", "float32", ("batch", "length")),)

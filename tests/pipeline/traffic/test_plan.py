@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError, InputError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.traffic.place import TrafficAtPlace
 from pipeline.traffic.plan import BucketOptions, plan_task, powers_of_two, present_buckets, whole_range
 from pipeline.traffic.search.request_grid import MOST_ALONE, grid_of

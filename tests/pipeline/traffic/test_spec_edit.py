@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from enginery.core.errors import InputError
+from enginesmith.core.errors import InputError
 from pipeline.spec.model import load_spec
 from pipeline.traffic.spec_edit import write_buckets
 from tests.pipeline.projects import weights, write_model

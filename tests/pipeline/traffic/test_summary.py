@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginery.core.types import Dim
+from enginesmith.core.types import Dim
 from pipeline.traffic.pictures import draw_histogram, draw_traffic
 from pipeline.traffic.place import TrafficAtPlace
 from pipeline.traffic.summary import count_sizes, measure_bursts, summarize

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from builders.backends.onnxruntime import OnnxRuntime
-from enginery.core.types import BuildRequest, Target
+from enginesmith.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.cast import cast_float, emulate
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.pipeline.quantization.small_nets import (

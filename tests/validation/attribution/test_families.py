@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from builders.backends.onnxruntime.file import restore_names
-from enginery.core.types import BuildRequest, Precision, Target, TensorSpec
+from enginesmith.core.types import BuildRequest, Precision, Target, TensorSpec
 from pipeline.compile.steps.blobs import runnable
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8

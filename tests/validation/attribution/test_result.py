@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from enginery.core.codec import decode, encode_document
-from enginery.core.errors import IntegrityError
+from enginesmith.core.codec import decode, encode_document
+from enginesmith.core.errors import IntegrityError
 from tests.validation.page_data import attribution, version_report
 from tests.validation.reporting.test_html import Page, render
 from validation.attribution.formatting import describe_attribution, describe_taps, format_error, format_row, summarize

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from enginery.core.errors import ModelError
-from enginery.core.reports.proof import Check
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
 from validation.calls.checks import Allowance, call_checks
 from validation.fuzz.run import FuzzSides

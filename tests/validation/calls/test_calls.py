@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 from tests.validation.calls.sessions import BUDGET, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
 from validation.golden.golden_set import freeze
@@ -47,7 +47,7 @@ def test_a_session_that_repeats_itself_raises_no_alarm(seed: int) -> None:
         (lambda: Nth(lambda x, y: y[:-1], lambda n: n == 60), "calls repeated", "outputs are y float32"),
         (lambda: Nth(lambda x, y: y.astype(float), lambda n: n == 60), "calls repeated", "outputs are y float64"),
         (lambda: Raising(ValueError("no")), "calls repeated", "ValueError: no"),
-        (lambda: Raising(EngineryError("the GPU is gone")), "calls repeated", "the GPU is gone"),
+        (lambda: Raising(EnginesmithError("the GPU is gone")), "calls repeated", "the GPU is gone"),
         (lambda: Raising(None), "calls repeated", "answers with a NoneType"),
         (lambda: Raising({"y": [1.0]}), "calls repeated", "does not hold an array per output"),
         (lambda: Buffers(), "calls outputs", "y changed after it was answered"),

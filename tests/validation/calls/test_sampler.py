@@ -47,8 +47,8 @@ def test_a_planted_fault_is_found(tmp_path: Path, fault: str) -> None:
 def test_a_penalty_on_the_wrong_side_of_zero_is_found(tmp_path: Path, branches: tuple[str, str]) -> None:
     model = make_decoder()
     append_sampler(model, SAMPLING)
-    (penalized,) = [node for node in model.graph.node if "enginery/Sample/penalized" in node.output]
-    penalized.input[1:] = [f"enginery/Sample/{name}" for name in branches]
+    (penalized,) = [node for node in model.graph.node if "enginesmith/Sample/penalized" in node.output]
+    penalized.input[1:] = [f"enginesmith/Sample/{name}" for name in branches]
     onnx.save(model, tmp_path / "model.onnx")
     with ReferenceSession(tmp_path / "model.onnx") as session:
         assert not sampler_checks(session, SAMPLING, golden(), 0)[0].passed
@@ -58,7 +58,7 @@ def test_a_state_that_forgets_is_found(tmp_path: Path) -> None:
     model = make_decoder()
     append_sampler(model, SAMPLING)
     (scatter,) = [node for node in model.graph.node if node.op_type == "ScatterElements"]
-    scatter.op_type, scatter.input[2] = "ScatterElements", "enginery/Sample/none"  # writes 0 for what was read
+    scatter.op_type, scatter.input[2] = "ScatterElements", "enginesmith/Sample/none"  # writes 0 for what was read
     onnx.save(model, tmp_path / "model.onnx")
     with ReferenceSession(tmp_path / "model.onnx") as session:
         assert not sampler_checks(session, SAMPLING, golden(), 0)[0].passed

@@ -7,8 +7,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from enginery.core.reports.proof import UNMEASURED
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.reports.proof import UNMEASURED
+from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.calls.sessions import (
     BUDGET,
     GRID_DIMS,

@@ -48,7 +48,7 @@ def report(path: Path, count: int = 12_000, seed: int = 0, looks: Looks | None =
     facts = Circumstances(
         created_at="2026-01-31T08:43:00+00:00",
         host={"name": "here", "cpus": "2"},
-        versions={"enginery": "0.1.0"},
+        versions={"enginesmith": "0.1.0"},
         thresholds_from="the documented defaults",
         traffic=TrafficReplayed(digest="e" * 64, scale=1.0),
         notes=tuple(notes),

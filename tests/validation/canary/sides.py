@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.statistics.evidence import Side
 
 

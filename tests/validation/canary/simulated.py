@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from enginery.core.errors import ModelError
-from enginery.core.types import TensorSpec
-from enginery.recording.traffic import RecordedRequest, RecordedTraffic
+from enginesmith.core.errors import ModelError
+from enginesmith.core.types import TensorSpec
+from enginesmith.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import KINDS, Rng
 from tests.validation.canary.sides import side
 from validation.canary.replay import ReplayClock

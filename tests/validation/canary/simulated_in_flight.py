@@ -4,7 +4,7 @@ from heapq import heapreplace
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from tests.validation.canary.latencies import Rng
 from tests.validation.canary.sides import side
 from validation.canary.concurrent import segments

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from enginery.core.codec import encode
-from enginery.recording.recorder import end_of, header_of
+from enginesmith.core.codec import encode
+from enginesmith.recording.recorder import end_of, header_of
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import ObservationTable
 

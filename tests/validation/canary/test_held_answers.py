@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
-from enginery.recording.traffic import EQUAL_DB
+from enginesmith.recording.traffic import EQUAL_DB
 from tests.validation.canary.virtual import Threads, Working, poisson_traffic
 from validation.canary import concurrent
 from validation.canary.concurrent import replay_concurrently, segments

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
+from enginesmith.core.errors import DataError
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.observations import MOST_LINE_BYTES, EngineIdentity, read_head, read_observations
 
 DIGEST = "ab" * 32
-HEAD = {"format": 1, "kind": "enginery-observations", "model": "tiny", "version": "2", "manifest": DIGEST}
+HEAD = {"format": 1, "kind": "enginesmith-observations", "model": "tiny", "version": "2", "manifest": DIGEST}
 
 
 def line(number=0, **changes):

@@ -55,7 +55,7 @@ def test_the_verdict_comes_first_and_everything_is_there(failed, drawn):
     assert text.index("FAIL: the candidate is worse") < text.index("Criteria") < text.index("Slowdown at each quantile")
     for said in ("latency p50", "latency p99", "errors", "answers that differ", "out of memory", "tiny@2 cpu int8"):
         assert said in text
-    assert failed.digest in text and "common language effect size" in text and "enginery promote" not in text
+    assert failed.digest in text and "common language effect size" in text and "enginesmith promote" not in text
 
 
 def test_pictures_are_inside_and_nothing_is_fetched(failed, drawn):
@@ -125,9 +125,9 @@ def test_answers_that_are_equal_are_not_listed_as_those_that_differ_most(failed)
 
 
 def test_the_command_that_replays_is_there_for_replayed_traffic_only(failed):
-    command = "enginery canary run --candidate tiny@2 --baseline tiny@1 --target cpu --precision int8 --scale 1.0"
+    command = "enginesmith canary run --candidate tiny@2 --baseline tiny@1 --target cpu --precision int8 --scale 1.0"
     assert f"{command} --traffic TRAFFIC" in Page(render(failed)).text
-    assert "enginery canary run" not in Page(render(replace(failed, traffic=TrafficReplayed()))).text
+    assert "enginesmith canary run" not in Page(render(replace(failed, traffic=TrafficReplayed()))).text
 
 
 def test_numbers_have_units():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginery.recording.traffic import EQUAL_DB, UNLIKE_DB, difference, digest_of_outputs
+from enginesmith.recording.traffic import EQUAL_DB, UNLIKE_DB, difference, digest_of_outputs
 from tests.validation.canary.simulated import Engine, Ticking, traffic
 from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of

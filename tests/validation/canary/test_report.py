@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from enginery.core.codec import encode
-from enginery.core.digest import digest_of
-from enginery.core.errors import InputError, IntegrityError
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import InputError, IntegrityError
 from tests.validation.canary.reports import observations, report
 from validation.canary.judging.judge import Looks
 from validation.canary.report import continue_looks, read_report
@@ -48,7 +48,9 @@ def test_an_edit_is_found(failed):
         read_report(signed({**failed, "verdict": "PASS", "criteria": criteria}))
 
 
-@pytest.mark.parametrize("bad", [b"", b"{", b"[1]", b"{}", b"[" * 100_000, b'{"format": 1, "kind": "enginery-canary"}'])
+@pytest.mark.parametrize(
+    "bad", [b"", b"{", b"[1]", b"{}", b"[" * 100_000, b'{"format": 1, "kind": "enginesmith-canary"}']
+)
 def test_what_is_no_report_is_refused(bad):
     with pytest.raises(IntegrityError):
         read_report(bad)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from enginery.core.types import Tensors, TensorSpec
-from enginery.recording.traffic import RecordedRequest, RecordedTraffic
+from enginesmith.core.types import Tensors, TensorSpec
+from enginesmith.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import Rng
 from validation.canary.concurrent import TrafficSegment, serve_requests
 from validation.canary.replay import ReplayClock, Timed

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
-from enginery.core.reports.latency import BucketLatency, SystemLoad
+from enginesmith.core.errors import DataError
+from enginesmith.core.reports.latency import BucketLatency, SystemLoad
 from validation.capacity.batch_times import ONE_PROCESS, batch_times, merge_buckets
 
 
@@ -19,7 +19,7 @@ def bucket(seconds: float, processes: tuple[float, ...] = (), **sizes: int) -> B
 
 
 def _quantiles():
-    from enginery.core.reports.latency import Quantile
+    from enginesmith.core.reports.latency import Quantile
 
     return (Quantile(0.5, None, None, None, 1.0, 10),)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enginery.core.errors import InputError
+from enginesmith.core.errors import InputError
 from validation.capacity.greatest_rate import Estimate
 from validation.capacity.machines import CapacityDemand, cost_per_million, count_machines, machines_for
 

@@ -1,6 +1,6 @@
 """Sessions made of functions."""
 
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.types import Dim, TensorSpec
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]
 DIMS = [Dim("batch", 1, 4, 8)]

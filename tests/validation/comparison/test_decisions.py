@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginery.core.reports.proof import Check
+from enginesmith.core.reports.proof import Check
 from validation.comparison.sessions import decision_checks
 from validation.golden.golden_set import GoldenSet
 from validation.metrics.tasks.terms import AccuracyTerms, TaskMetric

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from enginery.core.reports.proof import Check
-from enginery.core.types import TensorSpec
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import TensorSpec
 from validation.comparison.outputs import golden_drifts
 from validation.comparison.partial import find_broken, list_limits
 from validation.golden.golden_set import Case, GoldenSet

@@ -10,9 +10,9 @@ from onnx import numpy_helper
 
 from builders.onnx_graphs.sampler import append_sampler
 from builders.reference import ReferenceSession
-from enginery.core.reports.prompts import PromptTerms
-from enginery.core.state import State
-from enginery.core.types import Sampling
+from enginesmith.core.reports.prompts import PromptTerms
+from enginesmith.core.state import State
+from enginesmith.core.types import Sampling
 from tests.decoding import make_decoder
 from validation.comparison.prompts import check_grammar, check_prompts
 from validation.golden.golden_set import GoldenSequences, GoldenSet

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 from tests.validation.comparison.fakes import DIMS, SPECS, Fake, original
 from validation.comparison.sessions import drift_checks, expected_checks
 from validation.golden.golden_set import GoldenSet, freeze
@@ -79,7 +79,7 @@ def test_a_reference_of_nan_never_passes():
 
 def test_a_candidate_that_raises_fails_the_check():
     def raises(inputs):
-        raise EngineryError("out of memory")
+        raise EnginesmithError("out of memory")
 
     checks = expected_checks("engine", Fake(raises), golden(), Budget())
     assert checks and not any(check.passed for check in checks)
@@ -88,9 +88,9 @@ def test_a_candidate_that_raises_fails_the_check():
 
 def test_a_reference_that_raises_raises():
     def raises(inputs):
-        raise EngineryError("broken model")
+        raise EnginesmithError("broken model")
 
-    with pytest.raises(EngineryError, match="broken model"):
+    with pytest.raises(EnginesmithError, match="broken model"):
         drift_checks("engine", Fake(raises), Fake(original), golden(), Budget())
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError, EngineryError, InputError
-from enginery.core.reports.proof import Check, judge
+from enginesmith.core.errors import DataError, EnginesmithError, InputError
+from enginesmith.core.reports.proof import Check, judge
 from tests.validation.comparison.fakes import DIMS, SPECS, Fake, original
 from validation.comparison.sessions import drift_checks
 from validation.comparison.tasks import lift_limits, limits_elsewhere, task_checks
@@ -71,7 +71,7 @@ def test_a_pass_on_few_samples_says_how_many_would_show_the_limit():
 
 
 def raises(inputs):
-    raise EngineryError("out of memory")
+    raise EnginesmithError("out of memory")
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginery.core.codec import decode
-from enginery.core.errors import InputError, ModelError
-from enginery.core.reports.proof import UNMEASURED, Check
-from enginery.core.types import Dim
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import InputError, ModelError
+from enginesmith.core.reports.proof import UNMEASURED, Check
+from enginesmith.core.types import Dim
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
 from validation.contracts.contract import EngineContract, contract_checks
 from validation.contracts.predicates import StructureLimits

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginery.core.errors import InputError
-from enginery.core.reports.proof import Check
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import InputError
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
 from validation.comparison.terms import BRIER, ECE, FLIPS, JS, KL, TOP_K
 from validation.contracts.contract import EngineContract, contract_checks

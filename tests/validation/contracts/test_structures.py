@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.core.codec import decode
+from enginesmith.core.codec import decode
 from validation.contracts.predicates import StructureLimits, corners_of, overlaps
 from validation.contracts.sequences import _edits
 

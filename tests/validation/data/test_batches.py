@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginery.core.types import TensorSpec
+from enginesmith.core.types import TensorSpec
 from validation.data.batches import enough_samples
 from validation.fuzz.cases import FuzzCase, make
 

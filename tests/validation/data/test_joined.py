@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
-from enginery.core.state import State, step_inputs
-from enginery.core.types import Dim, TensorSpec
-from enginery.streams import Streams
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State, step_inputs
+from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.streams import Streams
 from validation.data.joined import GrownInputs, JoinedSteps, read_steps
 from validation.data.samples import Samples
 from validation.data.sequences import SequenceSamples, stack

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.arrays import check_inputs, stored_arrays
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.arrays import check_inputs, stored_arrays
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Dim, TensorSpec
 from validation.data.samples import Samples, resize, sizes_of
 
 IMAGE = TensorSpec("image", "float32", ("batch", 1, 4, 4))
@@ -273,7 +273,7 @@ def test_other_files_are_refused(tmp_path):
     ("file", "words"),
     [
         ("data.npz", r"it holds data\.npz: name that file, [^ ]*/data\.npz$"),
-        ("traffic.jsonl", "it holds traffic.jsonl: `enginery init MODEL --from-requests"),
+        ("traffic.jsonl", "it holds traffic.jsonl: `enginesmith init MODEL --from-requests"),
         ("notes.txt", r"it holds notes\.txt$"),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_folder_without_arrays_says_what_was_looked_for_and_what_is_there(tmp_
 
 def test_saved_requests_are_no_stored_arrays(tmp_path):
     (tmp_path / "traffic.jsonl").write_text('{"inputs": {"image": [[1]]}}\n')
-    with pytest.raises(DataError, match=r"holds no stored arrays; `enginery init MODEL --from-requests .*traffic"):
+    with pytest.raises(DataError, match=r"holds no stored arrays; `enginesmith init MODEL --from-requests .*traffic"):
         opened(tmp_path / "traffic.jsonl")
 
 

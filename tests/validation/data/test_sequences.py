@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
-from enginery.core.state import State
-from enginery.core.types import Dim, TensorSpec
-from enginery.streams import Streams
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State
+from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.streams import Streams
 from validation.data.overlap import window_digests
 from validation.data.sequences import SequenceSamples, number_steps, split, stack
 

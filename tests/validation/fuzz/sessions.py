@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Dim, TensorSpec
 
 SPECS = (TensorSpec("x", "float32", ("batch", 4)),)
 DIMS = (Dim("batch", 1, 4, 16, (4, 16)),)

@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from enginery.core.codec import encode_document
-from enginery.core.errors import InputError, ModelError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.codec import encode_document
+from enginesmith.core.errors import InputError, ModelError
+from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
 from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, just_outside, make, parse_histogram, parse_only
 from validation.fuzz.run import FuzzOutcome, FuzzRun, FuzzSides, fuzz, shrink

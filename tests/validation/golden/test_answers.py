@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.state import State
-from enginery.core.types import Session, TensorSpec
+from enginesmith.core.state import State
+from enginesmith.core.types import Session, TensorSpec
 from validation.golden import answers
 from validation.golden.answers import RecordedSession
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.state import State
+from enginesmith.core.state import State
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Linear
 from validation.golden.change import change
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, freeze

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
-from enginery.core.state import State
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State
+from enginesmith.core.types import TensorSpec
 from tests.validation.comparison.fakes import Fake
 from validation.comparison.free_running import FREE_RUNNING, free_running_checks
 from validation.golden.free_running import FreeRunningSession, stack_steps

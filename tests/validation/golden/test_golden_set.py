@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError, ModelError
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.types import Dim, TensorSpec
 from validation.data.samples import Samples, sizes_of
 from validation.golden.golden_set import MAX_EDGE_CASES, Case, GoldenSet, edge_sizes, freeze
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from builders.backends import discovery
-from enginery.core.capabilities import Capabilities, SharedOptions
-from enginery.core.errors import EngineryError
-from enginery.core.requirements import Requirement, for_target
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors
+from enginesmith.core.capabilities import Capabilities, SharedOptions
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.requirements import Requirement, for_target
+from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors
 from validation.gpu.devices import KitDevice
 
 HOPPER = KitDevice(
@@ -52,7 +52,7 @@ class Fake:
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         if self.how == "no build":
-            raise EngineryError("the compiler says no")
+            raise EnginesmithError("the compiler says no")
         path = workdir / "engine.fake"
         path.write_bytes(model.read_bytes())
         return Engine.of_file(self, request, path, (request.target.name,))
@@ -63,7 +63,7 @@ class Fake:
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
         if self.how == "no load":
-            raise EngineryError(f"no kernel image for {engine.request.target.name}")
+            raise EnginesmithError(f"no kernel image for {engine.request.target.name}")
         yield _Session(engine, self.how)
 
 
@@ -76,7 +76,7 @@ class _Session(Session):
 
     def run(self, inputs: Tensors) -> dict[str, Any]:
         if self._how == "no run":
-            raise EngineryError("an illegal memory access was encountered")
+            raise EnginesmithError("an illegal memory access was encountered")
         found = [np.asarray(value) for value in self._evaluator.run(None, dict(inputs))]
         off = 1 if self._how == "wrong" else 0
         return {spec.name: value + off for spec, value in zip(self.outputs, found, strict=True)}

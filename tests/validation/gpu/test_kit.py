@@ -11,10 +11,10 @@ import pytest
 
 from builders.execution.jobs import Job
 from builders.execution.process import run_job
-from enginery.core.errors import UnavailableError
-from enginery.core.reports.latency import Ratio
-from enginery.core.reports.proof import Check
-from enginery.core.text import now
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.reports.latency import Ratio
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.text import now
 from tests.validation.gpu.fakes import HOPPER
 from validation.gpu import devices
 from validation.gpu.__main__ import main
@@ -234,7 +234,7 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
     assert "| tvm | refused | no cubin |" in text and "| digits@4 sm_90 int8 x | passed |" in text
     again = Results.from_json(json.loads(found.to_bytes()))
     assert again == found and page([again]) == text and "took_s" not in json.loads(found.to_bytes())["tries"][0]
-    assert json.loads(found.to_bytes())["kind"] == "enginery-gpu-results"
+    assert json.loads(found.to_bytes())["kind"] == "enginesmith-gpu-results"
 
 
 def test_a_machine_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import IntegrityError
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import IntegrityError
 from validation.golden.golden_set import freeze
 from validation.gpu.cases import load_cases, save_cases
 from validation.gpu.models import MODELS, write

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.hardware.cuda import gpus
+from enginesmith.core.hardware.cuda import gpus
 from validation.gpu.kit import KitOptions, run_kit
 from validation.gpu.page import page
 

@@ -10,9 +10,9 @@ import pytest
 
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
-from enginery.core.errors import DataError, StepError, UnavailableError
-from enginery.core.hardware.cpu_kinds import CPU
-from enginery.core.types import BuildRequest
+from enginesmith.core.errors import DataError, StepError, UnavailableError
+from enginesmith.core.hardware.cpu_kinds import CPU
+from enginesmith.core.types import BuildRequest
 from validation.golden.golden_set import freeze
 from validation.gpu import trials
 from validation.gpu.cases import save_cases

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from enginery.core.codec import decode, encode
-from enginery.core.errors import IntegrityError
-from enginery.core.types import TensorSpec
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.types import TensorSpec
 from validation.gpu.recording import PackedArray, RecordingSession, ReplaySession, pack, question, unpack
 
 ARRAYS = hnp.arrays(

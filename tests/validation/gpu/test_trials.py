@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from builders.execution.jobs import WorkerContext
-from enginery.core.codec import decode, encode
-from enginery.core.errors import UnknownNameError
-from enginery.core.hardware.cpu_kinds import CPU
-from enginery.core.types import BuildRequest
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.core.hardware.cpu_kinds import CPU
+from enginesmith.core.types import BuildRequest
 from tests.validation.gpu.fakes import HOPPER, Fake, register
 from validation.golden.golden_set import freeze
 from validation.gpu.cases import save_cases

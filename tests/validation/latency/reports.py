@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from builders.backends.optional_methods import NodeTime, RunProfile
-from enginery.core.reports.breakdown import Roofs
-from enginery.core.reports.latency import BucketLatency, LatencyReport, LatencyTerms, MachineKind, SystemLoad
+from enginesmith.core.reports.breakdown import Roofs
+from enginesmith.core.reports.latency import BucketLatency, LatencyReport, LatencyTerms, MachineKind, SystemLoad
 from validation.latency.measurement.quantiles import curve, quantiles
 from validation.latency.roofline.breakdown import break_down, executed_costs
 from validation.latency.roofline.graph_costs import GraphCosts, GraphNode

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-from enginery.core.reports.breakdown import NodeCost, Roofs
-from enginery.core.types import BuildRequest, Engine, Target, TensorSpec
+from enginesmith.core.reports.breakdown import NodeCost, Roofs
+from enginesmith.core.types import BuildRequest, Engine, Target, TensorSpec
 from tests.validation.latency import nets
 from validation.latency.measurement.loop import latencies
 from validation.latency.roofline.breakdown import break_down, diagnose_node, diagnose_run

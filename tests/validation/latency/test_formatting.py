@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from enginery.core.codec import decode, encode
-from enginery.core.reports.latency import LatencyReport, PairedBenchmark, Quantile, Ratio, SystemLoad
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.reports.latency import LatencyReport, PairedBenchmark, Quantile, Ratio, SystemLoad
 from tests.validation.latency.reports import ENGINE, latency_report
 from tests.validation.page_data import version_report
 from tests.validation.reporting.test_html import render

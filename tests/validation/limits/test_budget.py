@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import InputError
-from enginery.core.types import PRECISIONS
+from enginesmith.core.errors import InputError
+from enginesmith.core.types import PRECISIONS
 from validation.limits.budget import Budget, allow_near_ties, budgets, default_budget, within
 from validation.limits.noise_floor import Noise, OutputFloor
 from validation.limits.rounding import Honest

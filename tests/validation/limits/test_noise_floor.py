@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
-from enginery.core.codec import decode, encode
-from enginery.core.types import TensorSpec
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.types import TensorSpec
 from validation.comparison.sessions import expected_checks
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import budgets, default_budget

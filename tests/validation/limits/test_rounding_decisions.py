@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from enginery.core.types import TensorSpec
+from enginesmith.core.types import TensorSpec
 from pipeline.compile.steps import drift_limits
 from pipeline.quantization.schemes.cast import cast_float
 from tests.faults.bench import Bench

@@ -1,7 +1,7 @@
 """A load report with made-up figures."""
 
-from enginery.core.reports.latency import MachineKind, SystemLoad
-from enginery.core.reports.load import LoadReport, LoadTerms, SendDelay, ServerMemory, ServerOverhead
+from enginesmith.core.reports.latency import MachineKind, SystemLoad
+from enginesmith.core.reports.load import LoadReport, LoadTerms, SendDelay, ServerMemory, ServerOverhead
 
 
 def load_report() -> LoadReport:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginery.core.errors import InputError
+from enginesmith.core.errors import InputError
 from validation.load.arrivals import BurstTerms, plan_poisson, plan_recorded
 
 

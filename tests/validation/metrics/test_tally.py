@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from enginery.core.codec import decode, encode_document
-from enginery.core.errors import IntegrityError
-from enginery.core.reports.proof import Spread
+from enginesmith.core.codec import decode, encode_document
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.reports.proof import Spread
 from validation.metrics.tally import CHUNK, MOST_OUTPUTS, OutputTally, Spreads, samples_of
 
 

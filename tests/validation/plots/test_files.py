@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from enginery.core.errors import InputError, UnavailableError
+from enginesmith.core.errors import InputError, UnavailableError
 from validation.plots.charts import Axis, Bars, Dot, Key, Plot, Text
 from validation.plots.files import check_picture, save_plots, stack_svg
 

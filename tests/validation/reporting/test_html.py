@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from enginery.core.codec import decode, encode_document
-from enginery.core.reports.proof import Check, Report, unmeasured
+from enginesmith.core.codec import decode, encode_document
+from enginesmith.core.reports.proof import Check, Report, unmeasured
 from tests.validation.page_data import joint_checks, version_report
 from validation.reporting.distributions import distributions
 from validation.reporting.html import metric_text
@@ -318,11 +318,12 @@ def test_what_failed_has_the_command_that_does_it_again():
     report["engines"][0] |= {"status": "failed"}
     text = render(report)
     assert (
-        "enginery validate digits@14 --target cpu\nenginery attribute digits@14 --target cpu --precision fp32" in text
+        "enginesmith validate digits@14 --target cpu\nenginesmith attribute digits@14 --target cpu --precision fp32"
+        in text
     )
     report["reports"][0]["checks"].append(encode_document(joint_checks("engine", 3.0, 22.0, passed=False)[3]))
     report["engines"][0] |= {"digest": None}
-    assert "enginery build SPEC.yaml --target cpu --precision fp32 --backend onnxruntime" in render(report)
+    assert "enginesmith build SPEC.yaml --target cpu --precision fp32 --backend onnxruntime" in render(report)
 
 
 def test_an_engine_has_its_graphs_colour_and_graphs_of_one_precision_have_names_of_their_own():

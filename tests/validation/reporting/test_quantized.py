@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from enginery.core.codec import decode
-from enginery.core.reports.quantization import QuantizationRecord, QuantizedTensor, RecordedSearch
+from enginesmith.core.codec import decode
+from enginesmith.core.reports.quantization import QuantizationRecord, QuantizedTensor, RecordedSearch
 from tests.validation.page_data import record, version_report
 from tests.validation.reporting.test_html import HOSTILE, Page, hostile, overview, render
 from validation.plots.texts import number_text, share_text

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
+from enginesmith.core.errors import DataError
 from validation.traffic.service_times import ServiceTimes, sizes_array
 
 LENGTHS = np.array([[16], [32], [64], [128], [256]])

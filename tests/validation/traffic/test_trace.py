@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
-from enginery.core.types import TensorSpec
-from enginery.recording.traffic import RecordedRequest, RecordedTraffic
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import TensorSpec
+from enginesmith.recording.traffic import RecordedRequest, RecordedTraffic
 from validation.traffic.trace import trace_of
 
 INPUTS = (TensorSpec("ids", "int64", ("batch", "length")), TensorSpec("mask", "int64", ("batch", "length")))

@@ -12,8 +12,8 @@ from typing import Literal, TypeGuard
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.text import pluralize
+from enginesmith.arrays import Array
+from enginesmith.core.text import pluralize
 from validation.canary.judging.thresholds import Thresholds, probability
 from validation.statistics import rates
 from validation.statistics.distributions import NORMAL, t_quantile

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from enginery.core.text import pluralize
+from enginesmith.core.text import pluralize
 from validation.canary.judging.criteria import Criterion, is_finite
 
 

@@ -18,8 +18,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from enginery.core.errors import InputError
-from enginery.core.text import pluralize
+from enginesmith.core.errors import InputError
+from enginesmith.core.text import pluralize
 from validation.canary.judging.criteria import (
     REPLICATES,
     Criterion,

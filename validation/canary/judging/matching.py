@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 from validation.canary.observations import ObservationTable
 from validation.statistics.evidence import CanaryEvidence
 

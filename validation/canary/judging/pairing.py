@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.text import pluralize
-from enginery.recording.traffic import EQUAL_DB
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.text import pluralize
+from enginesmith.recording.traffic import EQUAL_DB
 from validation.canary.judging.matching import hours_apart, match_in_time, silence
 from validation.canary.observations import Name, ObservationTable
 from validation.statistics.evidence import CanaryEvidence

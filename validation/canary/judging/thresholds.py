@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from enginery.core.errors import InputError
+from enginesmith.core.errors import InputError
 
 MOST_BURST = 1_000_000
 # Greatest number that is taken; JSON may hold integers above every float.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from enginery.core.errors import InputError
-from enginery.core.types import Dim, Tensors, TensorSpec, sizes_product
+from enginesmith.core.errors import InputError
+from enginesmith.core.types import Dim, Tensors, TensorSpec, sizes_product
 from validation.data.batches import leading_dim
 from validation.data.samples import resize
 

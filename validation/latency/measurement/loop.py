@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginesmith.arrays import Array
 
 # A shorter series gives no 95 % interval for its median (0.5^6 * 2 = 3 %).
 LEAST_RUNS = 6

@@ -24,8 +24,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from enginery.core.errors import EngineryError, error_from_json, error_to_json
-from enginery.core.reports.latency import BucketLatency, EngineLatency, SystemLoad
+from enginesmith.core.errors import EnginesmithError, error_from_json, error_to_json
+from enginesmith.core.reports.latency import BucketLatency, EngineLatency, SystemLoad
 from validation.latency.machine import SystemLoadMonitor
 from validation.latency.measurement.buckets import BucketInputs
 from validation.latency.measurement.loop import LEAST_RUNS, streams_per_second, time_call, warm_up
@@ -48,7 +48,7 @@ PROCESSES, FEWER_PROCESSES, COSTLY_S = 5, 3, 1.0
 def measure_in_fork(work: Callable[[], ProcessMeasurement], folder: Path) -> ProcessMeasurement:
     """The measurement that `work` makes in a fork of this process. folder: an empty one, for its result.
 
-    Raises the EngineryError that `work` raises, and EngineryError for any other end of the fork.
+    Raises the EnginesmithError that `work` raises, and EnginesmithError for any other end of the fork.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -64,7 +64,7 @@ def measure_in_fork(work: Callable[[], ProcessMeasurement], folder: Path) -> Pro
     if (folder / "error.json").exists():
         raise error_from_json(json.loads((folder / "error.json").read_text()))
     how = f"it was ended by {signal.Signals(-code).name}" if code < 0 else "its traceback is above"
-    raise EngineryError(f"the process that timed the engine gave no result: {how}")
+    raise EnginesmithError(f"the process that timed the engine gave no result: {how}")
 
 
 def _work(work: Callable[[], ProcessMeasurement], folder: Path) -> NoReturn:
@@ -76,7 +76,7 @@ def _work(work: Callable[[], ProcessMeasurement], folder: Path) -> NoReturn:
         work().save(folder)
         del taken
         code = 0
-    except EngineryError as error:
+    except EnginesmithError as error:
         (folder / "error.json").write_text(json.dumps(error_to_json(error)))
     except BaseException:
         traceback.print_exc()

@@ -10,9 +10,9 @@ from statistics import median
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.codec import decode, encode
-from enginery.core.types import Session, Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.types import Session, Tensors
 from validation.latency.measurement.buckets import BucketInputs
 from validation.latency.measurement.loop import latencies, time_call
 

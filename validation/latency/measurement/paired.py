@@ -15,9 +15,9 @@ from functools import partial
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.latency import PairedTimes, Ratio, Verdict
-from enginery.core.types import Session, Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.reports.latency import PairedTimes, Ratio, Verdict
+from enginesmith.core.types import Session, Tensors
 from validation.latency.measurement.loop import latencies, time_call
 from validation.latency.measurement.once import select_inputs
 from validation.statistics.distributions import NORMAL, t_quantile

@@ -24,8 +24,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.latency import Quantile
+from enginesmith.arrays import Array
+from enginesmith.core.reports.latency import Quantile
 from validation.statistics.distributions import t_quantile
 from validation.statistics.rates import estimate_design_effect
 from validation.statistics.serial_dependence import LEAST_BLOCKS, block_length

@@ -18,7 +18,7 @@ too) joins the node that made its input, if it is the only reader. That is the c
 from collections.abc import Sequence
 
 from builders.backends.optional_methods import RunProfile
-from enginery.core.reports.breakdown import (
+from enginesmith.core.reports.breakdown import (
     Bound,
     Diagnosis,
     MemoryTraffic,

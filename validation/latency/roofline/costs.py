@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from builders.backends.optional_methods import TensorType
-from enginery.core.reports.breakdown import GraphCost, NodeCost
-from enginery.core.types import Shape
+from enginesmith.core.reports.breakdown import GraphCost, NodeCost
+from enginesmith.core.types import Shape
 
 
 def _words(text: str) -> list[str]:

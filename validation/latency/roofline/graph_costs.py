@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends.optional_methods import TensorType, element_name
-from enginery.core.errors import ModelError
-from enginery.core.reports.breakdown import NodeCost
-from enginery.core.types import TensorSpec
+from enginesmith.core.errors import ModelError
+from enginesmith.core.reports.breakdown import NodeCost
+from enginesmith.core.types import TensorSpec
 from validation.latency.roofline.costs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS, cost_of, size_bytes
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.reports.breakdown import Roofs, product_dtype
-from enginery.core.types import Session, Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.reports.breakdown import Roofs, product_dtype
+from enginesmith.core.types import Session, Tensors
 from validation.latency.measurement.loop import latencies
 
 if TYPE_CHECKING:

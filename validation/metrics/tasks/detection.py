@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.types import Tensors
 from validation.metrics.tasks.boxes import BoxSet, boxes_of_labels, overlaps, read_boxes
 from validation.metrics.tasks.scores import Score, TaskValue, share
 from validation.metrics.tasks.terms import DetectionTerms

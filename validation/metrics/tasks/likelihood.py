@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Tensors
 from validation.metrics.drift import is_exact
 from validation.metrics.tasks.scores import NOTHING, Score, TaskValue, output_of
 from validation.metrics.tasks.terms import PerplexityTerms

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.types import Tensors
 from validation.metrics.tasks.scores import NOTHING, Score, TaskValue, align, output_of
 from validation.metrics.tasks.terms import RegressionTerms
 

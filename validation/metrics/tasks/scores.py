@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError, InputError
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.types import Tensors
 from validation.metrics.drift import is_exact
 
 # The class of a row with NaN, which has no answer: its argmax would be the place of the NaN, which may be right. The

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from enginery.arrays import Array
-from enginery.core.errors import DataError
-from enginery.core.types import Tensors
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Tensors
 from validation.metrics.drift import is_exact
 from validation.metrics.tasks.scores import (
     NO_ANSWER,

@@ -20,7 +20,7 @@ def fleet():
         patch.setenv("PYTHONPATH", str(ROOT))
         started = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_name": "head"})
         for generation in GENERATIONS:
-            labels = {"enginery/sm": generation, **({"enginery/product": "l4"} if generation == "sm_89" else {})}
+            labels = {"enginesmith/sm": generation, **({"enginesmith/product": "l4"} if generation == "sm_89" else {})}
             # sm_80 has room for two jobs of CPU and one GPU's memory: what keeps them apart is what a test looks at.
             node = {"num_cpus": 2, "num_gpus": 1, "memory": 2 << 30, "labels": labels, "node_name": generation}
             started.add_node(**node)

@@ -4,7 +4,7 @@ import pytest
 
 from builders.execution.jobs import Job, Watch, ignore_event
 from builders.execution.local import LocalExecutor
-from enginery.registry.store.base import open_store
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.composition import InProcess, calibrate
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps import exports

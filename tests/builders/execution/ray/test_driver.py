@@ -8,8 +8,8 @@ import pytest
 
 from builders.backends import discovery
 from builders.execution.jobs import encode_request
-from enginery.core.types import BuildRequest, Target
-from enginery.registry.store.base import open_store
+from enginesmith.core.types import BuildRequest, Target
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import BuildEngine, recall_engine
 from tests.builders import graphs

@@ -21,7 +21,7 @@ from builders.execution.jobs import (
 )
 from builders.execution.ray import RayExecutor
 from builders.execution.ray.cluster import check_reachable
-from enginery.core.errors import ModelError, SpecError, StepError, UnavailableError
+from enginesmith.core.errors import ModelError, SpecError, StepError, UnavailableError
 from tests.builders.execution.test_process import gone, read_when_there
 from tests.calls import call_job
 
@@ -46,7 +46,7 @@ def test_each_job_gets_a_process_and_a_folder_of_its_own_and_the_folder_goes(exe
 
 
 def test_a_worker_keeps_the_server_that_its_jobs_are_forked_from(fleet):
-    needs = Needs({"enginery/sm": "sm_75"}, required=True)
+    needs = Needs({"enginesmith/sm": "sm_75"}, required=True)
     with RayExecutor(fleet.address, modules=("wave",)) as executor:
         assert executor.run(job("imported", {"names": ["wave", "colorsys"]}, needs)) == ["wave"]
         places = [executor.run(job("where", needs=needs)) for _ in range(4)]
@@ -89,7 +89,7 @@ class Noted(list[JobEvent]):
 def test_a_watch_here_sees_what_happens_there(executor):
     seen = Noted()
     executor.run(
-        job("phases", {"names": ["fetching", "compiling"]}, Needs({"enginery/sm": "sm_86"}, True)), seen.append
+        job("phases", {"names": ["fetching", "compiling"]}, Needs({"enginesmith/sm": "sm_86"}, True)), seen.append
     )
     assert seen.all(Started) == ["sm_86 (sm_86)"]
     assert seen.all(PhaseEntered) == ["fetching", "compiling"]

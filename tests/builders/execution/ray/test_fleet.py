@@ -11,7 +11,7 @@ import pytest
 
 from builders.execution.jobs import Job, JobEvent, Needs, ProcessLimits, ReducedRequest, Retrying, Started, Waiting
 from builders.execution.ray import RayExecutor
-from enginery.core.errors import StepError
+from enginesmith.core.errors import StepError
 from tests.builders.execution.ray.conftest import GENERATIONS
 from tests.builders.execution.test_process import read_when_there
 from tests.calls import Call, call_job
@@ -28,7 +28,7 @@ def job(function: str, needs: Needs | None = None, leaner: dict | None = None, *
 
 
 def only(generation: str, **more: object) -> Needs:
-    return Needs({"enginery/sm": generation}, required=True, **more)
+    return Needs({"enginesmith/sm": generation}, required=True, **more)
 
 
 def raylets(fleet) -> dict[str, int]:
@@ -60,10 +60,10 @@ def test_each_unit_is_built_on_its_generation_with_a_gpu(fleet, executor):
 
 
 def test_a_product_is_a_label_too(fleet, executor):
-    needs = Needs({"enginery/sm": "sm_89", "enginery/product": "l4"}, required=True)
+    needs = Needs({"enginesmith/sm": "sm_89", "enginesmith/product": "l4"}, required=True)
     assert executor.run(job("raylet", needs)) == raylets(fleet)["sm_89"]
-    with pytest.raises(StepError, match="enginery/product=l40s"):
-        executor.run(job("raylet", Needs({"enginery/sm": "sm_89", "enginery/product": "l40s"}, required=True)))
+    with pytest.raises(StepError, match="enginesmith/product=l40s"):
+        executor.run(job("raylet", Needs({"enginesmith/sm": "sm_89", "enginesmith/product": "l40s"}, required=True)))
 
 
 def overlap(folder: Path) -> bool:
@@ -90,16 +90,20 @@ def test_more_memory_than_any_node_has_takes_the_whole_of_the_largest(executor):
 
 
 def test_a_preferred_generation_that_is_not_there_is_done_without(executor):
-    assert executor.run(job("add", Needs({"enginery/sm": "sm_121"}), a=1, b=1)) == 2
+    assert executor.run(job("add", Needs({"enginesmith/sm": "sm_121"}), a=1, b=1)) == 2
 
 
 def test_a_generation_that_never_comes_fails_at_once_in_words_that_help(executor):
     with pytest.raises(StepError) as caught:
         executor.run(job("add", only("sm_100", gpus=1), a=1, b=1))
     assert caught.value.kind == "no-node"
-    for words in ("no node with enginery/sm=sm_100 and 1 GPU", "1 with enginery/sm=sm_75 and 1 GPU", "1 with a CPU"):
+    for words in (
+        "no node with enginesmith/sm=sm_100 and 1 GPU",
+        "1 with enginesmith/sm=sm_75 and 1 GPU",
+        "1 with a CPU",
+    ):
         assert words in str(caught.value)
-    assert "--labels enginery/sm=sm_100 --num-gpus 1" in str(caught.value)
+    assert "--labels enginesmith/sm=sm_100 --num-gpus 1" in str(caught.value)
 
 
 def test_a_generation_may_come_late(fleet, executor):
@@ -108,9 +112,9 @@ def test_a_generation_may_come_late(fleet, executor):
         waiting = pool.submit(patient.run, job("raylet", only("sm_120", gpus=1)), seen.append)
         while not seen.waits:
             threading.Event().wait(0.05)
-        late = fleet.add_node(num_cpus=1, num_gpus=1, labels={"enginery/sm": "sm_120"}, node_name="late")
+        late = fleet.add_node(num_cpus=1, num_gpus=1, labels={"enginesmith/sm": "sm_120"}, node_name="late")
         assert waiting.result(60) == late.all_processes["raylet"][0].process.pid
-    assert "a node with enginery/sm=sm_120 and 1 GPU: none yet, 1:00 left" in seen.waits
+    assert "a node with enginesmith/sm=sm_120 and 1 GPU: none yet, 1:00 left" in seen.waits
     assert seen.places == ["late (sm_120)"]
 
 
@@ -129,9 +133,9 @@ def test_a_crash_is_tried_on_another_node(executor, fleet, tmp_path):
 
 
 def test_a_unit_on_a_killed_node_is_rescheduled(fleet, executor, tmp_path):
-    doomed = fleet.add_node(num_cpus=2, labels={"enginery/sm": "sm_121"}, node_name="doomed")
+    doomed = fleet.add_node(num_cpus=2, labels={"enginesmith/sm": "sm_121"}, node_name="doomed")
     seen, noted = Told(), tmp_path / "times"
-    spare = {"enginery/sm": "sm_121"}
+    spare = {"enginesmith/sm": "sm_121"}
     # A preference looks at nodes as they were up to two seconds ago; a need that none of those meets looks again.
     assert executor.run(job("add", only("sm_121"), a=1, b=1)) == 2
     with ThreadPoolExecutor(1) as pool:
@@ -153,7 +157,7 @@ def test_sixty_units_each_end_once_whatever_crashes(fleet, tmp_path):
     fates = dict(enumerate(drawn))
 
     def one(index: int) -> str:
-        needs = Needs({"enginery/sm": GENERATIONS[index % 5]}, required=True)
+        needs = Needs({"enginesmith/sm": GENERATIONS[index % 5]}, required=True)
         try:
             return (
                 "built"

@@ -13,16 +13,16 @@ import pytest
 from builders.execution.jobs import Needs, ProcessLimits
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
-from enginery.core.digest import canonical_json, digest_of
-from enginery.core.errors import StepError
-from enginery.core.hardware.targets import parse_targets
-from enginery.recording.recorder import ObservationLog
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.evidence.canaries import canaries
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.versions import channels
-from enginery.registry.versions.lookup import load
-from enginery.registry.versions.publish import publish
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.errors import StepError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.recording.recorder import ObservationLog
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.evidence.canaries import canaries
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.lookup import load
+from enginesmith.registry.versions.publish import publish
 from pipeline import cli
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.compile.run_context import RunContext
@@ -33,7 +33,7 @@ from pipeline.progress import Progress
 from pipeline.progress.events import Event, Started
 from tests.builders.execution.ray.test_fleet import raylets
 from tests.calls import call_job
-from tests.enginery.registries import approval, report
+from tests.enginesmith.registries import approval, report
 from tests.pipeline.orchestration.flows.server import until
 from tests.pipeline.projects import Project, write_project
 
@@ -136,7 +136,7 @@ def test_a_gpu_that_no_group_has_is_named_with_the_remedy(store, context):
     with pytest.raises(StepError) as caught:
         prove_on_worker(unproven(store), B300, context)
     assert caught.value.kind == "no-node"
-    for words in ("no node with enginery/product=b300 and enginery/sm=sm_103 and 1 GPU", "`gpuGroups`"):
+    for words in ("no node with enginesmith/product=b300 and enginesmith/sm=sm_103 and 1 GPU", "`gpuGroups`"):
         assert words in str(caught.value)
 
 
@@ -164,7 +164,7 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, exec
             running.result(60)
     assert caught.value.kind == "cancelled"
     assert psutil.wait_procs(both, timeout=20)[1] == []
-    needs = Needs({"enginery/sm": "sm_89"}, required=True, gpus=1)
+    needs = Needs({"enginesmith/sm": "sm_89"}, required=True, gpus=1)
     assert (
         executor.run(
             call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=ProcessLimits(60), needs=needs)
@@ -190,7 +190,7 @@ def test_a_task_that_fails_is_its_versions_row_and_one_that_never_ran_is_not(sto
     item = unproven(store)
     for kind in ("crash", "node-lost", "timeout"):
         [row] = prove_on_worker(item, L4, RunContext(store, LocalExecutor(), failing := Failing(kind)))
-        assert failing.needs == [Needs({"enginery/sm": "sm_89", "enginery/product": "l4"}, required=True, gpus=1)]
+        assert failing.needs == [Needs({"enginesmith/sm": "sm_89", "enginesmith/product": "l4"}, required=True, gpus=1)]
         assert (row.reference, row.verdict, row.reason) == ("tiny@3", "error", f"prove tiny@3 on l4: {kind}")
         assert not row.good
     for kind in ("cancelled", "no-node"):

@@ -7,7 +7,7 @@ import pytest
 from builders.execution.ray import RayExecutor, cluster, executor, listener
 from builders.execution.ray.cluster import RayNode
 from builders.execution.ray.task import TaskAnswer
-from enginery.core.errors import StepError, UnavailableError
+from enginesmith.core.errors import StepError, UnavailableError
 from tests.calls import call_job
 
 JOB = call_job("unit", "tests.builders.jobs:add", {"a": 1, "b": 2})

@@ -6,7 +6,7 @@ from builders.execution.ray.placement import countdown, find_fitting, none_fits,
 
 
 def node(name: str, sm: str | None = None, cpus: float = 4, gpus: float = 0, memory_mib: int = 8192) -> RayNode:
-    return RayNode(name, name, ("127.0.0.1", 1), {"enginery/sm": sm} if sm else {}, cpus, gpus, memory_mib)
+    return RayNode(name, name, ("127.0.0.1", 1), {"enginesmith/sm": sm} if sm else {}, cpus, gpus, memory_mib)
 
 
 FLEET = (
@@ -15,7 +15,7 @@ FLEET = (
     node("ada", "sm_89", gpus=1, memory_mib=16384),
     node("hopper", "sm_90", gpus=2),
 )
-ADA = {"enginery/sm": "sm_89"}
+ADA = {"enginesmith/sm": "sm_89"}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_required_label_is_a_selector_and_a_preferred_one_falls_back():
 
 
 def test_a_preferred_label_that_no_node_has_is_not_asked_for():
-    assert ray_options(Needs({"enginery/sm": "sm_75"}), FLEET)["label_selector"] == {}
+    assert ray_options(Needs({"enginesmith/sm": "sm_75"}), FLEET)["label_selector"] == {}
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_a_preferred_label_that_no_node_has_is_not_asked_for():
     [
         (Needs(memory_mib=512), 512),
         (Needs(memory_mib=1 << 20), 16384),
-        (Needs({"enginery/sm": "sm_90"}, required=True, memory_mib=1 << 20), 8192),
-        (Needs({"enginery/sm": "sm_75"}, required=True, memory_mib=512), 512),
+        (Needs({"enginesmith/sm": "sm_90"}, required=True, memory_mib=1 << 20), 8192),
+        (Needs({"enginesmith/sm": "sm_75"}, required=True, memory_mib=512), 512),
     ],
 )
 def test_memory_is_asked_for_up_to_the_largest_node_that_suits(needs, mib):
@@ -73,15 +73,15 @@ def test_a_node_is_avoided_only_while_another_suits():
 
 
 def test_that_none_fits_says_what_was_asked_what_there_is_and_what_to_do():
-    said = none_fits(Needs({"enginery/sm": "sm_100"}, required=True, gpus=2), FLEET)
-    assert said.startswith("no node with enginery/sm=sm_100 and 2 GPUs; the cluster's nodes: 2 with a CPU, ")
-    assert "1 with enginery/sm=sm_89 and 1 GPU" in said and "1 with enginery/sm=sm_90 and 2 GPUs" in said
-    assert "ray start --address HEAD --labels enginery/sm=sm_100 --num-gpus 2" in said
+    said = none_fits(Needs({"enginesmith/sm": "sm_100"}, required=True, gpus=2), FLEET)
+    assert said.startswith("no node with enginesmith/sm=sm_100 and 2 GPUs; the cluster's nodes: 2 with a CPU, ")
+    assert "1 with enginesmith/sm=sm_89 and 1 GPU" in said and "1 with enginesmith/sm=sm_90 and 2 GPUs" in said
+    assert "ray start --address HEAD --labels enginesmith/sm=sm_100 --num-gpus 2" in said
     assert "or wait for it with --wait-for-nodes 15m" in said
     assert "nodes: none;" in none_fits(Needs(), ())
     assert "came in 15:00" in none_fits(Needs(), (), 900) and "wait longer" in none_fits(Needs(), (), 900)
 
 
 def test_a_countdown_counts_down():
-    assert countdown(Needs(ADA, required=True), 872.4) == "a node with enginery/sm=sm_89: none yet, 14:32 left"
+    assert countdown(Needs(ADA, required=True), 872.4) == "a node with enginesmith/sm=sm_89: none yet, 14:32 left"
     assert countdown(Needs(), -3).endswith("a CPU: none yet, 0:00 left")

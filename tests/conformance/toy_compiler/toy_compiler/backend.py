@@ -1,4 +1,4 @@
-"""The toy compiler as a backend of Enginery. Neither numpy nor onnx is imported before they are needed."""
+"""The toy compiler as a backend of Enginesmith. Neither numpy nor onnx is imported before they are needed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from builders.backends.compatibility import check_compatible
 from builders.backends.installed import PackageNotFoundError, version
-from enginery.core.capabilities import Capabilities
-from enginery.core.requirements import Requirement, for_target, same_versions
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.requirements import Requirement, for_target, same_versions
+from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 PRECISIONS = ("fp32", "fp16", "int8")
 DTYPES = {"bool", "float16", "float32", "float64"} | {f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from enginery.core.errors import ModelError
+from enginesmith.core.errors import ModelError
 from toy_compiler.backend import DTYPES
 from toy_compiler.operators import OPERATORS, run_step
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from enginery.arrays import InputCheck
-from enginery.core.errors import DataError, EngineryError, IntegrityError
-from enginery.core.types import Engine, Session, Tensors
+from enginesmith.arrays import InputCheck
+from enginesmith.core.errors import DataError, EnginesmithError, IntegrityError
+from enginesmith.core.types import Engine, Session, Tensors
 from toy_compiler.operators import run_step
 
 
@@ -30,7 +30,7 @@ class ToySession(Session):
     def run(self, inputs: Tensors) -> dict[str, Any]:
         """Run once. Raises DataError for arrays that do not fit, and where a step cannot be computed of them."""
         if self._closed:
-            raise EngineryError(f"{self._name}: the session is closed; open it again")
+            raise EnginesmithError(f"{self._name}: the session is closed; open it again")
         self._check(inputs)
         values = {**self._weights, **inputs}
         for step in self._steps:

@@ -1,4 +1,4 @@
-"""`enginery backends`: what it says is what the backends would do, in a table that fits 100 columns."""
+"""`enginesmith backends`: what it says is what the backends would do, in a table that fits 100 columns."""
 
 import json
 import re
@@ -100,4 +100,4 @@ def test_the_table_of_backends_shows_the_remedy_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    assert "pip install 'enginery[tensorrt]'" in said(capsys)
+    assert "pip install 'enginesmith[tensorrt]'" in said(capsys)

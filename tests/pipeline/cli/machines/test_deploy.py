@@ -1,4 +1,4 @@
-"""`enginery deploy`: what its options become, and what it says of those that are wrong."""
+"""`enginesmith deploy`: what its options become, and what it says of those that are wrong."""
 
 import json
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner
 
-from pipeline.cli import enginery
+from pipeline.cli import enginesmith
 from pipeline.orchestration.deployments.plan import FLOWS
 
 
 def run(*words: str, **environment: str) -> tuple[int, str]:
-    done = CliRunner().invoke(enginery, ["deploy", *words], env={"ENGINERY_REGISTRY": None, **environment})
+    done = CliRunner().invoke(enginesmith, ["deploy", *words], env={"ENGINESMITH_REGISTRY": None, **environment})
     return done.exit_code, f"{done.output}{done.exception or ''}"
 
 
 def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
     registry = str(tmp_path / "r")
-    assert "give --registry or ENGINERY_REGISTRY" in run()[1]
+    assert "give --registry or ENGINESMITH_REGISTRY" in run()[1]
     assert "no GPU generation has that name" in run("--registry", registry, "--slots", "sm_1=2")[1]
     assert "whole number" in run("--registry", registry, "--slots", "sm_89=many")[1]
     assert "is not NAME=VALUE" in run("--registry", registry, "--slots", "sm_89")[1]

@@ -1,4 +1,4 @@
-"""`enginery doctor`: findings, as a table and as JSON."""
+"""`enginesmith doctor`: findings, as a table and as JSON."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`enginery fleet` and `enginery fleet plan` as a person runs them; tables as they are printed, in `golden/`."""
+"""`enginesmith fleet` and `enginesmith fleet plan` as a person runs them; tables as they are printed, in `golden/`."""
 
 import json
 import os
@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 from prefect.logging import disable_run_logger
 
-from enginery.registry.store.base import Store
-from pipeline.cli import enginery
+from enginesmith.registry.store.base import Store
+from pipeline.cli import enginesmith
 from pipeline.orchestration import fleet
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, published, without_engine
@@ -50,20 +50,20 @@ def place(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     (tmp_path / "nodes.json").write_text(text)
     (tmp_path / "catalog.yaml").write_text(CATALOG)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ENGINERY_REGISTRY", raising=False)
+    monkeypatch.delenv("ENGINESMITH_REGISTRY", raising=False)
     return tmp_path
 
 
 def run(*arguments: str) -> Result:
     sources = ("--inventory", "nodes.json", "--catalog", "catalog.yaml")
-    return CliRunner().invoke(enginery, ["fleet", *arguments, *sources])
+    return CliRunner().invoke(enginesmith, ["fleet", *arguments, *sources])
 
 
 def same_as(name: str, text: str) -> None:
-    """Compare with a golden file. ENGINERY_WRITE_GOLDEN=1 writes it, to be looked at with `git diff`."""
+    """Compare with a golden file. ENGINESMITH_WRITE_GOLDEN=1 writes it, to be looked at with `git diff`."""
     lines = [line.rstrip() for line in text.splitlines()]
     path = GOLDEN / name
-    if os.environ.get("ENGINERY_WRITE_GOLDEN"):
+    if os.environ.get("ENGINESMITH_WRITE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text("\n".join(lines) + "\n")
     assert lines == path.read_text().splitlines()
@@ -85,8 +85,8 @@ def test_the_same_for_programs(place: Path) -> None:
     found = json.loads(run("--json").stdout)
     assert found["good"] is False and sum(found["counts"].values()) == len(found["standings"])
     assert [(event["event"], event["model"]) for event in found["events"]] == [
-        ("enginery.model.registered", "digits"),
-        ("enginery.engine.unproven", "digits"),
+        ("enginesmith.model.registered", "digits"),
+        ("enginesmith.engine.unproven", "digits"),
     ]
     plan = json.loads(run("plan", "--tensorrt", "11.4", "--json").stdout)
     assert [item["group"] for item in plan["dying"]] == ["h100", "h100 mig-1g.10gb", "h100 mig-3g.40gb", "h200"]
@@ -120,8 +120,8 @@ def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fleet, "send", send)
     found = run("--apply")
-    assert told == [("enginery.model.registered", "digits"), ("enginery.engine.unproven", "digits")]
-    assert "sent enginery.model.registered of digits: id-1" in found.stderr
+    assert told == [("enginesmith.model.registered", "digits"), ("enginesmith.engine.unproven", "digits")]
+    assert "sent enginesmith.model.registered of digits: id-1" in found.stderr
     (place / "catalog.yaml").write_text("serve:\n  - {model: ranker, on: [h200]}\n")
     assert "nothing to send: what is missing needs a person first" in run("--apply").stderr
 
@@ -139,7 +139,7 @@ def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         state = module.reconcile_fleet.fn(str(place / "registry"), "catalog.yaml", "nodes.json", apply=True)
     assert state.is_failed() and "missing" in state.message
     assert ("b200", "digits", "missing") in {(row["on"], row["model"], row["state"]) for row in tables[0]}
-    assert told == ["enginery.model.registered", "enginery.engine.unproven"]
+    assert told == ["enginesmith.model.registered", "enginesmith.engine.unproven"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`enginery build`: what it refuses before it begins, and what it says of what failed."""
+"""`enginesmith build`: what it refuses before it begins, and what it says of what failed."""
 
 import numpy as np
 import onnx
@@ -24,7 +24,7 @@ def test_a_build_of_a_part_of_the_spec_moves_no_channel_and_says_how_to(built: P
     assert done.code == 0 and "tiny@2 published\n" in done.out
     assert (
         "channel candidate did not move: this run built cpu; fp32 alone, not all of the spec; "
-        "`enginery promote tiny@2 tiny:candidate` moves it, with --accept-loss where nodes lose" in done.err
+        "`enginesmith promote tiny@2 tiny:candidate` moves it, with --accept-loss where nodes lose" in done.err
     )
     again = built.build("--target", "cpu", "--precision", "fp32").json
     assert (again["version"], again["channel"], again["narrowed"]) == ("2", None, "cpu; fp32")

@@ -1,4 +1,4 @@
-"""`enginery golden`: made once, shown with who uses it, its changes told, and a frozen one kept to."""
+"""`enginesmith golden`: made once, shown with who uses it, its changes told, and a frozen one kept to."""
 
 import re
 
@@ -19,7 +19,7 @@ def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: 
     stale = built.run("build", built.spec)
     assert stale.code == 2
     assert re.search(r"of 9 cases have other expected outputs; logits by up to \d", stale.err)
-    assert f"enginery golden accept {built.spec}" in stale.err
+    assert f"enginesmith golden accept {built.spec}" in stale.err
     accepted = built.run("golden", "accept", built.spec, "--json").json
     assert accepted["before"] == first.json["digest"]
     assert "other expected outputs" in accepted["change"]

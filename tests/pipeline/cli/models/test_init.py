@@ -1,4 +1,4 @@
-"""`enginery init`: a starter, and specs by looking at models."""
+"""`enginesmith init`: a starter, and specs by looking at models."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, c
     assert init(model) == 0
     spec = load_spec(tmp_path / "net.yaml")
     assert (spec.model, spec.source.onnx) == ("net", "net.ONNX")
-    assert "enginery plan" in capsys.readouterr().err
+    assert "enginesmith plan" in capsys.readouterr().err
     assert init(model) == 2 and "exists" in capsys.readouterr().err
     assert init(model, "--force") == 0
 

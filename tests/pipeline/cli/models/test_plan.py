@@ -1,4 +1,4 @@
-"""`enginery plan`: mistakes of a spec as lines, and nothing built."""
+"""`enginesmith plan`: mistakes of a spec as lines, and nothing built."""
 
 import pytest
 

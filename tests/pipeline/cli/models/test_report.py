@@ -1,14 +1,14 @@
-"""`enginery report`: pages drawn again from JSON, or from a version."""
+"""`enginesmith report`: pages drawn again from JSON, or from a version."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import IntegrityError
-from enginery.registry.evidence.attestations import attest
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.errors import IntegrityError
+from enginesmith.registry.evidence.attestations import attest
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication.pages import draw_page, published_document, read_document
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report

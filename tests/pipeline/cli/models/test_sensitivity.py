@@ -1,4 +1,4 @@
-"""`enginery sensitivity`: what is searched, and what cannot be."""
+"""`enginesmith sensitivity`: what is searched, and what cannot be."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`enginery init`, `schema`, `register` and `catalog`."""
+"""`enginesmith init`, `schema`, `register` and `catalog`."""
 
 import json
 import shutil
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from enginery.core.digest import canonical_json
-from enginery.core.types import PRECISIONS
-from enginery.registry.builds.build_lock import LockHolder, hold_build_lock
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.layout import build_lock_key
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.types import PRECISIONS
+from enginesmith.registry.builds.build_lock import LockHolder, hold_build_lock
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import build_lock_key
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
 
@@ -45,7 +45,7 @@ def test_the_schema_that_is_printed_is_that_of_a_spec(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as ended:
         main(["schema"])
     schema = json.loads(capsys.readouterr().out)
-    assert not ended.value.code and schema["title"] == "Enginery model spec"
+    assert not ended.value.code and schema["title"] == "Enginesmith model spec"
     assert "canary" in schema["$defs"]["Validation"]["properties"]
 
 

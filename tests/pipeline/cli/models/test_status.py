@@ -1,4 +1,4 @@
-"""`enginery status` on runs of real builds, and on one that goes on."""
+"""`enginesmith status` on runs of real builds, and on one that goes on."""
 
 import json
 from dataclasses import replace
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from builders.execution.jobs import Job, Printed, ProcessEnded, Started, Usage, Watch, ignore_event
-from enginery.core.errors import StepError
-from enginery.core.text import precise_now
-from enginery.registry.builds.build_history import History
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import run_key, run_live_key
+from enginesmith.core.errors import StepError
+from enginesmith.core.text import precise_now
+from enginesmith.registry.builds.build_history import History
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import run_key, run_live_key
 from pipeline.cli.models import status as command
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps import engines
@@ -145,7 +145,7 @@ def test_what_is_not_there_is_named(going: Project, words: tuple[str, ...], code
 def test_an_empty_registry_says_how_to_fill_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = Project(tmp_path / "project", capsys)
     open_store(empty.registry, create=True)
-    assert "`enginery build` leaves one" in empty.run("status").err
+    assert "`enginesmith build` leaves one" in empty.run("status").err
     assert empty.run("status", "--json").json == {"runs": []}
 
 
@@ -154,4 +154,4 @@ def test_a_log_that_was_collected_is_said_to_be_gone(going: Project) -> None:
     run = running(1, log="b" * 64, log_bytes=1, state="built")
     store.create(run_key(run.id), replace(run, heard_at=precise_now()).to_bytes())
     done = going.run("status", run.id, "--log", UNIT)
-    assert done.code == 2 and "was deleted with `enginery gc`, or is lost" in done.err
+    assert done.code == 2 and "was deleted with `enginesmith gc`, or is lost" in done.err

@@ -1,4 +1,4 @@
-"""`enginery attribute`: it says again what a build said, and what a version lacks."""
+"""`enginesmith attribute`: it says again what a build said, and what a version lacks."""
 
 import json
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import yaml
 
-from enginery.core.errors import ModelError, StepError
-from enginery.core.names import parse_reference
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import locate
+from enginesmith.core.errors import ModelError, StepError
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import locate
 from pipeline.compile.steps.engines import NOT_BUILT
 from pipeline.compile.suspects import Suspect
 from tests.pipeline.projects import Project, weights, write_data, write_model

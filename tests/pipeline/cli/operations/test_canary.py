@@ -1,4 +1,4 @@
-"""`enginery canary run` on a real engine; interrupted, it leaves observations to be judged."""
+"""`enginesmith canary run` on a real engine; interrupted, it leaves observations to be judged."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.cpu_kinds import this_kind
 from tests.pipeline.projects import Project
 from validation.canary.observations import read_observations
 from validation.canary.report import read_report

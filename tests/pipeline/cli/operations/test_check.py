@@ -1,4 +1,4 @@
-"""`enginery check`: what it compares, what it leaves alone, exit codes, and reports of a spec that is wrong."""
+"""`enginesmith check`: what it compares, what it leaves alone, exit codes, and reports of a spec that is wrong."""
 
 import json
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(
     assert done.code == 2 and done.out == ""
     (line,) = [text for text in done.err.splitlines() if text.startswith("::error ")]
     number = 1 + built.spec.read_text().splitlines().index("- fp33")
-    assert f",line={number},title=enginery spec::" in line and "fp33" in line
+    assert f",line={number},title=enginesmith spec::" in line and "fp33" in line
     assert 'failures="1"' in page.read_text() and "fp33" in summary.read_text()
     assert "not checked, 1 mistake" in summary.read_text() and "regression by" not in summary.read_text()
 

@@ -1,4 +1,4 @@
-"""`enginery compare`: exit codes, what is refused before anything is built, and the page."""
+"""`enginesmith compare`: exit codes, what is refused before anything is built, and the page."""
 
 from tests.pipeline.projects import Project
 

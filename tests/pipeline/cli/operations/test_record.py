@@ -1,4 +1,4 @@
-"""`enginery record`: requests from stdin."""
+"""`enginesmith record`: requests from stdin."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ def test_requests_from_stdin(tmp_path):
     done = subprocess.run([*COMMAND, "record", path], input=text, text=True, capture_output=True, check=True)
     assert "2 requests recorded" in done.stderr
     head, first, second = map(json.loads, path.read_text().splitlines())
-    assert head["kind"] == "enginery-traffic" and first == lines[0] and second["at"] > 1e9
+    assert head["kind"] == "enginesmith-traffic" and first == lines[0] and second["at"] > 1e9
     bad = subprocess.run([*COMMAND, "record", path], input='{"inputs": 3}\n', text=True, capture_output=True)
     assert bad.returncode == 2 and "inputs is missing" in bad.stderr
 

@@ -1,4 +1,4 @@
-"""`enginery refit`: new weights without a build, by a backend that can; and what is refused."""
+"""`enginesmith refit`: new weights without a build, by a backend that can; and what is refused."""
 
 import json
 import os
@@ -17,17 +17,17 @@ from onnx import numpy_helper
 
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
-from enginery.client.pull import download_engine
-from enginery.client.resolve import Resolution
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import EngineryError, ModelError
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.names import parse_reference
-from enginery.core.types import CPU_KIND
-from enginery.registry.manifest import EngineEntry, Manifest, request_of
-from enginery.registry.store.base import open_store
-from enginery.registry.store.folder import FileStore
-from enginery.registry.versions.lookup import load, locate
+from enginesmith.client.pull import download_engine
+from enginesmith.client.resolve import Resolution
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.names import parse_reference
+from enginesmith.core.types import CPU_KIND
+from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.folder import FileStore
+from enginesmith.registry.versions.lookup import load, locate
 from pipeline.operations.refit import RefitEngine, cannot
 from pipeline.values import EngineBlob
 from tests.pipeline import refitting_backend
@@ -154,7 +154,7 @@ CHANGES = {
                "more than weights changed: option gain: 1 -> 2"),
     "shapes": ({"model": "1" * 64, "profiles": ()}, "more than weights changed: the shapes changed"),
     "version": ({"model": "1" * 64, "toolchain": ((CPU_KIND, this_kind().name), ("refitting", "2.0"))},
-                "more than weights changed: version of enginery-whole: 1 -> none; version of refitting: 1.0 -> 2.0"),
+                "more than weights changed: version of enginesmith-whole: 1 -> none; version of refitting: 1.0 -> 2.0"),
 }  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def test_a_model_with_another_graph_is_refused_by_what_differs(project: Project,
 def test_an_engine_that_does_not_take_the_weights_says_so(project: Project, tmp_path: Path) -> None:
     same = tmp_path / "same.onnx"
     same.write_bytes(open_store(project.registry).read_blob(str(entry(project, "1", "whole").graph)))
-    with pytest.raises(EngineryError, match="did not take the new weights: gain"):
+    with pytest.raises(EnginesmithError, match="did not take the new weights: gain"):
         refit_job(project, tmp_path, same, gain=2)
 
 

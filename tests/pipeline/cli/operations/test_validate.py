@@ -1,4 +1,4 @@
-"""`enginery validate`: under the limits of publication, and with every trouble as data or as one message."""
+"""`enginesmith validate`: under the limits of publication, and with every trouble as data or as one message."""
 
 import json
 import re
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from builders.execution.local import LocalExecutor
-from enginery.core.errors import IntegrityError
-from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.errors import IntegrityError
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate import revalidate
 from tests.pipeline.projects import Project

@@ -4,11 +4,11 @@ import json
 
 from click.testing import CliRunner, Result
 
-from pipeline.cli import enginery
+from pipeline.cli import enginesmith
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(enginery, [str(argument) for argument in arguments])
+    return CliRunner().invoke(enginesmith, [str(argument) for argument in arguments])
 
 
 def said(*arguments: object) -> str:

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from enginery.registry.store.base import Store
-from tests.enginery.compile_caches.test_warm_start import FACTS, published
-from tests.enginery.registries import flip
+from enginesmith.registry.store.base import Store
+from tests.enginesmith.compile_caches.test_warm_start import FACTS, published
+from tests.enginesmith.registries import flip
 from tests.pipeline.cli.registry.commands import run, said, told
 
 

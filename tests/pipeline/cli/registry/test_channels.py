@@ -1,10 +1,10 @@
-"""`enginery history`, `policy`, `promote` and `rollback`."""
+"""`enginesmith history`, `policy`, `promote` and `rollback`."""
 
 from pathlib import Path
 
-from enginery.core.errors import InputError, UnknownNameError
-from enginery.registry.store.base import Store
-from enginery.registry.versions import lookup
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions import lookup
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.cli.registry.commands import run, said, told
 

@@ -1,9 +1,9 @@
-"""`enginery mirror` and `enginery export-oci`."""
+"""`enginesmith mirror` and `enginesmith export-oci`."""
 
 from pathlib import Path
 
-from enginery.core.errors import UnknownNameError
-from enginery.registry.store.base import Store
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.registry.store.base import Store
 from tests.pipeline.cli.registry.commands import run, said, told
 
 

@@ -1,12 +1,12 @@
-"""`enginery list`: models, versions, and pages of both."""
+"""`enginesmith list`: models, versions, and pages of both."""
 
 import json
 
 from click import UsageError
 
-from enginery.core.errors import UnknownNameError
-from enginery.registry.store.base import Store
-from tests.enginery.registries import engine, publish_engines
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.registry.store.base import Store
+from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.cli.registry.commands import run, told
 
 

@@ -4,10 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from enginery.core.errors import InputError, UnavailableError, UnknownNameError
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import channel_key
-from tests.enginery.registries import engine, flip
+from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import channel_key
+from tests.enginesmith.registries import engine, flip
 from tests.pipeline.cli.registry.commands import run, told
 
 
@@ -35,7 +35,7 @@ def test_verify_tells_how_a_late_snapshot_is_mended(mixed: Store) -> None:
     data = mixed.read(key := channel_key("digits", "stable")) or b""
     mixed.replace(key, json.dumps({**json.loads(data), "snapshots": {}}).encode(), data)
     found = run("verify")
-    assert found.exit_code == 1 and "`enginery verify --repair` writes what is stale anew" in found.stderr
+    assert found.exit_code == 1 and "`enginesmith verify --repair` writes what is stale anew" in found.stderr
     assert "delete the folder" not in found.stderr and "DAMAGED" in found.stdout
     mended = run("verify", "--repair")
     assert mended.exit_code == 1 and "\nmended: " in mended.stdout and "to mend it" not in mended.stderr
@@ -60,7 +60,7 @@ def test_no_registry(tmp_path: Path) -> None:
 
 
 def test_a_serving_node_imports_nothing_heavy() -> None:
-    rooms = "enginery.client.pull, enginery.registry.versions.publish, enginery.registry.verification"
+    rooms = "enginesmith.client.pull, enginesmith.registry.versions.publish, enginesmith.registry.verification"
     code = f"import sys, {rooms}; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
     loaded = {name.partition(".")[0] for name in out.stdout.split()}

@@ -1,7 +1,7 @@
-"""`enginery gc`, `pin` and `unpin`: shown first, deleted when told."""
+"""`enginesmith gc`, `pin` and `unpin`: shown first, deleted when told."""
 
-from enginery.core.errors import UnknownNameError
-from enginery.registry.store.base import Store
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.registry.store.base import Store
 from tests.pipeline.cli.registry.commands import run, said, told
 
 

@@ -4,23 +4,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.names import parse_reference
-from enginery.registry.store.base import open_store
-from enginery.registry.trust.requirement import UntrustedError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.trust.requirement import UntrustedError
 from pipeline.canary.engines import choose
-from pipeline.cli import enginery
-from tests.enginery.registries import engine, publish_engines
-from tests.enginery.registry.trust.keys import written
+from pipeline.cli import enginesmith
+from tests.enginesmith.registries import engine, publish_engines
+from tests.enginesmith.registry.trust.keys import written
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
-    found = CliRunner().invoke(enginery, [str(item) for item in arguments], catch_exceptions=True)
+    found = CliRunner().invoke(enginesmith, [str(item) for item in arguments], catch_exceptions=True)
     return found.exit_code, found.stdout, repr(found.exception)
 
 
 def test_sign_and_verify_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENGINERY_REGISTRY", str(tmp_path / "registry"))
+    monkeypatch.setenv("ENGINESMITH_REGISTRY", str(tmp_path / "registry"))
     store = open_store(tmp_path / "registry", create=True)
     publish_engines(store, [engine(store)])
     secret, public = written(tmp_path, "release")
@@ -34,7 +34,7 @@ def test_sign_and_verify_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     code, out, _ = run("pull", "digits", "--target", "cpu", "--dest", tmp_path / "dest", "--trust", policy)
     assert code == 0 and "signed: by r\n" in out
     publish_engines(store, [engine(store, data=b"two")], "b")
-    monkeypatch.setenv("ENGINERY_TRUST_POLICY", str(policy))
+    monkeypatch.setenv("ENGINESMITH_TRUST_POLICY", str(policy))
     for command in ("promote", "validate"):
         assert "UntrustedError" in run(command, "digits@2")[2]
     with pytest.raises(UntrustedError):

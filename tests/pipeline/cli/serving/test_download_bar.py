@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from enginery.client.fetch import silent
+from enginesmith.client.fetch import silent
 from pipeline.cli.serving.download_bar import _columns, download_bar
 
 

@@ -1,15 +1,15 @@
-"""`enginery pull --layout`: what it writes and prints, and options of other layouts."""
+"""`enginesmith pull --layout`: what it writes and prints, and options of other layouts."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from enginery.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.cli import main
-from tests.enginery.client.layouts.engines import cpu_engine, plan
-from tests.enginery.client.layouts.model_config import read_config
-from tests.enginery.registries import publish_engines
+from tests.enginesmith.client.layouts.engines import cpu_engine, plan
+from tests.enginesmith.client.layouts.model_config import read_config
+from tests.enginesmith.registries import publish_engines
 
 
 @pytest.fixture

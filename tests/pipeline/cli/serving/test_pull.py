@@ -1,12 +1,12 @@
-"""`enginery pull` and `enginery resolve`: tables, JSON, exit codes, following a channel once."""
+"""`enginesmith pull` and `enginesmith resolve`: tables, JSON, exit codes, following a channel once."""
 
 from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import UnknownNameError
-from enginery.registry.store.base import Store
-from tests.enginery.registries import engine, publish_engines, refusal
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.registry.store.base import Store
+from tests.enginesmith.registries import engine, publish_engines, refusal
 from tests.pipeline.cli.registry.commands import run, told
 
 

@@ -9,13 +9,13 @@ import pytest
 from builders.backends import discovery
 from builders.execution.jobs import Needs, ReducedRequest, WorkerContext
 from builders.execution.local import LocalExecutor
-from enginery.core.errors import UnavailableError
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.types import BuildRequest
-from enginery.registry.builds.build_history import Expectation
-from enginery.registry.manifest import request_of
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.types import BuildRequest
+from enginesmith.registry.builds.build_history import Expectation
+from enginesmith.registry.manifest import request_of
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess, compile_model
 from pipeline.compile.plan import Selection
 from pipeline.compile.preloaded import PRELOADED
@@ -46,9 +46,9 @@ def request(target: str, backend: str, model: str = "0" * 64, **options: object)
     ("target", "backend", "wanted"),
     [
         ("cpu", "onnxruntime", Needs(memory_mib=7)),
-        ("sm_89", "tensorrt-rtx", Needs({"enginery/sm": "sm_89"}, memory_mib=7)),
-        ("sm_89", "tensorrt", Needs({"enginery/sm": "sm_89"}, required=True, gpus=1, memory_mib=7)),
-        ("l4", "tensorrt", Needs({"enginery/sm": "sm_89", "enginery/product": "l4"}, True, 1, 7)),
+        ("sm_89", "tensorrt-rtx", Needs({"enginesmith/sm": "sm_89"}, memory_mib=7)),
+        ("sm_89", "tensorrt", Needs({"enginesmith/sm": "sm_89"}, required=True, gpus=1, memory_mib=7)),
+        ("l4", "tensorrt", Needs({"enginesmith/sm": "sm_89", "enginesmith/product": "l4"}, True, 1, 7)),
     ],
 )
 def test_a_compiler_that_tunes_needs_its_gpu_and_others_prefer_it(target, backend, wanted):

@@ -1,4 +1,4 @@
-"""`enginery rollout`, `policy set --waves`, and what promote and rollback do beside a rollout."""
+"""`enginesmith rollout`, `policy set --waves`, and what promote and rollback do beside a rollout."""
 
 import json
 import urllib.error
@@ -8,15 +8,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from enginery.client.client import ReportUrl
-from enginery.core.address import HttpAddress
-from enginery.core.errors import ConflictError, InputError, UnavailableError, UnknownNameError
-from enginery.registry.rollouts.reports import TOKEN, NodeReport, SentReport, read_reports
-from enginery.registry.rollouts.state import format_time
-from enginery.registry.rollouts.waves import ServingNode, is_reached
-from enginery.registry.store.base import FileStore, Store
-from enginery.registry.versions import lookup
-from enginery.registry.versions.rolling import read_rollout
+from enginesmith.client.client import ReportUrl
+from enginesmith.core.address import HttpAddress
+from enginesmith.core.errors import ConflictError, InputError, UnavailableError, UnknownNameError
+from enginesmith.registry.rollouts.reports import TOKEN, NodeReport, SentReport, read_reports
+from enginesmith.registry.rollouts.state import format_time
+from enginesmith.registry.rollouts.waves import ServingNode, is_reached
+from enginesmith.registry.store.base import FileStore, Store
+from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.rolling import read_rollout
 from pipeline.rollout.receiving import ReportReceiver, make_server
 from tests.pipeline.cli.registry.commands import run, said, told
 
@@ -88,7 +88,7 @@ def test_a_policy_with_waves(serving: Store) -> None:
     assert "come in waves: 1%, 5%, 25%, 100% with 10m each; gates: health 95%, a person" in text
     assert "1%, 5%, 25%, 100%" in said("policy", "show", WHERE)
     refused = run("promote", "digits@2")
-    assert refused.exit_code != 0 and "`enginery rollout start digits@2 digits:stable`" in str(refused.exception)
+    assert refused.exit_code != 0 and "`enginesmith rollout start digits@2 digits:stable`" in str(refused.exception)
     assert "gates: health 95%, a person" in said("rollout", "start", "digits@2")
     assert told("policy", "set", WHERE)["proven"] == [] and "no waves" in str(
         run("rollout", "start", "digits@3").exception

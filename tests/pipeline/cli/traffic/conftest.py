@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from enginery.recording.recorder import Recorder
+from enginesmith.recording.recorder import Recorder
 
 EPOCH = 1_772_409_600.0
 SPEC = """\

@@ -1,4 +1,4 @@
-"""`enginery buckets` as a user calls it: an engine is built and timed, and the spec is written."""
+"""`enginesmith buckets` as a user calls it: an engine is built and timed, and the spec is written."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`enginery capacity` over made-up latency reports of several kinds of machines, and every bad input."""
+"""`enginesmith capacity` over made-up latency reports of several kinds of machines, and every bad input."""
 
 import json
 from dataclasses import replace
@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginery.core.codec import encode
-from enginery.core.digest import canonical_json
-from enginery.core.reports.latency import BucketLatency, MachineKind, Quantile, SystemLoad
-from enginery.core.reports.load import ServerOverhead
-from enginery.registry.evidence.latencies import attach_latency
-from enginery.registry.evidence.loads import attach_load
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.reports.latency import BucketLatency, MachineKind, Quantile, SystemLoad
+from enginesmith.core.reports.load import ServerOverhead
+from enginesmith.registry.evidence.latencies import attach_latency
+from enginesmith.registry.evidence.loads import attach_load
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import load
 from tests.pipeline.projects import Project
 from tests.validation.latency.reports import latency_report
 from tests.validation.load.reports import load_report
@@ -71,7 +71,7 @@ def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
     assert gpu["price"] == "l4" and gpu["greatest"]["rate"]["value"] > 2 * rate["value"]
     missing = [row for row in found["engines"] if row["machine"] == "t4"]
     assert missing and all(not row["greatest"] for row in missing)
-    assert "not measured; on such a machine: enginery validate tiny@1 --target sm_75" in missing[0]["reason"]
+    assert "not measured; on such a machine: enginesmith validate tiny@1 --target sm_75" in missing[0]["reason"]
     assert set(found["mix"]["machines"]) <= {"cpu", "l4"} and found["mix"]["machines"].get("l4", 0) <= 2
     assert "<svg" in timed.folder.joinpath("cost.svg").read_text()
     again = timed.run(*words, "--wait", "0ms", "--batch", 1, "--quiet")
@@ -82,7 +82,7 @@ def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
 def test_what_load_tests_found_of_the_server_is_counted(timed: Project) -> None:
     words = ("capacity", "tiny", "--rate", 100, "--p99", "20ms", "--batch", 8, "--wait", "0ms")
     before = timed.run(*words)
-    assert "what a server adds to a run is not counted" in before.err and "enginery load tiny@1" in before.err
+    assert "what a server adds to a run is not counted" in before.err and "enginesmith load tiny@1" in before.err
     store = open_store(str(timed.registry))
     manifest = load(store, "tiny", "1")
     entry = next(entry for entry in manifest.engines if entry.unit == "cpu fp32 onnxruntime")
@@ -137,7 +137,7 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
     path.write_text("\n".join(lines[:50]))
     few = timed.run(*words, "--traffic", path)
     assert few.code == 2 and "p99 takes at least 100" in few.err
-    path.write_text("\n".join(['{"kind": "enginery-traffic", "format": 1, "model": "other"}', *lines]))
+    path.write_text("\n".join(['{"kind": "enginesmith-traffic", "format": 1, "model": "other"}', *lines]))
     other = timed.run(*words, "--traffic", path)
     assert other.code == 2 and "is traffic of 'other', and this is 'tiny'" in other.err
 
@@ -175,4 +175,4 @@ def test_bad_input_is_told(timed: Project, words: tuple[object, ...], wanted: st
 
 def test_without_a_report_the_command_that_times_is_named(built: Project) -> None:
     done = built.run("capacity", "tiny", "--rate", 1, "--p99", "1s")
-    assert done.code == 2 and "time its engines where they run: enginery validate tiny@1" in done.err
+    assert done.code == 2 and "time its engines where they run: enginesmith validate tiny@1" in done.err

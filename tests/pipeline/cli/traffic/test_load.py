@@ -1,16 +1,16 @@
-"""`enginery load` against a real server's process, its record, and bad input."""
+"""`enginesmith load` against a real server's process, its record, and bad input."""
 
 import json
 
 import numpy as np
 import pytest
 
-from enginery.core.errors import IntegrityError
-from enginery.core.names import parse_reference
-from enginery.exchange.mirror import mirror
-from enginery.registry.evidence.loads import attach_load, load_reports
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import load
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.names import parse_reference
+from enginesmith.exchange.mirror import mirror
+from enginesmith.registry.evidence.loads import attach_load, load_reports
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import load
 from tests.pipeline.projects import Project
 
 WORDS = ("load", "tiny", "--target", "cpu", "--precision", "fp32")
@@ -63,7 +63,7 @@ def test_requests_of_another_model_or_beyond_the_dims_are_refused_before_a_serve
     path.write_text("\n".join(lines))
     beyond = built.run(*WORDS, "--rate", 40, "--traffic", path)
     assert beyond.code == 2 and "1 of 20 requests are beyond the dims" in beyond.err and "batch=99" in beyond.err
-    path.write_text("\n".join(['{"kind": "enginery-traffic", "format": 1, "model": "other"}', *lines]))
+    path.write_text("\n".join(['{"kind": "enginesmith-traffic", "format": 1, "model": "other"}', *lines]))
     other = built.run(*WORDS, "--rate", 40, "--traffic", path)
     assert other.code == 2 and "is traffic of 'other', and this is 'tiny'" in other.err
 

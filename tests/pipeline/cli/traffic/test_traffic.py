@@ -1,4 +1,4 @@
-"""`enginery traffic` as a user calls it."""
+"""`enginesmith traffic` as a user calls it."""
 
 import json
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.names import parse_reference
-from enginery.registry.store.base import open_store
-from enginery.registry.versions.lookup import locate
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import locate
 from tests.pipeline.cli.registry.commands import run
 from tests.pipeline.compile.caches.test_make_cache import NET, SPEC
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.compile_caches.archive import pack
-from enginery.compile_caches.recipe import CompileOptions
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import ModelError, SpecError
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.reports.proof import describe
-from enginery.core.types import TensorSpec
-from enginery.user_code.compiling import CompileModel, RanCompiled
+from enginesmith.compile_caches.archive import pack
+from enginesmith.compile_caches.recipe import CompileOptions
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import ModelError, SpecError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.reports.proof import describe
+from enginesmith.core.types import TensorSpec
+from enginesmith.user_code.compiling import CompileModel, RanCompiled
 from pipeline.compile.caches.make_cache import MOST_RATIO, judge_start
 from pipeline.compile.caches.maker import explain_refusal
 from pipeline.sources.compiled_session import CompiledSession

@@ -8,9 +8,9 @@ import pytest
 
 from builders.execution.jobs import Job, Result, Watch, ignore_event
 from builders.execution.local import LocalExecutor
-from enginery.core.errors import EngineryError, SpecError, StepError
-from enginery.core.hardware.targets import parse_targets
-from enginery.registry.store.base import open_store
+from enginesmith.core.errors import EnginesmithError, SpecError, StepError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.caches.make_cache import MakeCache, check_worker
 from pipeline.compile.caches.maker import CPU_LABEL, wanted_runtimes
 from pipeline.compile.caches.plan import check_required_caches, needs_of, plan_caches
@@ -47,7 +47,7 @@ def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Cluster:
     """An executor whose machine does not see the spec's folder."""
 
-    def __init__(self, error: EngineryError | None = None) -> None:
+    def __init__(self, error: EnginesmithError | None = None) -> None:
         self.jobs: list[Job[object]] = []
         self._error, self._inner = error, LocalExecutor(1)
 
@@ -93,16 +93,16 @@ def test_one_that_fails_elsewhere_keeps_its_reason_and_stops_nothing(tmp_path: P
     assert [(item.entry.status, item.entry.reason) for item in made] == [("failed", "no node")] * 2
     assert [job.needs.labels for job in cluster.jobs] == [
         {CPU_LABEL: "arm64"},
-        {"enginery/sm": "sm_89", "enginery/product": "l4"},
+        {"enginesmith/sm": "sm_89", "enginesmith/product": "l4"},
     ]
     assert [(job.needs.gpus, job.needs.required) for job in cluster.jobs] == [(0, True), (1, True)]
     assert not needs_of(CPU, 0).required
 
 
 def test_a_worker_of_another_kind_or_with_other_versions_refuses() -> None:
-    with pytest.raises(EngineryError, match=rf"torch compiles for this CPU.*{CPU_LABEL}=KIND"):
+    with pytest.raises(EnginesmithError, match=rf"torch compiles for this CPU.*{CPU_LABEL}=KIND"):
         check_worker(ARM, wanted_runtimes())
-    with pytest.raises(EngineryError, match="install the same versions on every node"):
+    with pytest.raises(EnginesmithError, match="install the same versions on every node"):
         check_worker(CPU, {"torch": "1.0"})
     check_worker(CPU, wanted_runtimes())
 
@@ -127,7 +127,7 @@ def test_a_plan_lists_caches_before_and_after_the_export(tmp_path: Path, exporte
 def test_a_required_cache_that_is_refused_stops_the_run_before_anything_is_built(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, "build: {required: [arm64 fp32 torch-compile]}", "[cpu, arm64]")
     records = open_records(open_store(str(tmp_path / "registry"), create=True))
-    with pytest.raises(EngineryError, match="arm64 fp32 torch-compile: torch compiles for this CPU"):
+    with pytest.raises(EnginesmithError, match="arm64 fp32 torch-compile: torch compiles for this CPU"):
         check_required_caches(plan_caches(spec, ALL, None, records))
     check_required_caches(plan_caches(spec, ALL, None, replace(records, elsewhere=True)))
     with pytest.raises(SpecError, match="covers no unit of this spec"):

@@ -15,8 +15,8 @@ import pytest
 
 from builders.execution.jobs import Job, Watch, WorkerContext, decode_request, encode_request, ignore_event, result_type
 from builders.execution.starting import spawn
-from enginery.core.codec import decode, encode
-from enginery.registry.store.base import open_store
+from enginesmith.core.codec import decode, encode
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.closure.reach import is_carrier
 from pipeline.compile.closure.sources import PACKAGES
 from pipeline.compile.composition import InProcess, compile_model
@@ -77,7 +77,7 @@ def run(job: Job) -> Any:
 
 @contextmanager
 def traced(called: set[tuple[str, str]]) -> Iterator[None]:
-    """Note the module and the outermost name of each function of Enginery that this thread calls.
+    """Note the module and the outermost name of each function of Enginesmith that this thread calls.
 
     Left out is what a carrier calls, and what runs because a module is imported.
     """

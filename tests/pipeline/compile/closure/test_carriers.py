@@ -8,10 +8,10 @@ import pytest
 
 from builders.backends import discovery
 from builders.execution.jobs import Job
-from enginery.core.digest import digest_of_bytes, digest_of_file
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.files import BlobDigest
-from enginery.registry.store.layout import MAX_DOCUMENT_BYTES
+from enginesmith.core.digest import digest_of_bytes, digest_of_file
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.files import BlobDigest
+from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES
 from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import CARRIERS, _walk, is_carrier, reach_definitions
 from pipeline.compile.closure.sources import SourceFiles
@@ -80,7 +80,7 @@ def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(
     ran: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So no code of a store decides what a step gives: where blobs lie, how they are fetched, what else is there."""
-    assert list(CARRIERS) == ["enginery.registry"], "each carrier needs a test of its own"
+    assert list(CARRIERS) == ["enginesmith.registry"], "each carrier needs a test of its own"
     assert {type(job.request) for job, _ in ran.done} >= KEYED
     for name in [name for name in sys.modules if name.startswith("pipeline.compile.steps.")]:
         monkeypatch.setattr(f"{name}.open_store", Bytes, raising=False)
@@ -99,9 +99,9 @@ def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
         for definition in (module.definitions[each] for each in reached if each in module.definitions):
             read |= {target for target, _ in definition.references if is_carrier(target[0])}
     assert read == {
-        ("enginery.registry.store.base", "open_store"),
-        ("enginery.registry.store.base", "Store"),
-        ("enginery.registry.store.files", "BlobDigest"),  # a value: two digests
+        ("enginesmith.registry.store.base", "open_store"),
+        ("enginesmith.registry.store.base", "Store"),
+        ("enginesmith.registry.store.files", "BlobDigest"),  # a value: two digests
     }
 
 
@@ -109,7 +109,7 @@ def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
 def test_everything_that_a_step_called_is_in_its_closure(ran: Traced, request_type: type) -> None:
     """The closure is computed from the source; here the steps are run, and every call of theirs is looked at."""
     reached = reach_definitions([root_name(request_type), *([ORT] if request_type in OPENING else [])], SourceFiles())
-    codec = ("enginery.core.codec", "builders.execution.jobs")
+    codec = ("enginesmith.core.codec", "builders.execution.jobs")
     called = {(module, name) for module, name in ran.called[request_type] if module not in codec}
     assert len(called) > 5
     # A lambda or a comprehension outside of functions has no name to look for.

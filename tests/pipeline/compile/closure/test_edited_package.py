@@ -1,4 +1,4 @@
-"""A copy of Enginery with an edited file, in processes of its own: what it does again, and what its plan says."""
+"""A copy of Enginesmith with an edited file, in processes of its own: what it does again, and what its plan says."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def edit(copy: Path, name: str, before: str, after: str) -> None:
 
 
 def run(copy: Path, project: Project, *words: str) -> tuple[Any, str]:
-    env = {**os.environ, "PYTHONPATH": str(copy), "ENGINERY_CACHE": str(copy.parent / "cache")}
+    env = {**os.environ, "PYTHONPATH": str(copy), "ENGINESMITH_CACHE": str(copy.parent / "cache")}
     env["PYTHONDONTWRITEBYTECODE"] = "1"  # 20 MB that nobody reads again
     command = [sys.executable, "-m", "pipeline.cli", *words, project.spec, "--registry", project.registry, "--json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, cwd=copy.parent)
@@ -45,7 +45,7 @@ def test_edited_comments_and_pages_redo_nothing_anywhere(copy: Path, built: Proj
     (copy / "validation" / "reporting" / "report.html.j2").write_text("other words")
     edit(
         copy,
-        "enginery/registry/store/folder.py",
+        "enginesmith/registry/store/folder.py",
         "def open_folder(",
         "def _other() -> int:\n    return 1\n\n\ndef open_folder(",
     )

@@ -20,7 +20,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in {**files, "deep": "def deep():\n    return 1\n", "far": "def far():\n    return 1\n"}.items():
         (tmp_path / "toy" / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("ENGINERY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ENGINESMITH_CACHE", str(tmp_path / "cache"))
     return tmp_path
 
 
@@ -90,7 +90,7 @@ def test_a_cache_that_cannot_be_written_or_is_off_costs_time_alone(
 ) -> None:
     (toy / "cache").write_text("a file where a folder belongs")
     first = ask()
-    monkeypatch.setenv("ENGINERY_CACHE_BYTES", "0")
+    monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", "0")
     assert ask().digest == first.digest and len(computed) == 2
 
 
@@ -98,7 +98,7 @@ def test_threads_that_ask_at_once_wait_for_one(
     toy: Path, computed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two threads in `ast.parse` at once make CPython 3.11 fail."""
-    monkeypatch.setenv("ENGINERY_CACHE_BYTES", "0")
+    monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", "0")
     code._find.cache_clear()
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: find_code(*ROOTS), range(32)))

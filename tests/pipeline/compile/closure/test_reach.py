@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 from pipeline.compile.closure import reach as reach_module
 from pipeline.compile.closure.reach import reach, reach_definitions
 from pipeline.compile.closure.sources import SourceFiles
@@ -190,7 +190,7 @@ def test_a_function_object_and_a_method_are_roots(toy: Path) -> None:
 
     assert find_code(MergeParts) == find_code("pipeline.compile.steps.calibration:MergeParts")
     assert digest("toy.kept:Kept.first") == digest("toy.kept:Kept")
-    with pytest.raises(EngineryError, match=r"toy\.start:gone is not there"):
+    with pytest.raises(EnginesmithError, match=r"toy\.start:gone is not there"):
         digest("toy.start:gone")
 
 
@@ -219,7 +219,7 @@ def test_bytecode_alone_is_refused_with_the_remedy(toy: Path) -> None:
     py_compile.compile(str(toy / "toy/local.py"), cfile=str(toy / "toy/local.pyc"))
     (toy / "toy/local.py").unlink()
     with pytest.raises(
-        EngineryError, match=r"toy\.local has no source code .* install the package with its \.py files"
+        EnginesmithError, match=r"toy\.local has no source code .* install the package with its \.py files"
     ):
         digest()
 
@@ -237,5 +237,5 @@ def test_an_extension_module_counts_by_its_bytes(toy: Path) -> None:
 
 def test_what_is_no_python_says_which_module(toy: Path) -> None:
     (toy / "toy/deep.py").write_text("def (")
-    with pytest.raises(EngineryError, match=r"toy\.deep cannot be parsed"):
+    with pytest.raises(EnginesmithError, match=r"toy\.deep cannot be parsed"):
         digest()

@@ -1,6 +1,6 @@
 """Each step is redone when code changes that its worker can reach, and not when other code does.
 
-The source of every module of Enginery is changed, in memory: `SourceFiles` is given other bytes for it.
+The source of every module of Enginesmith is changed, in memory: `SourceFiles` is given other bytes for it.
 """
 
 import ast
@@ -89,7 +89,7 @@ def reached(step: str) -> dict[str, frozenset[str]]:
 
 @cache
 def modules() -> list[str]:
-    """Every module of Enginery, whether or not a step reaches it."""
+    """Every module of Enginesmith, whether or not a step reaches it."""
     root = Path(keys.__file__).parents[3]
     files = (file.relative_to(root) for package in PACKAGES for file in (root / package).rglob("*.py"))
     return sorted(".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files)
@@ -203,15 +203,15 @@ def is_page(module: str) -> bool:
         "pipeline.cli",
         "pipeline.compile.publication.pages",
         "pipeline.orchestration.tracing",
-        "enginery.registry",
+        "enginesmith.registry",
     )
     rooms += (
         "pipeline.fleet",
         "pipeline.orchestration.deployments",
         "pipeline.intake",
         "pipeline.api",
-        "enginery.client",
-        "enginery.exchange",
+        "enginesmith.client",
+        "enginesmith.exchange",
         "builders.execution.ray",
     )
     return any(module == room or module.startswith(f"{room}.") for room in rooms)
@@ -255,9 +255,9 @@ DYNAMIC = {
     ("builders.backends.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
     ("builders.execution.fork_server", "main"): "the modules that jobs import for themselves",
     ("builders.execution.jobs", "decode_request"): "the class that an export names: `MeasureNoise`",
-    ("enginery.core.errors", "error_from_json"): "classes of its own module; an error is no result",
-    ("enginery.user_code.entry_point", "_import"): "the spec's own files, whose digests are in the key",
-    ("enginery.user_code.published", "PublishedModules"): "code of a version, by the digests in its manifest",
+    ("enginesmith.core.errors", "error_from_json"): "classes of its own module; an error is no result",
+    ("enginesmith.user_code.entry_point", "_import"): "the spec's own files, whose digests are in the key",
+    ("enginesmith.user_code.published", "PublishedModules"): "code of a version, by the digests in its manifest",
 }
 
 

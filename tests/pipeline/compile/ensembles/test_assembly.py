@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import enginery
-from enginery.core.errors import DataError
+import enginesmith
+from enginesmith.core.errors import DataError
 from pipeline.orchestration import ensembles
 from tests.ensembles import write_ensemble
 
@@ -16,4 +16,4 @@ def test_data_that_does_not_suit_a_graph_names_it(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(ensembles, "_compile_graph", refuse)
     with pytest.raises(DataError, match=r"^graph 'encoder': state 'past' has come to length=5$"):
-        enginery.build(write_ensemble(tmp_path / "project"), registry=tmp_path / "registry")
+        enginesmith.build(write_ensemble(tmp_path / "project"), registry=tmp_path / "registry")

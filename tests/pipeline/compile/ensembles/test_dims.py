@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.errors import SpecError
-from enginery.core.types import Dim
+from enginesmith.core.errors import SpecError
+from enginesmith.core.types import Dim
 from pipeline.compile.ensembles.connections import check_connections, whole_inputs
 from pipeline.spec.ensembles.model import load_ensemble
 from tests.ensembles import DECODER, ENCODER, write_ensemble

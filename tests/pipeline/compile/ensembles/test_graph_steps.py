@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
-from enginery.core.state import State
-from enginery.core.types import Dim, Session, Tensors, TensorSpec
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State
+from enginesmith.core.types import Dim, Session, Tensors, TensorSpec
 from pipeline.compile.ensembles.graph_steps import SEQUENCE, STEP, GraphSteps, find_graph_steps, list_rows, roll_steps
 from pipeline.compile.ensembles.whole import WholeData
 

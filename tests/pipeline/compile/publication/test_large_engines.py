@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.reports.proof import Approved, Report, approve
-from enginery.core.types import Precision
-from enginery.registry.manifest import EngineEntry, Manifest
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.reports.proof import Approved, Report, approve
+from enginesmith.core.types import Precision
+from enginesmith.registry.manifest import EngineEntry, Manifest
 from pipeline.compile.publication.draft import say_which_are_large
 
 PLAIN = Manifest("m", "", "2026-01-01T00:00:00Z", "c" * 64)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.codec import decode
-from enginery.core.errors import InputError, IntegrityError, UnknownNameError
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import page_data_key, page_key
-from enginery.registry.versions.lookup import load
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import page_data_key, page_key
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication.pages import (
     CANARY,
     VERSION,

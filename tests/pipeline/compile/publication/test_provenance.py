@@ -9,11 +9,11 @@ from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from enginery.core.digest import canonical_json
-from enginery.registry.store.base import open_store
-from enginery.registry.verification import verify
-from enginery.registry.versions.publish import publish
-from pipeline.cli import enginery
+from enginesmith.core.digest import canonical_json
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions.publish import publish
+from pipeline.cli import enginesmith
 from pipeline.compile.publication.provenance import (
     IMAGE,
     SBOM,
@@ -22,7 +22,7 @@ from pipeline.compile.publication.provenance import (
     provenance_statement,
     with_provenance,
 )
-from tests.enginery.registries import approval, draft, engine
+from tests.enginesmith.registries import approval, draft, engine
 
 STARTED = "2026-01-01T00:00:00+00:00"
 
@@ -65,5 +65,5 @@ def test_provenance_is_signed_with_the_manifest_and_no_part_of_what_a_version_is
     assert published("2026-02-02T00:00:00+00:00") == ("1", True)
     assert verify(store, None).sound
     for flag, key in (("--provenance", "predicateType"), ("--sbom", "bomFormat")):
-        shown = CliRunner().invoke(enginery, ["show", "digits", flag, "--registry", str(tmp_path / "registry")])
+        shown = CliRunner().invoke(enginesmith, ["show", "digits", flag, "--registry", str(tmp_path / "registry")])
         assert shown.exit_code == 0 and key in json.loads(shown.stdout)

@@ -11,8 +11,8 @@ from builders.onnx_graphs.shard_names import list_shards
 from builders.onnx_graphs.shards import save_graph
 from builders.onnx_graphs.weights import load_graph, set_place
 from builders.reference import ReferenceSession
-from enginery.core.errors import IntegrityError
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.errors import IntegrityError
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.steps.blobs import StoredGraph, fetch_graph, put_graph, runnable
 from validation.attribution.onnx_graph import OnnxGraph
 

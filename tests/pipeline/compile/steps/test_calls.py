@@ -10,11 +10,11 @@ import onnx
 import pytest
 
 from builders.backends import discovery
-from enginery.core.codec import decode, encode_document
-from enginery.core.hardware.cpu_kinds import CPU
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.reports.proof import Check, judge
-from enginery.core.types import BuildRequest
+from enginesmith.core.codec import decode, encode_document
+from enginesmith.core.hardware.cpu_kinds import CPU
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.reports.proof import Check, judge
+from enginesmith.core.types import BuildRequest
 from pipeline.compile.steps import proofs
 from pipeline.compile.steps.proofs import CheckEngine, calls_of, repeats_bits
 from pipeline.spec.model import ModelSpec, load_spec

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from enginery.core.types import Session
-from enginery.registry.store.base import Store, open_store
+from enginesmith.core.types import Session
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.steps.blobs import answers_here, open_reference, this_machine
 from pipeline.values import Exported, KeptAnswers, OnnxModel, Proof
 from tests.pipeline.quantization.small_nets import build

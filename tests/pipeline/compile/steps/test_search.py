@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from builders.execution.jobs import Job, Watch, ignore_event
-from enginery.registry.store.base import open_store
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.missed import describe_deciding
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.search import SearchQuantization, SearchResults, choose

@@ -11,12 +11,12 @@ from builders.backends.optional_methods import GIVEN, GROWN
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
 from builders.backends.tensorrt import build as tensorrt_timing
 from builders.backends.tensorrt.build import keep_grown, merge_caches, use_given
-from enginery.core.capabilities import Capabilities
-from enginery.core.errors import EngineryError, UnavailableError
-from enginery.registry.gc import collect
-from enginery.registry.store.base import open_store
-from enginery.registry.store.folder import FileStore
-from enginery.registry.store.layout import timing_key
+from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.errors import EnginesmithError, UnavailableError
+from enginesmith.registry.gc import collect
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.folder import FileStore
+from enginesmith.registry.store.layout import timing_key
 from pipeline.compile.steps import engines
 from pipeline.compile.steps.engines import TimingCache
 
@@ -35,7 +35,7 @@ class Tunes:
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         words = {*older.split(), *newer.split()}
         if b"bad" in words:
-            raise EngineryError("these do not go together")
+            raise EnginesmithError("these do not go together")
         return b" ".join(sorted(words))
 
 

@@ -1,15 +1,15 @@
-"""`enginery compare` on a real project: what is measured, what is said of it, and that nothing is published."""
+"""`enginesmith compare` on a real project: what is measured, what is said of it, and that nothing is published."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from enginery.core.codec import decode, encode
-from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.reports.latency import MachineKind
-from enginery.core.types import Dim
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.reports.latency import MachineKind
+from enginesmith.core.types import Dim
 from pipeline.operations.compare.report import (
     BackendComparison,
     EngineFacts,
@@ -126,7 +126,7 @@ def test_a_busy_machine_is_said_once_with_the_remedy():
 
 def test_what_cannot_be_compared_is_refused(project: Project):
     spec = load_spec(project.spec)
-    with pytest.raises(InputError, match="none of tensorrt-rtx builds for cpu; `enginery backends` says what does"):
+    with pytest.raises(InputError, match="none of tensorrt-rtx builds for cpu; `enginesmith backends` says what does"):
         widen_spec(spec, asked("cpu", "tensorrt-rtx"))
     with pytest.raises(UnknownNameError, match="did you mean 'onnxruntime'"):
         widen_spec(spec, asked("cpu", "onnxruntim"))

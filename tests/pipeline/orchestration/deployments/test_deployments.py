@@ -13,8 +13,8 @@ from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
-from enginery.core.hardware.gpu_generations import GENERATIONS
-from pipeline.cli import enginery
+from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from pipeline.cli import enginesmith
 from pipeline.orchestration.deployments.deploy import SILENT, automation, flow_of, template
 from pipeline.orchestration.deployments.plan import KINDS, REGISTRY, DeploymentPlan, WantedDeployment, text
 from pipeline.orchestration.flows.runner import limit_name
@@ -61,7 +61,7 @@ def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
 
 
 def test_whatever_ends_a_run_ends_its_watch() -> None:
-    ends = {event.rpartition(".")[2] for event in automation("enginery").trigger.expect}
+    ends = {event.rpartition(".")[2] for event in automation("enginesmith").trigger.expect}
     flows = ROOT / "pipeline" / "orchestration" / "flows"
     names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
     assert "Skipped" in names and names <= ends, "a state of ours that is not expected would be taken for silence"
@@ -71,7 +71,9 @@ def test_whatever_ends_a_run_ends_its_watch() -> None:
 
 
 def test_every_generation_has_a_limit() -> None:
-    assert [limit_name(name) for name in DeploymentPlan("").limits()] == [f"enginery-gpu-{g.sm}" for g in GENERATIONS]
+    assert [limit_name(name) for name in DeploymentPlan("").limits()] == [
+        f"enginesmith-gpu-{g.sm}" for g in GENERATIONS
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,7 +85,7 @@ def test_every_placeholder_of_a_template_is_a_variable(kind: str) -> None:
 
 def test_a_kubernetes_job_gets_its_gpu_node_image_and_secrets() -> None:
     given: dict[str, Any] = {
-        "image": "registry.example/enginery:1",
+        "image": "registry.example/enginesmith:1",
         "gpu_count": 1,
         "node_selector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
@@ -101,7 +103,7 @@ def test_a_kubernetes_job_gets_its_gpu_node_image_and_secrets() -> None:
 
 
 def run(*words: str, **environment: str) -> tuple[int, str]:
-    done = CliRunner().invoke(enginery, ["deploy", *words], env={"ENGINERY_REGISTRY": None, **environment})
+    done = CliRunner().invoke(enginesmith, ["deploy", *words], env={"ENGINESMITH_REGISTRY": None, **environment})
     return done.exit_code, f"{done.output}{done.exception or ''}"
 
 

@@ -8,15 +8,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from enginery.core.errors import UnavailableError
-from enginery.registry.store.base import Store
+from enginesmith.core.errors import UnavailableError
+from enginesmith.registry.store.base import Store
 from pipeline.fleet.work import work_for
 from pipeline.orchestration.fleet import Message, messages, send
 from pipeline.orchestration.payloads import PAYLOADS
 from tests.pipeline.fleet.fleets import built, nothing_known, published
 from tests.pipeline.fleet.test_coverage import demand, group, stand
 
-SAID = {"spec": "registered:digits", "registry": "file:///r", "by": "enginery fleet"}
+SAID = {"spec": "registered:digits", "registry": "file:///r", "by": "enginesmith fleet"}
 
 
 class Events(ThreadingHTTPServer):
@@ -80,24 +80,24 @@ def test_one_event_for_each_model_to_build_and_each_generation_to_prove(store: S
         PAYLOADS[item.event].check(item.event, {"model", *item.payload})
     assert [item.to_json() for item in told] == [
         {
-            "event": "enginery.model.registered",
+            "event": "enginesmith.model.registered",
             "model": "digits",
             "payload": {
                 "spec": "registered:digits",
                 "registry": "file:///r",
                 "units": ["digits@1 sm_120 fp16 tensorrt-rtx"],
-                "by": "enginery fleet",
+                "by": "enginesmith fleet",
             },
         },
         {
-            "event": "enginery.engine.unproven",
+            "event": "enginesmith.engine.unproven",
             "model": "digits",
             "payload": {
                 "version": "1",
                 "target": "sm_80",
                 "engines": [engines[2].digest],
                 "registry": "file:///r",
-                "by": "enginery fleet",
+                "by": "enginesmith fleet",
             },
         },
     ]
@@ -106,16 +106,16 @@ def test_one_event_for_each_model_to_build_and_each_generation_to_prove(store: S
 def test_a_model_whose_spec_nobody_registered_is_a_persons_business(store: Store) -> None:
     published(store, "digits", [built(store, "l4", status="proven")], targets=["l4", "sm_120"], registered=False)
     (item,) = work_for(stand(store, demand(), group("rtxpro6000")), nothing_known)
-    assert not item.ready and item.first == "register its spec: `enginery register SPEC`"
+    assert not item.ready and item.first == "register its spec: `enginesmith register SPEC`"
     assert messages([item], "file:///r") == ()
 
 
 def test_an_event_counts_when_the_server_has_taken_it(server: Events) -> None:
-    message = Message("enginery.model.registered", "digits", SAID)
+    message = Message("enginesmith.model.registered", "digits", SAID)
     told = send(message)
     (event,) = server.taken
-    assert event["id"] == told and event["event"] == "enginery.model.registered"
-    assert event["resource"]["prefect.resource.id"] == "enginery.model.digits"
+    assert event["id"] == told and event["event"] == "enginesmith.model.registered"
+    assert event["resource"]["prefect.resource.id"] == "enginesmith.model.digits"
     assert event["payload"] == {"model": "digits", **SAID}
     server.answer = 500
     with pytest.raises(UnavailableError, match="did not reach the Prefect server at http") as error:
@@ -125,4 +125,4 @@ def test_an_event_counts_when_the_server_has_taken_it(server: Events) -> None:
 
 def test_without_a_server_it_is_said() -> None:
     with temporary_settings({PREFECT_API_URL: None}), pytest.raises(UnavailableError, match="set PREFECT_API_URL"):
-        send(Message("enginery.model.registered", "digits", SAID))
+        send(Message("enginesmith.model.registered", "digits", SAID))

@@ -34,7 +34,7 @@ def until(what: str, look: Callable[[], Value | None], patience_s: float = PATIE
 
 
 class Prefect:
-    """A server with its database in `folder`, and a worker of the pool `enginery`."""
+    """A server with its database in `folder`, and a worker of the pool `enginesmith`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class Prefect:
         until("the server answers", self._healthy)
 
     def start_worker(self) -> None:
-        self.worker = self._start("worker", "start", "--pool", "enginery", "--name", f"worker-{time.monotonic_ns()}")
+        self.worker = self._start("worker", "start", "--pool", "enginesmith", "--name", f"worker-{time.monotonic_ns()}")
 
     def end_worker(self) -> None:
         """End the worker, and the runs that it has started, whose processes may be in groups of their own."""
@@ -88,7 +88,7 @@ class Prefect:
                 if process.environ().get("PREFECT_HOME") == str(self.folder):
                     yield process
 
-    def enginery(self, *words: object) -> subprocess.CompletedProcess[str]:
+    def enginesmith(self, *words: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pipeline.cli", *map(str, words)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

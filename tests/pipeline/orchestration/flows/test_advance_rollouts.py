@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from prefect.logging import disable_run_logger
 
-from enginery.core.errors import UnavailableError
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import channel_key
-from enginery.registry.versions import lookup, policies
-from enginery.registry.versions.policies import ChannelPolicy
-from enginery.registry.versions.rolling import read_rollout
+from enginesmith.core.errors import UnavailableError
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.versions import lookup, policies
+from enginesmith.registry.versions.policies import ChannelPolicy
+from enginesmith.registry.versions.rolling import read_rollout
 from pipeline.orchestration import events
 from pipeline.orchestration.flows import advance_rollouts as module
 from pipeline.rollout import operations
-from tests.enginery.registries import engine, overwrite, publish_engines
+from tests.enginesmith.registries import engine, overwrite, publish_engines
 from tests.pipeline.rollout.fleet import plan
 
 
@@ -50,7 +50,7 @@ def advance(registry: Path, **given: float):
 def test_it_follows_a_rollout_to_its_end_and_sends_its_steps(started, sent):
     state = advance(started)
     assert state.is_completed() and state.message == "looked at 1 rollout"
-    assert [event for event, _, _ in sent] == ["enginery.rollout.advanced", "enginery.rollout.done"]
+    assert [event for event, _, _ in sent] == ["enginesmith.rollout.advanced", "enginesmith.rollout.done"]
     assert sent[0][2]["wave"] == 2 and sent[0][2]["registry"] == str(started) and json.dumps(sent)
     assert advance(started).message == "looked at 0 rollouts" and len(sent) == 2
 
@@ -61,7 +61,7 @@ def test_a_rollout_that_ends_otherwise_is_sent(started, sent):
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
     advance(started)
     (event, model, payload) = sent[-1]
-    assert (event, model) == ("enginery.rollout.halted", "digits") and "needs a canary's PASS" in str(payload["why"])
+    assert (event, model) == ("enginesmith.rollout.halted", "digits") and "needs a canary's PASS" in str(payload["why"])
     assert two.version == payload["version"] == "2"
 
 

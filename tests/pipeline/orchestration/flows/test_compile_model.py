@@ -16,7 +16,7 @@ from tests.pipeline.projects import Project
 
 
 def with_prefect(project: Project, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `enginery build --runner prefect`."""
+    """Run `enginesmith build --runner prefect`."""
     command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry, "--json"]
     environment = {**os.environ, "PREFECT_HOME": str(home)}
     whole = [*map(str, command), "--runner", "prefect", *words]

@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-from enginery.registry.store.base import open_store
-from enginery.registry.versions import lookup
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions import lookup
 from tests.pipeline.orchestration.flows.server import Prefect, prefect_server, until
 from tests.pipeline.projects import Project, weights, write_model
 
@@ -80,22 +80,22 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
     assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     traffic = put_traffic(tmp_path / "traffic")
     deploy = ("deploy", "--registry", built.registry, "--traffic", traffic, "--json")
-    assert {item["action"] for item in json.loads(prefect.enginery(*deploy).stdout)} == {"created"}
+    assert {item["action"] for item in json.loads(prefect.enginesmith(*deploy).stdout)} == {"created"}
     prefect.start_worker()
     with prefect.in_reach():
         again = built.run("deploy", "--traffic", traffic, "--json", "--slots", "sm_89=2").json
-    assert [item["name"] for item in again if item["action"] != "unchanged"] == ["enginery-gpu-sm_89"]
+    assert [item["name"] for item in again if item["action"] != "unchanged"] == ["enginesmith-gpu-sm_89"]
     write_model(built.folder / "tiny.onnx", weights(seed=1))
     golden = {"data": "golden.npz", "labels": "label"}
     held = hold(built, tmp_path, targets=["cpu", "sm_89"], golden=golden)
     for _ in range(2):
-        prefect.enginery("register", built.spec, "--registry", built.registry)
+        prefect.enginesmith("register", built.spec, "--registry", built.registry)
     until("both run, and one waits", lambda: any("turn: waiting: compiling tiny" in text for text in said(prefect)))
     assert [run["state_type"] for run in prefect.runs("compile-model")] == ["RUNNING"] * 2
     held.unlink()
     both = prefect.ended("compile-model", 2)
     assert [run["state_type"] for run in both] == ["COMPLETED"] * 2
-    assert ["enginery"] in [task["tags"] for task in prefect.post("/task_runs/filter", {})]
+    assert ["enginesmith"] in [task["tags"] for task in prefect.post("/task_runs/filter", {})]
     assert served(built) == (["1", "2"], "1"), "two events, one version"
     built_lines = [text for text in said(prefect) if text.startswith("sm_89 int8 tensorrt-rtx: built in")]
     assert len(built_lines) == 1, "one of the two built it"
@@ -120,7 +120,7 @@ def test_what_an_owner_does_not_want_any_more_goes_with_its_triggers(prefect: Pr
         assert [item["name"] for item in changes if item["action"] == "deleted"] == ["validate-pending/h100"]
     names = {item["name"] for item in prefect.post("/automations/filter", {})}
     assert {name for name in names if name.startswith(("validate-pending/l4", "validate-pending/h100"))} == {
-        "validate-pending/l4 on enginery.engine.unproven"
+        "validate-pending/l4 on enginesmith.engine.unproven"
     }
     of_owners = {"deployments": {"tags": {"any_": ["owner:here", "owner:there"]}}}
     assert {item["name"] for item in prefect.post("/deployments/filter", of_owners)} == {"l4", "t4"}
@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker
 def in_the_middle(prefect: Prefect, place: Path) -> tuple[str, psutil.Process, psutil.Process]:
     """A run in the middle of its calibration, the process of that step, and that of the flow."""
     (place / "pid").unlink(missing_ok=True)
-    run = prefect.run("compile-model/enginery", spec="registered:tiny")
+    run = prefect.run("compile-model/enginesmith", spec="registered:tiny")
     text = until("it calibrates", lambda: (place / "pid").exists() and (place / "pid").read_text())
     step = psutil.Process(int(text))  # it started the process of the samples' code, which wrote this
     server = step.parent()  # the step was forked from it

@@ -14,9 +14,9 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.states import Failed
 
 from builders.execution.local import QUEUED
-from enginery.core.errors import EngineryError, SpecError, StepError, UnavailableError, UndecidedError
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.types import BuildRequest
+from enginesmith.core.errors import EnginesmithError, SpecError, StepError, UnavailableError, UndecidedError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.types import BuildRequest
 from pipeline.compile.steps import engines
 from pipeline.orchestration.flows import runner
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, as_task, helps
@@ -60,7 +60,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     @contextmanager
     def concurrency(name: str, *, strict: bool, **_: object) -> Iterator[None]:
         found.append((name, strict))
-        if name == "enginery-gpu-sm_75":
+        if name == "enginesmith-gpu-sm_75":
             raise ConcurrencySlotAcquisitionError("must be created")
         yield
 
@@ -78,7 +78,7 @@ def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(
     placed = PrefectRunner(gpu_slots=True)._with_slot
     for target in ("sm_89", "l4"):
         assert placed(build, unit(target))(unit(target), None, context()).startswith(target)
-    assert taken == [("enginery-gpu-sm_89", True)] * 2
+    assert taken == [("enginesmith-gpu-sm_89", True)] * 2
     for item in (unit("cpu"), unit("sm_89", "cached")):
         assert placed(build, item) is build
     assert placed(pow, unit("sm_89")) is pow, "no other step compiles"
@@ -107,7 +107,7 @@ def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatc
     slow = True
     monkeypatch.setattr(runner, "_AT_ONCE_S", 0.01)
     assert placed(unit("sm_89"), None, told) == "built"
-    assert waits == [Waiting(unit("sm_89").name, "a slot of enginery-gpu-sm_89 on the Prefect server")]
+    assert waits == [Waiting(unit("sm_89").name, "a slot of enginesmith-gpu-sm_89 on the Prefect server")]
 
 
 def test_the_log_of_a_flow_has_waits_that_mean_something() -> None:
@@ -125,7 +125,7 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None
     def build(*_: object) -> str:
         raise AssertionError("not without a slot")
 
-    with pytest.raises(EngineryError, match=r"enginery-gpu-sm_75: .*`enginery deploy` makes") as caught:
+    with pytest.raises(EnginesmithError, match=r"enginesmith-gpu-sm_75: .*`enginesmith deploy` makes") as caught:
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_75"))(unit("sm_75"), None, context())
     assert not isinstance(caught.value, UnavailableError), "trying again would not help"
 

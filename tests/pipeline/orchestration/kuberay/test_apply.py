@@ -10,7 +10,7 @@ import kubernetes.config  # noqa: F401 - it reads KUBECONFIG when it is imported
 import pytest
 import yaml
 
-from enginery.core.errors import InputError, UnavailableError
+from enginesmith.core.errors import InputError, UnavailableError
 from pipeline.orchestration.kuberay.apply import apply as apply_waiting
 from pipeline.orchestration.kuberay.apply import main
 from pipeline.orchestration.kuberay.changes import CONSENT, RAY_VERSION, SUSPENDED, Pod
@@ -27,7 +27,12 @@ def ray_cluster(*groups: Object, version: str = "2.60.0", **metadata: Any) -> Ob
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": {"name": "enginery-ray", "namespace": "enginery", "labels": {"helm.sh/chart": "new"}, **metadata},
+        "metadata": {
+            "name": "enginesmith-ray",
+            "namespace": "enginesmith",
+            "labels": {"helm.sh/chart": "new"},
+            **metadata,
+        },
         "spec": {"rayVersion": version, "workerGroupSpecs": list(groups), "headGroupSpec": {"template": "the head's"}},
     }
 
@@ -90,9 +95,9 @@ def apply(cluster: Fake, wanted: Object, owner: str) -> str:
 
 def test_the_first_one_is_made_and_goes_with_its_config_map() -> None:
     cluster = Fake(None)
-    assert apply(cluster, ray_cluster(group("l4", 0)), "enginery-ray") == "enginery-ray: created"
+    assert apply(cluster, ray_cluster(group("l4", 0)), "enginesmith-ray") == "enginesmith-ray: created"
     (made,) = cluster.written
-    assert made["metadata"]["ownerReferences"][0]["name"] == "enginery-ray"
+    assert made["metadata"]["ownerReferences"][0]["name"] == "enginesmith-ray"
 
 
 def test_a_change_keeps_what_others_write() -> None:
@@ -104,7 +109,7 @@ def test_a_change_keeps_what_others_write() -> None:
     live["spec"]["suspend"] = False
     cluster = Fake(live, [HEAD, worker("l4-x", "l4")])
     wanted = ray_cluster(group("l4", 0, most=8), group("h100", 1, least=1), group("b200", 0))
-    assert apply(cluster, wanted, "enginery-ray") == "enginery-ray: up to date"
+    assert apply(cluster, wanted, "enginesmith-ray") == "enginesmith-ray: up to date"
     (made,) = cluster.written
     groups = {item["groupName"]: item for item in made["spec"]["workerGroupSpecs"]}
     assert groups["l4"]["scaleStrategy"] == {"workersToDelete": ["l4-x"]}
@@ -125,7 +130,7 @@ def test_who_leaves_kueue_is_not_suspended_for_ever(before: int, after: int, sus
     live, wanted = (ray_cluster(group("l4", 0), labels=queue if queued else {}) for queued in (before, after))
     live["spec"]["suspend"] = True
     cluster = Fake(live)
-    said = apply(cluster, wanted, "enginery-ray")
+    said = apply(cluster, wanted, "enginesmith-ray")
     assert ("up to date" not in said) is suspended
     assert not suspended or ("until Kueue admits it to queue gpus" if after else '{"spec": {"suspend": false}}') in said
     assert cluster.written[0]["spec"]["suspend"] is suspended, "absent would not resume it"
@@ -133,11 +138,11 @@ def test_who_leaves_kueue_is_not_suspended_for_ever(before: int, after: int, sus
 
 def test_what_the_autoscaler_writes_in_between_is_read_again() -> None:
     cluster = Fake(ray_cluster(group("l4", 1)), races=2)
-    apply(cluster, ray_cluster(group("l4", 0)), "enginery-ray")
+    apply(cluster, ray_cluster(group("l4", 0)), "enginesmith-ray")
     (made,) = cluster.written
     assert made["spec"]["workerGroupSpecs"][0]["replicas"] == 3
     with pytest.raises(UnavailableError, match="changes faster"):
-        apply(Fake(ray_cluster(group("l4", 1)), races=999), ray_cluster(group("l4", 0)), "enginery-ray")
+        apply(Fake(ray_cluster(group("l4", 1)), races=999), ray_cluster(group("l4", 0)), "enginesmith-ray")
 
 
 GONE, LESS, NEWER = ray_cluster(group("h100", 0)), ray_cluster(group("l4", 0, most=1)), ray_cluster(
@@ -157,12 +162,12 @@ def test_workers_that_run_are_stopped_only_where_that_is_asked_for(wanted: Objec
     live, pods = ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4"), worker("b", "l4")]
     refused = Fake(copy.deepcopy(live), pods)
     with pytest.raises(InputError, match=said) as caught:
-        apply(refused, wanted, "enginery-ray")
-    assert f"kubectl annotate raycluster enginery-ray --namespace enginery {CONSENT}=true" in str(caught.value)
+        apply(refused, wanted, "enginesmith-ray")
+    assert f"kubectl annotate raycluster enginesmith-ray --namespace enginesmith {CONSENT}=true" in str(caught.value)
     assert not refused.written + refused.ended
     live["metadata"]["annotations"] = {CONSENT: "true", "of": "another"}
     asked = Fake(live, pods)
-    assert ", ".join(ended) in apply(asked, wanted, "enginery-ray")
+    assert ", ".join(ended) in apply(asked, wanted, "enginesmith-ray")
     assert asked.ended == ended
     last = asked.written[-1]
     assert last["metadata"]["annotations"] == {"of": "another"}, "it is for one change"
@@ -180,10 +185,10 @@ def test_a_job_that_is_killed_half_way_is_allowed_to_go_on_by_the_next_one(wante
         raise SystemExit(137)
 
     with pytest.raises(SystemExit):
-        apply_waiting(cluster, wanted, "enginery-ray", kill)
+        apply_waiting(cluster, wanted, "enginesmith-ray", kill)
     cluster.idle = False
     cluster.reconcile(cluster.written[-1]["spec"])
-    assert "up to date" in apply(cluster, wanted, "enginery-ray")
+    assert "up to date" in apply(cluster, wanted, "enginesmith-ray")
     assert {"a", "b"} <= {*cluster.ended}
     assert cluster.live is not None and not {CONSENT, SUSPENDED} & {*cluster.live["metadata"]["annotations"]}
     assert not cluster.live["spec"].get("suspend")
@@ -193,7 +198,7 @@ def test_a_group_that_goes_is_kept_without_workers_until_its_own_have_ended() ->
     """Gone at once, its workers would be in no group whose `workersToDelete` could name them."""
     live = ray_cluster({**group("l4", 2), "template": "l4's"}, annotations={CONSENT: "true"})
     cluster = Fake(live, [HEAD, worker("a", "l4")])
-    apply(cluster, GONE, "enginery-ray")
+    apply(cluster, GONE, "enginesmith-ray")
     first, last = cluster.written
     assert [item["groupName"] for item in first["spec"]["workerGroupSpecs"]] == ["h100", "l4"]
     assert first["spec"]["workerGroupSpecs"][1] == {
@@ -204,7 +209,7 @@ def test_a_group_that_goes_is_kept_without_workers_until_its_own_have_ended() ->
 
 def test_a_worker_of_a_group_that_is_not_there_is_ended_by_one_of_that_name() -> None:
     cluster = Fake(ray_cluster(group("h100", 0)), [HEAD, Pod("a", "gone", "2.60.0", ended=True)])
-    assert apply(cluster, GONE, "enginery-ray") == "enginery-ray: up to date; ended a"
+    assert apply(cluster, GONE, "enginesmith-ray") == "enginesmith-ray: up to date; ended a"
     stand_in = cluster.written[0]["spec"]["workerGroupSpecs"][-1]
     assert (stand_in["groupName"], stand_in["maxReplicas"], stand_in["template"]) == ("gone", 0, "the head's")
 
@@ -212,7 +217,7 @@ def test_a_worker_of_a_group_that_is_not_there_is_ended_by_one_of_that_name() ->
 def test_a_worker_of_another_version_beside_a_new_head_is_ended_alone() -> None:
     live = ray_cluster(group("l4", 2), version="2.61.0", annotations={CONSENT: "true"})
     cluster = Fake(live, [Pod("head", None, "2.61.0"), worker("a", "l4"), worker("b", "l4", "2.61.0")])
-    apply(cluster, NEWER, "enginery-ray")
+    apply(cluster, NEWER, "enginesmith-ray")
     assert cluster.ended == ["a"]
     assert cluster.written[-1]["spec"]["workerGroupSpecs"][0]["replicas"] == 2
 
@@ -221,59 +226,59 @@ def test_under_kueue_it_is_kueue_that_resumes() -> None:
     queue = {"kueue.x-k8s.io/queue-name": "gpus"}
     wanted = ray_cluster(group("l4", 0), version="2.61.0", labels=queue)
     cluster = Fake(ray_cluster(group("l4", 0), labels=queue), [HEAD])
-    assert "until Kueue admits it to queue gpus; ended head" in apply(cluster, wanted, "enginery-ray")
+    assert "until Kueue admits it to queue gpus; ended head" in apply(cluster, wanted, "enginesmith-ray")
     assert cluster.written[-1]["spec"]["suspend"] is True
 
 
 def test_a_kuberay_that_ends_nothing_is_named() -> None:
     cluster = Fake(ray_cluster(group("l4", 0)), [HEAD], idle=True)
     with pytest.raises(UnavailableError, match="KubeRay does not end head; see that its operator runs"):
-        apply(cluster, NEWER, "enginery-ray")
+        apply(cluster, NEWER, "enginesmith-ray")
 
 
 def test_consent_is_the_word_true() -> None:
     live = ray_cluster(group("l4", 1), annotations={CONSENT: "false"})
     with pytest.raises(InputError, match="not wanted any more"):
-        apply(Fake(live, [worker("a", "l4")]), GONE, "enginery-ray")
+        apply(Fake(live, [worker("a", "l4")]), GONE, "enginesmith-ray")
 
 
 def test_a_group_does_not_go_while_workers_of_it_are_about_to_be_made() -> None:
     """The operator has not yet made what the autoscaler asks for; made after the group went, nobody would end it."""
     cluster = Fake(ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4")])
     with pytest.raises(InputError, match="group l4: 2 workers are asked for"):
-        apply(cluster, GONE, "enginery-ray")
+        apply(cluster, GONE, "enginesmith-ray")
     live = ray_cluster(group("l4", 2), annotations={CONSENT: "true"})
-    apply(Fake(live), GONE, "enginery-ray")
+    apply(Fake(live), GONE, "enginesmith-ray")
 
 
 def test_a_pod_that_has_ended_is_no_worker_that_would_be_stopped_and_goes_with_its_group() -> None:
     """Ray's autoscaler counts each pod that is not being deleted, and fails over one of a group that is unknown."""
     cluster = Fake(ray_cluster(group("l4", 0)), [HEAD, Pod("a", "l4", "2.60.0", ended=True)])
-    apply(cluster, GONE, "enginery-ray")
+    apply(cluster, GONE, "enginesmith-ray")
     assert cluster.ended == ["a"]
 
 
 def test_without_workers_another_version_takes_a_new_head_and_a_group_goes() -> None:
     for wanted, ended in ((NEWER, ["head"]), (GONE, []), (LESS, [])):
         cluster = Fake(ray_cluster(group("l4", 0)), [HEAD])
-        apply(cluster, wanted, "enginery-ray")
+        apply(cluster, wanted, "enginesmith-ray")
         assert cluster.ended == ended
 
 
 def test_a_head_that_was_left_behind_goes_the_next_time() -> None:
     """What ended between the write and the suspension is made good: pods say what runs in them."""
     cluster = Fake(copy.deepcopy(NEWER), [HEAD])
-    apply(cluster, NEWER, "enginery-ray")
+    apply(cluster, NEWER, "enginesmith-ray")
     assert cluster.ended == ["head"]
     unknown = Fake(copy.deepcopy(NEWER), [HEAD, Pod("a", "l4", None)])
     with pytest.raises(InputError, match=r"a: ends with head, which has Ray 2\.60\.0, and 2\.61\.0 is wanted"):
-        apply(unknown, NEWER, "enginery-ray")
+        apply(unknown, NEWER, "enginesmith-ray")
 
 
 def test_one_that_is_being_deleted_is_left_alone() -> None:
     live = ray_cluster(group("l4", 0), deletionTimestamp="2026-11-22T22:00:00Z")
     with pytest.raises(UnavailableError, match="being deleted"):
-        apply(Fake(live), GONE, "enginery-ray")
+        apply(Fake(live), GONE, "enginesmith-ray")
 
 
 def test_a_pod_is_what_its_labels_say() -> None:
@@ -293,7 +298,7 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     config = {"clusters": here, "contexts": context, "users": [{"name": "x", "user": {}}], "current-context": "x"}
     kubeconfig.write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    assert main([str(file), "--owner", "enginery-ray"]) == UnavailableError.exit_code
+    assert main([str(file), "--owner", "enginesmith-ray"]) == UnavailableError.exit_code
     assert "error: http://127.0.0.1:9 does not answer" in capsys.readouterr().err
 
 
@@ -302,5 +307,5 @@ def test_a_file_that_is_no_ray_cluster_is_refused_by_the_field(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "raycluster.yaml").write_text(text)
-    assert main([str(tmp_path / "raycluster.yaml"), "--owner", "enginery-ray"]) == InputError.exit_code
+    assert main([str(tmp_path / "raycluster.yaml"), "--owner", "enginesmith-ray"]) == InputError.exit_code
     assert "error: metadata.name" in capsys.readouterr().err

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from enginery.core.errors import UnavailableError
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.folder import FileStore
-from enginery.registry.store.layout import channel_key, run_key
-from enginery.registry.versions import channels
+from enginesmith.core.errors import UnavailableError
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.folder import FileStore
+from enginesmith.registry.store.layout import channel_key, run_key
+from enginesmith.registry.versions import channels
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics import exporter as registry_view
 from pipeline.orchestration.metrics.exporter import Exporter, Looker
 from pipeline.rollout import operations
 from pipeline.rollout.operations import Operator
-from tests.enginery.registries import engine, publish_engines
+from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.orchestration.runs.runs import run_state, running
 from tests.pipeline.projects import Project
 from tests.pipeline.rollout.fleet import at, begin, plan
 
-DASHBOARD = Path(__file__).parents[4] / "manifests" / "grafana" / "enginery.json"
+DASHBOARD = Path(__file__).parents[4] / "manifests" / "grafana" / "enginesmith.json"
 
 
 def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -40,17 +40,17 @@ def test_a_registry_tells_of_builds_runs_engines_and_drift(built: Project) -> No
     done = built.run("metrics", "--once")
     found = samples(done.out)
     assert done.code == 0
-    assert found["enginery_builds_total", ("built", "cpu", "onnxruntime")] == 2
-    assert found["enginery_build_duration_seconds_count", ("built", "sm_89", "tensorrt-rtx")] == 2
-    assert found["enginery_build_duration_seconds_bucket", ("+Inf", "built", "sm_89", "tensorrt-rtx")] == 2
-    assert found["enginery_cache_lookups_total", ("miss",)] == 5
-    assert found["enginery_unproven_engines", ("sm_89", "tensorrt-rtx")] == 2
-    assert found["enginery_engines", ("cpu", "onnxruntime", "proven")] == 2
-    assert found["enginery_runs", ("done",)] == 1 and found["enginery_runs", ("lost",)] == 0
-    assert found["enginery_last_run_success", ("tiny",)] == 1 and found["enginery_registry_up", ()] == 1
-    drift = found["enginery_drift_sqnr_db", ("cpu", "engine", "int8", "onnxruntime", "tiny")]
+    assert found["enginesmith_builds_total", ("built", "cpu", "onnxruntime")] == 2
+    assert found["enginesmith_build_duration_seconds_count", ("built", "sm_89", "tensorrt-rtx")] == 2
+    assert found["enginesmith_build_duration_seconds_bucket", ("+Inf", "built", "sm_89", "tensorrt-rtx")] == 2
+    assert found["enginesmith_cache_lookups_total", ("miss",)] == 5
+    assert found["enginesmith_unproven_engines", ("sm_89", "tensorrt-rtx")] == 2
+    assert found["enginesmith_engines", ("cpu", "onnxruntime", "proven")] == 2
+    assert found["enginesmith_runs", ("done",)] == 1 and found["enginesmith_runs", ("lost",)] == 0
+    assert found["enginesmith_last_run_success", ("tiny",)] == 1 and found["enginesmith_registry_up", ()] == 1
+    drift = found["enginesmith_drift_sqnr_db", ("cpu", "engine", "int8", "onnxruntime", "tiny")]
     assert 10 < drift < 200
-    assert ("enginery_drift_sqnr_db", ("engine", "int8", "sm_89", "tensorrt-rtx", "tiny")) not in found, "unproven"
+    assert ("enginesmith_drift_sqnr_db", ("engine", "int8", "sm_89", "tensorrt-rtx", "tiny")) not in found, "unproven"
 
 
 def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: Project) -> None:
@@ -126,7 +126,7 @@ def test_a_look_reads_some_models_and_all_of_them_in_turn(store: Store, monkeypa
         publish_engines(store, [engine(store)], "1", model=name)
     exporter = Exporter(store)
     assert exporter.refresh_all()
-    (unread_now,) = (metric for metric in exporter.collect() if metric.name == "enginery_models_unread")
+    (unread_now,) = (metric for metric in exporter.collect() if metric.name == "enginesmith_models_unread")
     assert unread_now.samples[0].value == 0
     looker, counts, unread = Looker(store), [], []
     looked_at: list[list[str]] = []
@@ -164,7 +164,7 @@ def test_a_registry_out_of_reach_is_said_and_what_was_seen_stays(
     monkeypatch.setattr(FileStore, "children", refuse)
     assert not exporter.refresh() and not exporter.refresh()
     values = {sample.name: sample.value for family in exporter.collect() for sample in family.samples}
-    assert values["enginery_registry_up"] == 0 and values["enginery_models"] == 1
+    assert values["enginesmith_registry_up"] == 0 and values["enginesmith_models"] == 1
     assert len(said) == 1 and "the disk is gone" in said[0]
 
 
@@ -183,15 +183,15 @@ def test_the_dashboard_shows_metrics_that_exist_and_each_of_them() -> None:
     queries += [
         variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"
     ]
-    used = {name for query in queries for name in re.findall(r"enginery_\w+", query)}
+    used = {name for query in queries for name in re.findall(r"enginesmith_\w+", query)}
     assert used <= set(known), f"no such metrics: {used - set(known)}"
     shown = {known[name].name for name in used}
     assert shown == {metric.name for metric in definitions.METRICS}, "the dashboard leaves some out"
     for query in queries:
-        for name, selector in re.findall(r"(enginery_\w+)\{([^}]*)\}", query):
+        for name, selector in re.findall(r"(enginesmith_\w+)\{([^}]*)\}", query):
             assert set(re.findall(r"(\w+)\s*=~?", selector)) <= {"job", *known[name].labels}, query
         for grouped in re.findall(r"by \(([^)]*)\)", query):
-            allowed = {"le"}.union(*(known[name].labels for name in re.findall(r"enginery_\w+", query)))
+            allowed = {"le"}.union(*(known[name].labels for name in re.findall(r"enginesmith_\w+", query)))
             assert set(re.split(r",\s*", grouped)) <= allowed, query
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places) and len({panel["id"] for panel in dashboard["panels"]}) == len(places)

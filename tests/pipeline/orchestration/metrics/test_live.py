@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from builders.execution.jobs import Usage
-from enginery.core.errors import UnavailableError
-from enginery.registry.store import files
-from enginery.registry.store.files import reachable
+from enginesmith.core.errors import UnavailableError
+from enginesmith.registry.store import files
+from enginesmith.registry.store.files import reachable
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.live import LiveMetrics, serve_metrics
 from pipeline.progress.events import Finished, Planned, ProcessEnded, Retrying, RunConcluded, Started
@@ -38,23 +38,23 @@ def test_units_wait_run_and_are_counted(live: LiveMetrics) -> None:
     live.emit(Planned(plan()))
     live.emit(Finished(OTHER, "cached"))
     live.emit(Finished("export"))
-    assert value(live, "enginery_queue_depth") == 1 and value(live, "enginery_units_running") == 0
+    assert value(live, "enginesmith_queue_depth") == 1 and value(live, "enginesmith_units_running") == 0
     live.emit(Started(UNIT))
-    assert value(live, "enginery_queue_depth") == 0 and value(live, "enginery_units_running") == 1
+    assert value(live, "enginesmith_queue_depth") == 0 and value(live, "enginesmith_units_running") == 1
     live.emit(Retrying(UNIT, "killed"))
     live.emit(Started(UNIT))
     live.emit(ProcessEnded(UNIT, Usage(7.0, 100.0)))
     live.emit(Finished(UNIT, "built", words="built in 6.5 s"))
-    assert value(live, "enginery_units_running") == 0
-    assert value(live, "enginery_builds_total", **BUILT) == 1
-    assert value(live, "enginery_build_duration_seconds_sum", **BUILT) == 7.0
-    assert value(live, "enginery_build_duration_seconds_bucket", **BUILT, le="10.0") == 1
-    assert value(live, "enginery_build_duration_seconds_bucket", **BUILT, le="5.0") == 0
-    assert value(live, "enginery_cache_lookups_total", result="hit") == 1
-    assert value(live, "enginery_cache_lookups_total", result="miss") == 1
+    assert value(live, "enginesmith_units_running") == 0
+    assert value(live, "enginesmith_builds_total", **BUILT) == 1
+    assert value(live, "enginesmith_build_duration_seconds_sum", **BUILT) == 7.0
+    assert value(live, "enginesmith_build_duration_seconds_bucket", **BUILT, le="10.0") == 1
+    assert value(live, "enginesmith_build_duration_seconds_bucket", **BUILT, le="5.0") == 0
+    assert value(live, "enginesmith_cache_lookups_total", result="hit") == 1
+    assert value(live, "enginesmith_cache_lookups_total", result="miss") == 1
     unit = {"target": "sm_89", "backend": "tensorrt-rtx"}
-    assert value(live, "enginery_build_retries_total", **unit) == 1
-    assert value(live, "enginery_build_peak_bytes", **unit) == 100 * 2**20
+    assert value(live, "enginesmith_build_retries_total", **unit) == 1
+    assert value(live, "enginesmith_build_peak_bytes", **unit) == 100 * 2**20
 
 
 def test_failures_are_a_state_and_unproven_engines_a_gauge(live: LiveMetrics) -> None:
@@ -63,21 +63,21 @@ def test_failures_are_a_state_and_unproven_engines_a_gauge(live: LiveMetrics) ->
     live.emit(Planned(plan()))
     live.emit(Started(UNIT))
     live.emit(Finished(UNIT, "failed", "out of memory"))
-    assert value(live, "enginery_builds_total", **{**BUILT, "state": "failed"}) == 1
+    assert value(live, "enginesmith_builds_total", **{**BUILT, "state": "failed"}) == 1
     row = EngineResult("sm_89", "fp16", "tensorrt-rtx", None, None, "unproven", "", {})
     outcome = Outcome("digits", "1", False, (row, row, replace(row, status="proven")), {})
     live.emit(RunConcluded(outcome))
     live.emit(RunConcluded(replace(outcome, engines=(row,))))
-    assert value(live, "enginery_unproven_engines", target="sm_89", backend="tensorrt-rtx") == 1
+    assert value(live, "enginesmith_unproven_engines", target="sm_89", backend="tensorrt-rtx") == 1
 
 
 def test_errors_of_the_registry_are_counted(live: LiveMetrics) -> None:
-    before = value(live, "enginery_registry_errors_total")
+    before = value(live, "enginesmith_registry_errors_total")
     with pytest.raises(UnavailableError), reachable("writing"):
         raise OSError(28, "No space left on device")
     files.count_io("retries")
-    assert before is not None and value(live, "enginery_registry_errors_total") == before + 1
-    assert value(live, "enginery_registry_retries_total")
+    assert before is not None and value(live, "enginesmith_registry_errors_total") == before + 1
+    assert value(live, "enginesmith_registry_retries_total")
 
 
 def test_a_run_exports_just_the_metrics_that_are_documented_for_it(live: LiveMetrics) -> None:
@@ -91,7 +91,7 @@ def test_a_scraper_reaches_the_port_while_it_is_served() -> None:
         port = server.address.port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
-        assert {family.name for family in text_string_to_metric_families(text)} >= {"enginery_builds"}
+        assert {family.name for family in text_string_to_metric_families(text)} >= {"enginesmith_builds"}
         with (
             pytest.raises(UnavailableError, match=f"127.0.0.1:{port}: .*give another port"),
             serve_metrics(live.registry, port, "127.0.0.1"),
@@ -108,7 +108,7 @@ def test_a_build_serves_its_metrics_when_it_is_asked_to(built: Project) -> None:
 
 def test_a_flow_is_told_to_use_the_exporter(built: Project) -> None:
     done = built.build("--runner", "prefect", "--metrics-port", "0")
-    assert done.code == 2 and "`enginery metrics`" in done.err
+    assert done.code == 2 and "`enginesmith metrics`" in done.err
 
 
 def test_a_build_without_the_option_loads_no_prometheus_and_no_opentelemetry(built: Project) -> None:

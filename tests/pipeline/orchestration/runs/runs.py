@@ -4,10 +4,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from builders.execution.jobs import Usage
-from enginery.registry.builds.build_history import Expectation
-from enginery.registry.builds.runs import RunItem, RunState
-from enginery.registry.store.base import Store
-from enginery.registry.store.layout import run_key
+from enginesmith.registry.builds.build_history import Expectation
+from enginesmith.registry.builds.runs import RunItem, RunState
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import run_key
 from pipeline.orchestration.runs.tracker import Tracker
 from pipeline.progress.events import (
     Finished,

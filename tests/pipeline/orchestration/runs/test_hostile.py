@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginery.core.errors import IntegrityError
-from enginery.registry.builds.build_history import BUCKETS_S, Past, read_pasts, read_totals
-from enginery.registry.builds.runs import parse_run
-from enginery.registry.store.base import open_store
-from enginery.registry.store.layout import run_key
+from enginesmith.core.errors import IntegrityError
+from enginesmith.registry.builds.build_history import BUCKETS_S, Past, read_pasts, read_totals
+from enginesmith.registry.builds.runs import parse_run
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import run_key
 from pipeline.orchestration.artifacts import description, percent
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.exporter import Looker
@@ -23,7 +23,7 @@ from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, running
 from tests.pipeline.projects import Project
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
-FEW = settings(max_examples=int(os.environ.get("ENGINERY_HOSTILE_EXAMPLES", "60")))
+FEW = settings(max_examples=int(os.environ.get("ENGINESMITH_HOSTILE_EXAMPLES", "60")))
 RUN = running(predicted=EXPECTED, retries=("x",), log="a" * 64, seconds=1.0, ended_at="2026")
 PAST = Past("digits", "sm_89", "fp16", 1000, 10.0, 500.0, "built", "2026-01-01T00:00:00+00:00")
 TALLY = {"state": "built", "target": "t", "backend": "b", "count": 1, "seconds": 1.0, "buckets": [1] * len(BUCKETS_S)}

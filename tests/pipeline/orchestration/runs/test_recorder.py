@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from builders.execution.jobs import Usage
-from enginery.core.errors import StepError, UnavailableError, UndecidedError
-from enginery.core.origin import Presence, this_process
-from enginery.registry.builds import runs
-from enginery.registry.builds.build_history import read_pasts, read_totals
-from enginery.registry.builds.runs import RunState, parse_run
-from enginery.registry.gc import collect
-from enginery.registry.store.base import open_store
-from enginery.registry.store.folder import FileStore
-from enginery.registry.store.layout import TOTALS, history_key, run_key, run_live_key
+from enginesmith.core.errors import StepError, UnavailableError, UndecidedError
+from enginesmith.core.origin import Presence, this_process
+from enginesmith.registry.builds import runs
+from enginesmith.registry.builds.build_history import read_pasts, read_totals
+from enginesmith.registry.builds.runs import RunState, parse_run
+from enginesmith.registry.gc import collect
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.folder import FileStore
+from enginesmith.registry.store.layout import TOTALS, history_key, run_key, run_live_key
 from pipeline.orchestration.runs import recorder
 from pipeline.orchestration.runs.recorder import RunRecorder, new_run, new_tracker, record_run
 from pipeline.orchestration.runs.tracker import Tracker
@@ -208,7 +208,7 @@ def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: Fi
 def test_of_more_units_than_a_document_holds_those_that_matter_are_told(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginery.registry.builds.runs.MOST_ITEMS", 3)
+    monkeypatch.setattr("enginesmith.registry.builds.runs.MOST_ITEMS", 3)
     tracker, writer = by_hand(store)
     for number in range(5):
         tracker.emit(Started(f"unit {number}"))

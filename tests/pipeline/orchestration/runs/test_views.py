@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from enginery.core.origin import this_process
-from enginery.registry.builds.runs import RunItem, RunState
+from enginesmith.core.origin import this_process
+from enginesmith.registry.builds.runs import RunItem, RunState
 from pipeline.orchestration.artifacts import description, percent
 from pipeline.orchestration.runs.views import RunView, StepTime
 from tests.pipeline.orchestration.runs.runs import BEGAN, EXPECTED, UNIT, run_state, running, stamp

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from enginery.core.codec import encode
+from enginesmith.core.codec import encode
 from pipeline.quantization.insertion_points import activations, prepare_model
 from pipeline.quantization.record import BINS, PICTURES, Evidence, record
 from pipeline.quantization.schemes.overrides import Override

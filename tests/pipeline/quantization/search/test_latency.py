@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto
 
 from builders.backends.onnxruntime import OnnxRuntime
-from enginery.core.types import BuildRequest, Target
+from enginesmith.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.latency import FEWEST, PATIENCE, ROUNDS, EngineTiming, Timing, benchmark_until_decided
 from pipeline.quantization.search.search import choose

@@ -11,8 +11,8 @@ import yaml
 from onnx import ModelProto
 
 from builders.backends.onnxruntime import OrtSession
-from enginery.core.reports.proof import Check, describe
-from enginery.core.types import Precision, QuantizationScheme
+from enginesmith.core.reports.proof import Check, describe
+from enginesmith.core.types import Precision, QuantizationScheme
 from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from enginery.core.codec import decode, encode
-from enginery.core.errors import DataError
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import DataError
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.choice import FrontierPoint, MixedPrecisionChoice, SearchDocument
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor

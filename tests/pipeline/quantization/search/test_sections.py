@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from enginery.core.types import Dim, TensorSpec
+from enginesmith.core.types import Dim, TensorSpec
 from pipeline.quantization.graph import element_types
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8

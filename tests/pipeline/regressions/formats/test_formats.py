@@ -49,8 +49,8 @@ def test_junit_has_a_case_for_what_was_looked_at_and_a_failure_for_each_regressi
 
 def test_workflow_commands_are_one_line_each_and_escaped() -> None:
     commands = to_commands(sample())
-    assert commands[0].startswith("::error file=digits.yaml,line=17,title=enginery latency::cpu int8 onnxruntime at")
-    assert "100 %25" in commands[0] and commands[2].startswith("::notice file=digits.yaml,title=enginery coverage::")
+    assert commands[0].startswith("::error file=digits.yaml,line=17,title=enginesmith latency::cpu int8 onnxruntime at")
+    assert "100 %25" in commands[0] and commands[2].startswith("::notice file=digits.yaml,title=enginesmith coverage::")
     assert "%0A" in commands[2] and not any("\n" in command for command in commands)
 
 
@@ -72,7 +72,7 @@ def test_a_spec_is_named_from_the_current_folder(tmp_path: Path, monkeypatch: py
 
 def test_markdown_has_the_verdict_the_findings_and_the_table() -> None:
     text = to_markdown(sample())
-    assert text.startswith("### enginery check: digits: 1 regression against digits@3 (channel stable)")
+    assert text.startswith("### enginesmith check: digits: 1 regression against digits@3 (channel stable)")
     assert "**regression** (latency)" in text and "slower: 2.000 times (1.900 to 2.100)" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 2 + len(list_rows(sample()))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginery.core.types import Dim
+from enginesmith.core.types import Dim
 from pipeline.traffic.search.run_times import RunTimes, edges_to_time, pad_samples, sizes_to_time, spread
 from tests.pipeline.traffic.instances import BATCH, grid_of_sizes, measure, seconds_at
 from validation.traffic.service_times import ServiceTimes

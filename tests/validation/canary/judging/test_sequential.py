@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginery.core.errors import InputError
+from enginesmith.core.errors import InputError
 from validation.canary.judging.judge import Looks, level_of, spend_error
 from validation.statistics.distributions import NORMAL
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.errors import EngineryError, ModelError
-from enginery.core.reports.latency import EngineLatency
-from enginery.core.types import Session, TensorSpec
+from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.reports.latency import EngineLatency
+from enginesmith.core.types import Session, TensorSpec
 from validation.latency.measurement import measure, once
 from validation.latency.measurement.buckets import BucketInputs
 from validation.latency.measurement.measure import measure_engine
@@ -131,13 +131,13 @@ def test_what_goes_wrong_in_a_process_is_told_here(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    with pytest.raises(EngineryError, match="ended by SIGKILL"):
+    with pytest.raises(EnginesmithError, match="ended by SIGKILL"):
         measure_engine(dies, [BUCKET], 0.01, fresh(tmp_path / "dies"))
 
     def raises() -> AbstractContextManager[object]:
         raise ZeroDivisionError
 
-    with pytest.raises(EngineryError, match="its traceback is above"):
+    with pytest.raises(EnginesmithError, match="its traceback is above"):
         measure_engine(raises, [BUCKET], 0.01, fresh(tmp_path / "raises"))
 
 

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from enginery.core.types import TensorSpec
+from enginesmith.core.types import TensorSpec
 from validation.latency.roofline.breakdown import traffic
 from validation.latency.roofline.costs import (
     cost_of,

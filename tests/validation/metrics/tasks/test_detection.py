@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginery.core.errors import DataError, InputError
+from enginesmith.core.errors import DataError, InputError
 from validation.metrics.tasks.boxes import MOST_BOXES, BoxSet, boxes_of_labels, overlaps, read_boxes
 from validation.metrics.tasks.detection import Detection
 from validation.metrics.tasks.terms import DetectionTerms

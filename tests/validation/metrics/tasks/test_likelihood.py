@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginery.core.errors import DataError
+from enginesmith.core.errors import DataError
 from tests.validation.metrics.tasks.test_scores import Answers, golden_of, measured
 from validation.comparison.tasks import task_checks
 from validation.metrics.tasks.terms import PerplexityTerms, TaskMetric

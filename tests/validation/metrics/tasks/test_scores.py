@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginery.core.errors import EngineryError
+from enginesmith.core.errors import EnginesmithError
 from validation.comparison.tasks import task_checks
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import at_most
@@ -147,7 +147,7 @@ OTHERS = [(), (3,), (3, 0), (0, 4), (2, 3, 4, 5, 6), (3, 7), (3, 2, 2)]
 def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_said(terms, shape, other, dtype):
     value, wrong = drawn(shape, 3), np.ones(other, dtype)
     assert task_checks(Answers(wrong), golden_of(value), [TaskMetric(terms)])
-    with suppress(EngineryError):
+    with suppress(EnginesmithError):
         assert task_checks(Answers(value), golden_of(wrong), [TaskMetric(terms)])
         assert task_checks(Answers(wrong), golden_of(wrong), [TaskMetric(terms)])
 
@@ -156,7 +156,7 @@ def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_said(
 @pytest.mark.parametrize("labels", [np.full(shape, fill) for shape in [*OTHERS, (3, 2, 5)] for fill in (0, -1, np.nan)])
 def test_labels_of_other_shapes_are_said(terms, shape, labels):
     value = drawn(shape, 3)
-    with suppress(EngineryError):
+    with suppress(EnginesmithError):
         assert task_checks(Answers(value), golden_of(value, labels), [TaskMetric(terms, {}, "labels")])
 
 

@@ -1,0 +1,170 @@
+{{/* What every pod has in common. Nothing here may depend on the chart's version. */}}
+
+{{/* Security context of a pod, as Pod Security "restricted" wants it. */}}
+{{- define "enginesmith.podSecurity" -}}
+runAsNonRoot: true
+{{- range $field := list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- $number := get $.Values.podSecurity $field }}
+{{- if $number }}
+{{ $field }}: {{ $number | int64 }}
+{{- end }}
+{{- end }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* Security context of a container, as Pod Security "restricted" wants it. */}}
+{{- define "enginesmith.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* Pull secrets of a pod. */}}
+{{- define "enginesmith.pullSecrets" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Where a pod may run. Argument: the component's values. */}}
+{{- define "enginesmith.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+{{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+{{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+{{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Environment of everything: the root file system is read-only, so all that is written goes to /tmp. */}}
+{{- define "enginesmith.env.base" -}}
+- name: HOME
+  value: /tmp
+- name: TMPDIR
+  value: /tmp
+- name: DO_NOT_TRACK
+  value: "1"
+{{- end -}}
+
+{{/* Environment of what reads or writes the registry. */}}
+{{- define "enginesmith.env.registry" -}}
+- name: ENGINESMITH_REGISTRY
+  value: {{ include "enginesmith.registry" . | quote }}
+{{- if .Values.registry.existingSecret }}
+{{- range ternary (list "AZURE_STORAGE_KEY") (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY") (eq .Values.registry.scheme "az") }}
+- name: {{ . }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $.Values.registry.existingSecret }}
+      key: {{ . }}
+{{- end }}
+{{- end }}
+{{- if .Values.registry.caBundle.configMap }}
+- name: {{ include "enginesmith.caBundleVariable" . }}
+  value: /etc/enginesmith/ca/{{ .Values.registry.caBundle.key }}
+{{- end }}
+{{- end -}}
+
+{{/* Environment of Prefect's clients. */}}
+{{- define "enginesmith.env.prefect" -}}
+- name: PREFECT_API_URL
+  value: {{ include "enginesmith.prefectApi" . | quote }}
+- name: PREFECT_HOME
+  value: /tmp/prefect
+- name: PREFECT_SERVER_ANALYTICS_ENABLED
+  value: "false"
+{{- with .Values.prefect.logLevel }}
+- name: PREFECT_LOGGING_LEVEL
+  value: {{ . }}
+{{- end }}
+{{- if and .Values.prefect.server.enabled .Values.prefect.server.auth.existingSecret }}
+- name: PREFECT_API_AUTH_STRING
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.prefect.server.auth.existingSecret }}
+      key: {{ .Values.prefect.server.auth.key }}
+{{- end }}
+{{- if and (not .Values.prefect.server.enabled) .Values.prefect.externalApi.existingSecret }}
+- name: PREFECT_API_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.prefect.externalApi.existingSecret }}
+      key: {{ .Values.prefect.externalApi.key }}
+{{- end }}
+{{- end -}}
+
+{{/* Environment of Ray's clients: the token is in the Secret that the operator makes for the cluster. */}}
+{{- define "enginesmith.env.ray" -}}
+- name: RAY_ADDRESS
+  value: {{ include "enginesmith.rayAddress" . | quote }}
+- name: RAY_AUTH_MODE
+  value: token
+- name: RAY_AUTH_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "enginesmith.rayCluster" . }}
+      key: auth_token
+{{- end -}}
+
+{{/* Mounts and volumes of what reads or writes the registry. */}}
+{{- define "enginesmith.mounts.registry" -}}
+{{- if .Values.registry.existingClaim }}
+- name: registry
+  mountPath: /registry
+{{- end }}
+{{- if .Values.registry.caBundle.configMap }}
+- name: ca
+  mountPath: /etc/enginesmith/ca
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "enginesmith.volumes.registry" -}}
+{{- if .Values.registry.existingClaim }}
+- name: registry
+  persistentVolumeClaim:
+    claimName: {{ .Values.registry.existingClaim }}
+{{- end }}
+{{- if .Values.registry.caBundle.configMap }}
+- name: ca
+  configMap:
+    name: {{ .Values.registry.caBundle.configMap }}
+{{- end }}
+{{- end -}}
+
+{{/* Scratch space at /tmp: on the node's disk, or a volume of a storage class that lives as long as the pod.
+     Argument: {size, storageClass}. */}}
+{{- define "enginesmith.scratch" -}}
+- name: tmp
+{{- if .storageClass }}
+  ephemeral:
+    volumeClaimTemplate:
+      spec:
+        accessModes: [ReadWriteOnce]
+        storageClassName: {{ .storageClass }}
+        resources:
+          requests:
+            storage: {{ .size }}
+{{- else }}
+  emptyDir:
+    sizeLimit: {{ .size }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,219 @@
+{{/* Rules between values that "enginesmith.validate" collects. Each prints a line per mistake: what, which value, the remedy. */}}
+
+{{/* Names of environment variables that the chart sets somewhere, as JSON. */}}
+{{- define "enginesmith.ownVariables" -}}
+{{- $texts := list (include "enginesmith.env.base" .) (include "enginesmith.env.registry" .) (include "enginesmith.env.prefect" .)
+      (include "enginesmith.env.prefectWorker" .) -}}
+{{- $names := list "ENGINESMITH_CACHE" "ENGINESMITH_NODE" -}}
+{{- if .Values.ray.enabled }}{{ $texts = append $texts (include "enginesmith.env.ray" .) }}{{ $names = append $names "RAY_AUTH_TOKEN_PATH" }}{{ end -}}
+{{- range $texts }}{{ range fromYamlArray . }}{{ $names = append $names .name }}{{ end }}{{ end -}}
+{{- toJson $names -}}
+{{- end -}}
+
+{{/* Of a list of environment variables. Two of one name are refused by the API server after half of a release is there.
+     Argument: {root, path, entries}. */}}
+{{- define "enginesmith.problems.env" -}}
+{{- $path := .path -}}
+{{- $own := include "enginesmith.ownVariables" .root | fromJsonArray -}}
+{{- $seen := dict -}}
+{{- range .entries }}
+{{- if has .name $own }}
+{{ $path }}: the chart sets {{ .name }}; remove it
+{{- end }}
+{{- if hasKey $seen .name }}
+{{ $path }}: {{ .name }} is there twice; remove one
+{{- end }}
+{{- if and (hasKey . "value") (hasKey . "valueFrom") }}
+{{ $path }}: {{ .name }} has both value and valueFrom; remove one
+{{- else if not (or (hasKey . "value") (hasKey . "valueFrom")) }}
+{{ $path }}: {{ .name }} has neither value nor valueFrom; give one (`value: ""` is an empty one)
+{{- end }}
+{{- $_ := set $seen .name true }}
+{{- end }}
+{{- end -}}
+
+{{/* Of labels for pods: those by which pods are selected stay the chart's. Argument: {path, labels}. */}}
+{{- define "enginesmith.problems.labels" -}}
+{{- $path := .path -}}
+{{- range $name, $_ := .labels }}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|part-of|version|managed-by)|helm\\.sh/.*|enginesmith\\.io/.*)$" $name }}
+{{ $path }}: the chart sets {{ $name }}, and selects pods by such labels; remove it
+{{- else if regexMatch "^(ray\\.io|kueue\\.x-k8s\\.io)/" $name }}
+{{ $path }}: the operators set {{ $name }}; remove it
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Of annotations for Ray's pods: pipeline/orchestration/kuberay reads the chart's own. Argument: {path, annotations}. */}}
+{{- define "enginesmith.problems.annotations" -}}
+{{- $path := .path -}}
+{{- range $name, $_ := .annotations }}
+{{- if hasPrefix "enginesmith.io/" $name }}
+{{ $path }}: the chart sets {{ $name }}; remove it
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Of volumes and mounts: names and places that the chart has, mounts of nothing. Argument: {path: "gpuGroups.l4.", all: the
+     values, own: the group's}. */}}
+{{- define "enginesmith.problems.volumes" -}}
+{{- $path := .path -}}
+{{- $volumes := .own.extraVolumes | default (ternary list .all.extraVolumes (ne .path "")) -}}
+{{- $mounts := .own.extraVolumeMounts | default (ternary list .all.extraVolumeMounts (ne .path "")) -}}
+{{- $names := list -}}
+{{- range $volumes }}
+{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "catalog" "commands" "selftest" "cache-token" "node" "site") }}
+{{ $path }}extraVolumes: the chart has a volume {{ .name }}; give another name
+{{- end }}
+{{- if has .name $names }}
+{{ $path }}extraVolumes: {{ .name }} is there twice; remove one
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- range .all.extraVolumes }}{{ $names = append $names .name }}{{ end }}
+{{- $places := list -}}
+{{- range $mounts }}
+{{- if not (has .name $names) }}
+{{ $path }}extraVolumeMounts: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
+{{- end }}
+{{- if regexMatch "^/(tmp|cache|registry|node|site|etc/enginesmith(/.*)?)/?$" .mountPath }}
+{{ $path }}extraVolumeMounts: the chart mounts something at {{ .mountPath }}; give another place
+{{- end }}
+{{- if has .mountPath $places }}
+{{ $path }}extraVolumeMounts: {{ .mountPath }} is there twice; remove one
+{{- end }}
+{{- $places = append $places .mountPath }}
+{{- end }}
+{{- end -}}
+
+{{/* Of init containers: names that are taken, mounts of nothing; the API server would refuse the pods one by one, later. */}}
+{{- define "enginesmith.problems.initContainers" -}}
+{{- $volumes := list "tmp" -}}
+{{- if .Values.registry.existingClaim }}{{ $volumes = append $volumes "registry" }}{{ end -}}
+{{- if .Values.registry.caBundle.configMap }}{{ $volumes = append $volumes "ca" }}{{ end -}}
+{{- range .Values.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}
+{{- $names := list -}}
+{{- range $container := .Values.extraInitContainers }}
+{{- if has .name (list "ray-worker" "wait-gcs-ready" "prefect-job") }}
+extraInitContainers: there is a container {{ .name }} already; give another name
+{{- end }}
+{{- if has .name $names }}
+extraInitContainers: {{ .name }} is there twice; remove one
+{{- end }}
+{{- $names = append $names .name }}
+{{- range .volumeMounts }}
+{{- if not (has .name $volumes) }}
+extraInitContainers.{{ $container.name }}: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Of the ways from outside to the Prefect server: who reaches its API runs code here. */}}
+{{- define "enginesmith.problems.exposure" -}}
+{{- $server := .Values.prefect.server -}}
+{{- range $way, $open := dict "ingress" $server.ingress.enabled "httpRoute" $server.httpRoute.enabled -}}
+{{- if $open }}
+{{- if not $server.enabled }}
+prefect.server.{{ $way }}.enabled is true and prefect.server.enabled is false: there is nothing to reach; set prefect.server.{{ $way }}.enabled=false
+{{- end }}
+{{- if not $server.auth.existingSecret }}
+prefect.server.{{ $way }}: whoever reaches the API runs code in this namespace; give prefect.server.auth.existingSecret
+{{- end }}
+{{- if regexMatch "//(localhost|127[.])" $server.uiApiUrl }}
+prefect.server.uiApiUrl: {{ $server.uiApiUrl }} is the browser's own machine; give the URL of the host that is routed here (https://prefect.example/api)
+{{- else if not (regexMatch "^https?://([a-z0-9-]+[.])*[a-z][a-z0-9-]*(:[0-9]+)?/api$" $server.uiApiUrl) }}
+prefect.server.uiApiUrl: {{ $server.uiApiUrl }} is not https://HOST/api, and a whole host is routed to the server, by its name; give such a URL
+{{- end }}
+{{- if and $.Values.networkPolicy.enabled (not $.Values.networkPolicy.prefect.from) }}
+networkPolicy.prefect.from is empty, so what routes to the Prefect server could not reach it; name its namespace or pods
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $server.httpRoute.enabled (not $server.httpRoute.parentRefs) }}
+prefect.server.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
+{{- end }}
+{{- if and .Values.site.exposed (not .Values.site.enabled) }}
+site.exposed is true and site.enabled is false: there is nothing to reach; set site.enabled=true
+{{- else if and .Values.site.exposed (not (or $server.ingress.enabled $server.httpRoute.enabled)) }}
+site.exposed is true, and the Prefect server has neither an Ingress nor an HTTPRoute that its path could be added to; set prefect.server.ingress.enabled=true, or site.exposed=false
+{{- end }}
+{{- end -}}
+
+{{/* Of an image. Argument: {root, which: "control"}. */}}
+{{- define "enginesmith.problems.image" -}}
+{{- $image := index .root.Values.images .which -}}
+{{- if not $image.repository }}
+images.{{ .which }}.repository is empty; build images/{{ .which }}.Dockerfile, push it, and name it here
+{{- else if regexMatch ":[^/]*$" $image.repository }}
+images.{{ .which }}.repository: {{ $image.repository | quote }} has a tag; put it into images.{{ .which }}.tag, or leave it out where there is a digest
+{{- end }}
+{{- if and $image.digest $image.tag }}
+images.{{ .which }} has both tag {{ $image.tag }} and digest, and a digest alone says which image; remove the tag
+{{- end }}
+{{- if and (not $image.digest) (not .root.Values.images.allowTags) }}
+images.{{ .which }}.digest is empty; give the digest that `docker push` printed (sha256:...), or set images.allowTags=true to go by tag
+{{- end }}
+{{- if and (not $image.digest) .root.Values.images.allowTags (not $image.tag) }}
+images.{{ .which }} has neither digest nor tag; give one
+{{- end }}
+{{- end -}}
+
+{{/* The text of a ConfigMap that grows with the groups; more than Kubernetes keeps in one ends the command.
+     Argument: (list $ name text). */}}
+{{- define "enginesmith.fitting" -}}
+{{- $values := (index . 0).Values -}}
+{{- if gt (len (index . 2)) 1048000 -}}
+{{- fail (printf "\n\nConfigMap %s takes %d bytes with %d groups, and Kubernetes keeps 1048576 in one; name fewer groups (one serves all nodes of a kind: raise its max), shorten what they have of extraEnv and the like, or split the fleet into two releases\n" (index . 1) (len (index . 2)) (add (len $values.gpuGroups) (ternary 1 0 $values.cpuGroup.enabled))) -}}
+{{- end -}}
+{{- index . 2 -}}
+{{- end -}}
+
+{{/* A quantity ('500m', '16Gi', 8) as a number. */}}
+{{- define "enginesmith.quantity" -}}
+{{- $unit := regexFind "[A-Za-z]+$" (toString .) -}}
+{{- $sizes := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- mulf (toString . | trimSuffix $unit | float64) (get $sizes $unit) -}}
+{{- end -}}
+
+{{/* Of requests and limits: who raises a request alone has the default limit below it. */}}
+{{- define "enginesmith.problems.resources" -}}
+{{- $runs := .Values.prefect.flowRuns -}}
+{{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
+{{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
+      "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "prefect.gpuRuns" .Values.prefect.gpuRuns "ray.autoscaler" .Values.ray.autoscaler
+      "ray.head" .Values.ray.head "metrics" .Values.metrics "site" .Values.site "tests" .Values.tests "cache" .Values.cache "nodeCache" .Values.nodeCache -}}
+{{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
+{{- end -}}
+{{- range $path, $resources := $all }}
+{{- range $name, $request := $resources.requests }}
+{{- $limit := get ($resources.limits | default dict) $name }}
+{{- if and $limit (gt (include "enginesmith.quantity" $request | float64) (include "enginesmith.quantity" $limit | float64)) }}
+{{ $path }}.{{ $name }}: {{ $request }} is more than the limit, {{ $limit }}; raise the limit, too
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A duration of Prometheus ('30s') in milliseconds. */}}
+{{- define "enginesmith.milliseconds" -}}
+{{- $unit := regexFind "[a-z]+$" . -}}
+{{- mul (trimSuffix $unit . | int64) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) -}}
+{{- end -}}
+
+{{/* A duration of the command line ('30m') in seconds; 0 for none. */}}
+{{- define "enginesmith.seconds" -}}
+{{- $unit := regexFind "[a-z]$" . -}}
+{{- mul (trimSuffix $unit . | default "0" | int64) (get (dict "" 0 "s" 1 "m" 60 "h" 3600 "d" 86400) $unit) -}}
+{{- end -}}
+
+{{/* Of the metrics. */}}
+{{- define "enginesmith.problems.metrics" -}}
+{{- $monitor := .Values.metrics.serviceMonitor -}}
+{{- if and $monitor.enabled (not .Values.metrics.enabled) }}
+metrics.serviceMonitor.enabled is true and metrics.enabled is false: there is nothing to scrape; set metrics.enabled=true
+{{- end }}
+{{- if gt (include "enginesmith.milliseconds" $monitor.scrapeTimeout | int64) (include "enginesmith.milliseconds" $monitor.interval | int64) }}
+metrics.serviceMonitor: scrapeTimeout {{ $monitor.scrapeTimeout }} is longer than interval {{ $monitor.interval }}, which Prometheus refuses; shorten it
+{{- end }}
+{{- end -}}

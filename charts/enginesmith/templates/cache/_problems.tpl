@@ -1,0 +1,27 @@
+{{/* Of the cache and of the nodes' caches. */}}
+{{- define "enginesmith.problems.cache" -}}
+{{- $cache := .Values.cache -}}
+{{- if $cache.enabled -}}
+{{- if ge (include "enginesmith.bytes" $cache.bytes | float64) (include "enginesmith.quantity" $cache.persistence.size | float64) }}
+cache.persistence.size: {{ $cache.persistence.size }} has no room beside cache.bytes {{ $cache.bytes }} for what is being fetched; make it larger by a few blobs
+{{- end }}
+{{- end -}}
+{{- if .Values.nodeCache.enabled -}}
+{{- if not .Values.nodeCache.pulls }}
+nodeCache.enabled is true and nodeCache.pulls is empty: there is nothing to follow; name channels and targets
+{{- end }}
+{{- if and .Values.registry.existingClaim .Values.nodeCache.namespace (ne .Values.nodeCache.namespace .Release.Namespace) }}
+nodeCache.namespace: the claim of registry.existingClaim is in {{ .Release.Namespace }}, and pods of {{ .Values.nodeCache.namespace }} cannot mount it; leave nodeCache.namespace empty
+{{- end }}
+{{- $names := list -}}
+{{- range .Values.nodeCache.pulls }}
+{{- if has .name $names }}
+nodeCache.pulls: {{ .name }} is there twice; rename one
+{{- end }}
+{{- $names = append $names .name }}
+{{- if not (contains ":" .reference) }}
+nodeCache.pulls.{{ .name }}: {{ .reference | quote }} is no channel, and only channels are followed; give NAME:CHANNEL
+{{- end }}
+{{- end }}
+{{- end -}}
+{{- end -}}

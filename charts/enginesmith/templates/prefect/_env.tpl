@@ -1,0 +1,77 @@
+{{/* Where the Prefect server keeps its state: PostgreSQL, or SQLite below PREFECT_HOME. */}}
+{{- define "enginesmith.env.database" -}}
+{{- with .Values.prefect.server.postgresql }}
+{{- if .existingSecret }}
+- name: PREFECT_API_DATABASE_CONNECTION_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Environment of the Prefect worker alone. */}}
+{{- define "enginesmith.env.prefectWorker" -}}
+- name: PREFECT_WORKER_WEBSERVER_HOST
+  value: 0.0.0.0
+- name: PREFECT_WORKER_WEBSERVER_PORT
+  value: "8080"
+# This namespace alone: the default watches the whole cluster, and reads kube-system for its identity.
+- name: PREFECT_INTEGRATIONS_KUBERNETES_OBSERVER_NAMESPACES
+  value: {{ .Release.Namespace | quote }}
+- name: PREFECT_INTEGRATIONS_KUBERNETES_CLUSTER_UID
+  value: {{ include "enginesmith.clusterUid" . | quote }}
+{{- if and .Values.prefect.server.enabled .Values.prefect.server.auth.existingSecret }}
+- name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_NAME
+  value: {{ .Values.prefect.server.auth.existingSecret }}
+- name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_KEY
+  value: {{ .Values.prefect.server.auth.key }}
+{{- end }}
+{{- if and (not .Values.prefect.server.enabled) .Values.prefect.externalApi.existingSecret }}
+- name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_KEY_SECRET_NAME
+  value: {{ .Values.prefect.externalApi.existingSecret }}
+- name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_KEY_SECRET_KEY
+  value: {{ .Values.prefect.externalApi.key }}
+{{- end }}
+{{- end -}}
+
+{{/* Waits until Prefect's API answers: what is started beside the server would fail before it is up.
+     Argument: (list $ extraEnv); a proxy or a CA on the way to an external API is in the way of this, too. */}}
+{{- define "enginesmith.waitForPrefect" -}}
+{{- $root := index . 0 -}}
+- name: wait-for-prefect
+  image: {{ include "enginesmith.image" (list $root "control") }}
+  imagePullPolicy: {{ $root.Values.images.control.pullPolicy }}
+  command:
+    - python
+    - -c
+    - |
+      import os, sys, time, urllib.error, urllib.request
+      url, end = os.environ["PREFECT_API_URL"] + "/health", time.monotonic() + 600
+      while time.monotonic() < end:
+          try:
+              urllib.request.urlopen(url, timeout=5).close()
+              sys.exit(0)
+          except urllib.error.HTTPError as error:
+              if error.code < 500:
+                  sys.exit(0)  # it answers; whether it knows us is seen next
+              reason = error
+          except OSError as error:
+              reason = error
+          print(f"{url}: {reason}; trying again", flush=True)
+          time.sleep(5)
+      sys.exit(f"{url} did not answer within 10 minutes; see the logs of the Prefect server")
+  securityContext:
+    {{- include "enginesmith.containerSecurity" $root | nindent 4 }}
+  env:
+    {{- include "enginesmith.env.base" $root | nindent 4 }}
+    - name: PREFECT_API_URL
+      value: {{ include "enginesmith.prefectApi" $root | quote }}
+    {{- with index . 1 }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  resources:
+    requests: {cpu: 50m, memory: 64Mi}
+    limits: {memory: 128Mi}
+{{- end -}}

@@ -1,0 +1,145 @@
+{{/* The RayCluster. Not a template of its own: it is a ConfigMap's content, and pipeline/orchestration/kuberay applies it. */}}
+{{- define "enginesmith.ray.cluster" -}}
+{{- $gpus := .Files.Get "files/gpus.yaml" | fromYaml -}}
+apiVersion: ray.io/v1
+kind: RayCluster
+metadata:
+  name: {{ include "enginesmith.rayCluster" . }}
+  namespace: {{ .Release.Namespace }}
+  labels:
+    {{- include "enginesmith.labels" (list . "ray") | nindent 4 }}
+    {{- with .Values.kueue.queueName }}
+    kueue.x-k8s.io/queue-name: {{ . }}
+    {{- end }}
+    {{- with .Values.kueue.priorityClass }}
+    kueue.x-k8s.io/priority-class: {{ . }}
+    {{- end }}
+  {{- if .Values.kueue.queueName }}
+  annotations:
+    kueue.x-k8s.io/elastic-job: "true"
+  {{- end }}
+spec:
+  rayVersion: {{ .Values.ray.version | quote }}
+  enableInTreeAutoscaling: true
+  authOptions:
+    mode: token
+  {{- with .Values.ray.gcsFaultTolerance }}
+  {{- if .redisAddress }}
+  gcsFaultToleranceOptions:
+    redisAddress: {{ .redisAddress | quote }}
+    # What one version of Ray wrote is not for another.
+    externalStorageNamespace: {{ printf "%s-%s-%s" $.Release.Namespace (include "enginesmith.rayCluster" $) $.Values.ray.version }}
+    {{- with .username }}
+    redisUsername:
+      value: {{ . | quote }}
+    {{- end }}
+    {{- if .existingSecret }}
+    redisPassword:
+      valueFrom:
+        secretKeyRef:
+          name: {{ .existingSecret }}
+          key: {{ .key }}
+    {{- end }}
+  {{- end }}
+  {{- end }}
+  autoscalerOptions:
+    version: v2
+    upscalingMode: {{ .Values.ray.autoscaler.upscalingMode }}
+    idleTimeoutSeconds: {{ .Values.ray.autoscaler.idleTimeoutSeconds | int64 }}
+    image: {{ include "enginesmith.image" (list . "control") }}
+    imagePullPolicy: {{ .Values.images.control.pullPolicy }}
+    securityContext:
+      {{- include "enginesmith.containerSecurity" . | nindent 6 }}
+    env:
+      {{- include "enginesmith.env.base" . | nindent 6 }}
+    resources:
+      {{- toYaml .Values.ray.autoscaler.resources | nindent 6 }}
+    # The operator mounts /tmp/ray alone, and the rest of its file system is read-only.
+    volumeMounts:
+      - name: tmp
+        mountPath: /tmp
+  headGroupSpec:
+    serviceType: ClusterIP
+    rayStartParams:
+      num-cpus: "0"
+      dashboard-host: 0.0.0.0
+    template:
+      metadata:
+        labels:
+          {{- include "enginesmith.podLabels" (list . "ray-head") | nindent 10 }}
+        annotations:
+          cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
+          karpenter.sh/do-not-disrupt: "true"
+          enginesmith.io/ray-version: {{ .Values.ray.version | quote }}
+          {{- with .Values.ray.head.podAnnotations }}
+          {{- toYaml . | nindent 10 }}
+          {{- end }}
+      spec:
+        {{- with .Values.serviceAccounts.rayHead.name }}
+        serviceAccountName: {{ . }}
+        {{- end }}
+        # The autoscaler beside the head reads pods and writes the RayCluster.
+        automountServiceAccountToken: true
+        restartPolicy: Never
+        enableServiceLinks: false
+        {{- include "enginesmith.pullSecrets" . | nindent 8 }}
+        {{- include "enginesmith.placement" .Values.ray.head | nindent 8 }}
+        securityContext:
+          {{- include "enginesmith.podSecurity" . | nindent 10 }}
+        containers:
+          - name: ray-head
+            image: {{ include "enginesmith.image" (list . "control") }}
+            imagePullPolicy: {{ .Values.images.control.pullPolicy }}
+            securityContext:
+              {{- include "enginesmith.containerSecurity" . | nindent 14 }}
+            env:
+              {{- include "enginesmith.env.base" . | nindent 14 }}
+            ports:
+              - {name: gcs, containerPort: 6379, protocol: TCP}
+              - {name: dashboard, containerPort: 8265, protocol: TCP}
+              - {name: client, containerPort: 10001, protocol: TCP}
+              - {name: metrics, containerPort: 8080, protocol: TCP}
+            resources:
+              {{- toYaml .Values.ray.head.resources | nindent 14 }}
+            volumeMounts:
+              - name: tmp
+                mountPath: /tmp
+        volumes:
+          {{- include "enginesmith.scratch" .Values.ray.head.scratch | nindent 10 }}
+  workerGroupSpecs:
+    {{- with .Values.cpuGroup }}
+    {{- if .enabled }}
+    - groupName: cpu
+      {{- include "enginesmith.ray.scale" . | nindent 6 }}
+      idleTimeoutSeconds: {{ .idleTimeoutSeconds | int64 }}
+      rayStartParams: {}
+      template:
+        {{- $group := merge (dict "name" "cpu") . }}
+        {{- include "enginesmith.ray.worker" (dict "root" $ "group" $group "gpus" false "nodeSelector" dict "affinity" .affinity) | nindent 8 }}
+    {{- end }}
+    {{- end }}
+    {{- range .Values.gpuGroups }}
+    {{- $group := include "enginesmith.ray.gpuGroup" (list $ .) | fromJson }}
+    {{- $generation := index $gpus $group.generation }}
+    {{- $labels := ternary $generation.labels dict $group.gpuLabels }}
+    {{- $affinity := include "enginesmith.ray.affinity" (dict "products" $generation.products "group" $group) | fromJson }}
+    - groupName: {{ $group.name }}
+      {{- include "enginesmith.ray.scale" $group | nindent 6 }}
+      idleTimeoutSeconds: {{ $group.idleTimeoutSeconds | int64 }}
+      # What Enginesmith asks Ray for: builders/execution/ray places a unit by these labels.
+      labels:
+        enginesmith/sm: {{ $group.generation }}
+        {{- with $group.product }}
+        enginesmith/product: {{ . }}
+        {{- end }}
+      {{- if and (eq $group.gpuResource "nvidia.com/gpu") (not $group.resourceClaimTemplate) }}
+      rayStartParams: {}
+      {{- else }}
+      # Ray counts no GPU in a resource of another name, nor in a claim.
+      rayStartParams:
+        num-gpus: {{ $group.gpusPerWorker | int64 | quote }}
+      {{- end }}
+      template:
+        {{- include "enginesmith.ray.worker" (dict "root" $ "group" $group "gpus" true "nodeSelector" $labels "affinity" $affinity) | nindent 8 }}
+    {{- end }}
+{{- end -}}

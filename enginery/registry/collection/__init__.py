@@ -1,1 +1,0 @@
-"""What garbage collection does with a registry; `enginery.registry.gc` puts it together."""

@@ -1,4 +1,0 @@
-"""Google Cloud Storage, through google-cloud-storage (`enginery[gcs]`). Imported only for gs:// places.
-
-Writes are conditional by generation: `ifGenerationMatch`, 0 for an absent object.
-"""

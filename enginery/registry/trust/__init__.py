@@ -1,9 +1,0 @@
-"""Which signatures a version needs before a client loads it.
-
-Signatures are OpenSSF model signatures (Sigstore bundles) stored beside a version; a policy on the client names the
-signers. What pulls, runs or promotes an engine calls `require` before it reads a byte of it.
-"""
-
-from enginery.registry.trust.requirement import Vouched, require
-
-__all__ = ["Vouched", "require"]

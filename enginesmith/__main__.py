@@ -1,0 +1,17 @@
+"""The command line: `enginesmith ...`, or `python -m enginesmith ...`."""
+
+import importlib
+from typing import NoReturn
+
+from enginesmith.rooms import prefer_own
+
+
+def main() -> NoReturn:
+    """Run the command line with this process's arguments, and exit."""
+    prefer_own()
+    importlib.import_module("pipeline.cli").main()
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    main()

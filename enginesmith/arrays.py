@@ -1,0 +1,299 @@
+"""numpy arrays: checks that inputs fit what a model declares and that weights are finite, and .npz and .npy files.
+
+A full check takes some microseconds for each input, a call of a small engine not much more. So a session keeps an
+`InputCheck`, a table of the types, dtypes and shapes that were accepted once.
+
+Files are read as streams: memory depends on what is asked for, never on the file's size. The first bytes decide on the
+format, not the name. Nothing is ever unpickled, and every array's header must account for exactly the bytes that the
+file holds for it, so that a truncated or padded file is refused before any work.
+"""
+
+import math
+import tokenize
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, list_sums, size_of
+from enginesmith.core.zip_files import DAMAGED, check_compression
+
+# An array of any shape and any dtype.
+Array = np.ndarray
+# Combinations of shapes that a session remembers, so that its table does not grow with every new size.
+MOST_ACCEPTED = 256
+# What reading a damaged file raises; numpy reads an array's header as Python literals, hence the last four.
+_UNREADABLE = (*DAMAGED, SyntaxError, TypeError, MemoryError, tokenize.TokenError)
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The dtype with this name, numpy's ('float32', '<f4') or one of ml_dtypes ('bfloat16'). Raises TypeError."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        found: np.dtype = np.dtype(getattr(ml_dtypes, name, name))
+        return found
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How inputs fit a model. sizes: of each named dim.  profile: index of the first that holds their shapes."""
+
+    sizes: dict[str, int]
+    profile: int
+
+
+class InputCheck:
+    """Checks the inputs of a session as `check_inputs` and `find_profile` do, once for equal dtypes and shapes.
+
+    profiles: without any, every shape that fits the specs is accepted.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()) -> None:
+        self.specs, self._profiles = specs, profiles
+        self._names = [spec.name for spec in specs]
+        self._accepted: dict[object, Fit] = {}
+
+    def __call__(self, inputs: Tensors) -> Fit:
+        """How the inputs fit. Raises DataError as `check_inputs` and `find_profile` do."""
+        try:
+            key = tuple([(type(array), array.dtype, array.shape) for array in map(inputs.__getitem__, self._names)])
+            fit = self._accepted[key]
+        except (KeyError, AttributeError, TypeError, IndexError):  # not met yet, no array, or no mapping
+            return self._check_in_full(inputs)
+        return fit if len(inputs) == len(self._names) else self._check_in_full(inputs)
+
+    def _check_in_full(self, inputs: Tensors) -> Fit:
+        sizes = check_inputs(self.specs, inputs)
+        fit = Fit(sizes, find_profile(self._profiles, inputs) if self._profiles else 0)
+        if len(self._accepted) >= MOST_ACCEPTED:
+            self._accepted.clear()
+        arrays = [inputs[name] for name in self._names]
+        self._accepted[tuple([(type(array), array.dtype, array.shape) for array in arrays])] = fit
+        return fit
+
+
+def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[str, int]:
+    """The size of each named dim in `inputs`, arrays by name. Raises DataError for inputs that are no mapping of
+    arrays, missing or unknown names, a dtype, byte order, rank or size that differs from the declared one, and a dim
+    with two sizes."""
+    wanted = {spec.name for spec in specs}
+    if not isinstance(inputs, Mapping):  # whoever calls a session may give anything
+        kind, names = type(inputs).__name__, _names(wanted)
+        raise DataError(f"the inputs are a {kind}; give a dict of numpy arrays by name: the model needs {names}")
+    if missing := wanted - inputs.keys():
+        raise DataError(f"no array for input {_names(missing)}; the model needs {_names(wanted)}")
+    if unknown := inputs.keys() - wanted:
+        raise DataError(f"no input is named {_names(unknown)}; the model has {_names(wanted)}")
+    sizes: dict[str, int] = {}
+    for spec in specs:
+        _check(spec, inputs[spec.name], sizes)
+    for spec, axis, total in list_sums(specs):
+        if (size := inputs[spec.name].shape[axis]) != (expected := size_of(total, sizes)):
+            raise DataError(f"input {spec.name!r} has {size} along {total!r} (axis {axis}), which is {expected}")
+    return sizes
+
+
+def _check(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
+    if not isinstance(array, np.ndarray):
+        raise DataError(
+            f"input {spec.name!r} is of type {type(array).__name__}; the model needs a numpy array of {spec.dtype}: "
+            "numpy.asarray makes one"
+        )
+    if not array.dtype.isnative:  # dtype.name does not tell, and a runtime would read other numbers
+        raise DataError(
+            f"input {spec.name!r} has its bytes in the other order ({array.dtype.str}); use astype({spec.dtype!r})"
+        )
+    if array.dtype.name != spec.dtype:
+        raise DataError(f"input {spec.name!r} is {array.dtype.name}; the model needs {spec.dtype}: convert it")
+    if array.ndim != len(spec.shape):
+        raise DataError(f"input {spec.name!r} has shape {array.shape}; the model needs {_shape(spec)}")
+    sums = dict(spec.sums)
+    for axis, (size, dim) in enumerate(zip(array.shape, spec.shape, strict=True)):
+        if axis in sums:
+            continue
+        expected = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
+        if size != expected:
+            why = f"{dim!r} is {expected} elsewhere" if isinstance(dim, str) else f"the model needs {_shape(spec)}"
+            raise DataError(f"input {spec.name!r} has size {size} on axis {axis} (shape {array.shape}); {why}")
+
+
+def _shape(spec: TensorSpec) -> str:
+    return "(" + ", ".join(str(dim) for dim in spec.shape) + ")"
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(map(repr, names)))
+
+
+def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
+    """Index of the first profile whose ranges hold every input's shape. Raises DataError when there is none, and for a
+    size that is not one of its multiples."""
+    _check_multiples(profiles, inputs)
+    for index, shapes in enumerate(profiles):
+        ranges = ((inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs)
+        if all(a <= size <= b for shape, low, high in ranges for size, a, b in zip(shape, low, high, strict=True)):
+            return index
+    given = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
+    built = "; ".join(f"{name} {low}..{high}" for shapes in profiles for name, low, _, high in shapes.inputs)
+    raise DataError(f"no optimization profile holds {given}; the engine was built for {built}; widen dims")
+
+
+def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
+    """Raise DataError for a size that is no multiple of the axis's; all profiles have the same multiples."""
+    for name, multiples in profiles[0].multiples if profiles else ():
+        shape = inputs[name].shape if name in inputs else ()
+        for axis, (size, multiple) in enumerate(zip(shape, multiples, strict=False)):
+            if size % multiple:
+                below = size - size % multiple
+                near = f"{below} or {below + multiple}" if below else str(multiple)
+                raise DataError(
+                    f"input {name!r} has size {size} on axis {axis} (shape {shape}); the model takes multiples of "
+                    f"{multiple} there: pad, crop or scale it to {near}"
+                )
+
+
+def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
+    """Raise ModelError for the first of these weights, by name, that holds NaN or an infinity: otherwise the first
+    sample whose outputs it spoils would be blamed."""
+    for name, array in weights:
+        if held := describe_nonfinite(array):
+            raise ModelError(f"weight {name!r} holds {held}; repair it, or train or export the model again")
+
+
+def describe_nonfinite(array: Array) -> str:
+    """'nan at [0, 3], and 2 more such values'; '' for finite values."""
+    wrong = np.argwhere(~np.isfinite(array))
+    if not len(wrong):
+        return ""
+    more = f", and {len(wrong) - 1} more such values" if len(wrong) > 1 else ""
+    return f"{array[tuple(wrong[0])]} at {wrong[0].tolist()}{more}"
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """One array of a file, of which the header was read. member: its file in an archive, None for an .npy file.
+    dtype, shape: as stored.  offset: where its data begins in the stream, in bytes."""
+
+    path: Path
+    name: str
+    member: str | None
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    def __str__(self) -> str:
+        return _where(self.path, self.name)
+
+    def blocks(self, rows: Iterable[int], skip: int = 0) -> Iterator[Array]:
+        """Consecutive pieces along axis 0, of the given lengths, in native byte order; `skip` entries come before them.
+
+        Raises DataError when the bytes cannot be read or fail their checksum.
+        """
+        with ExitStack() as stack:
+            with _translate_errors(self.path, self.name):
+                stream = stack.enter_context(_open_member(self.path, self.member))
+                stream.seek(self.offset + skip * math.prod(self.shape[1:]) * self.dtype.itemsize)
+            for count in rows:
+                with _translate_errors(self.path, self.name):
+                    block = self._read_array(stream, (count, *self.shape[1:]))
+                yield block
+
+    def read(self) -> Array:
+        """The whole array, in memory. Raises DataError as `blocks`, and for an array without axes."""
+        if self.shape:
+            return self.whole()
+        raise DataError(f"{self} has no axes; store one entry per sample along axis 0")
+
+    def whole(self) -> Array:
+        """As `read`, also of an array without axes."""
+        with _translate_errors(self.path, self.name), _open_member(self.path, self.member) as stream:
+            stream.seek(self.offset)
+            return self._read_array(stream, self.shape)
+
+    def _read_array(self, stream: IO[bytes], shape: tuple[int, ...]) -> Array:
+        data = stream.read(math.prod(shape) * self.dtype.itemsize)
+        return np.frombuffer(data, self.dtype).reshape(shape).astype(self.dtype.newbyteorder("="))
+
+
+def stored_arrays(path: Path) -> dict[str, StoredArray]:
+    """The arrays of a file by name; an .npy file's single array is named ''.
+
+    Raises DataError when the file is missing, corrupt, of another kind, or holds anything but plain arrays, each name
+    once.
+    """
+    with _translate_errors(path, ""):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                check_compression(archive)
+                infos = archive.infolist()
+            arrays = [_header(path, info.filename, info.file_size) for info in infos]
+        else:
+            arrays = [_header(path, None, path.stat().st_size)]
+    found = {array.name: array for array in arrays}
+    if twin := next((array for array in arrays if found[array.name] is not array), None):
+        raise DataError(f"{twin} is in the file twice; keep one of the two")
+    return found
+
+
+def _header(path: Path, member: str | None, stored_bytes: int) -> StoredArray:
+    name = (member or "").removesuffix(".npy")
+    with _translate_errors(path, name), _open_member(path, member) as stream:
+        major, _ = npy.read_magic(stream)
+        read = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
+        with warnings.catch_warnings(action="ignore"):  # a header of Python 2's is as good
+            shape, fortran, dtype = read(stream)
+        array = StoredArray(path, name, member, dtype, shape, stream.tell())
+    if dtype.hasobject:
+        raise DataError(f"{array} holds Python objects, which are never unpickled; save numbers of one dtype")
+    if dtype.names is not None:
+        raise DataError(f"{array} is a structured array; save each field as an array of its own")
+    if fortran:
+        raise DataError(f"{array} is in Fortran order, which cannot be streamed; save numpy.ascontiguousarray of it")
+    check_complete(array, stored_bytes)
+    return array
+
+
+def check_complete(array: StoredArray, stored_bytes: int) -> None:
+    """Raise DataError unless the array ends exactly where its file, or its place in the file, ends."""
+    expected = math.prod(array.shape) * array.dtype.itemsize
+    if min(array.shape, default=0) < 0 or array.offset + expected != stored_bytes:
+        raise DataError(
+            f"{array} of shape {array.shape} needs {expected} bytes and the file holds {stored_bytes - array.offset}; "
+            "it is truncated or damaged: write it again"
+        )
+
+
+@contextmanager
+def _open_member(path: Path, member: str | None) -> Iterator[IO[bytes]]:
+    if member is None:
+        with path.open("rb") as stream:
+            yield stream
+    else:
+        with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+            yield stream
+
+
+@contextmanager
+def _translate_errors(path: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; give the path of an .npz or .npy file") from None
+    except _UNREADABLE as error:
+        raise DataError(
+            f"{_where(path, name)} cannot be read as .npz or .npy ({error}); write it again with numpy.savez"
+        ) from error
+
+
+def _where(path: Path, name: str) -> str:
+    return f"{path}: array {name!r}" if name else str(path)

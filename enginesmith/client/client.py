@@ -1,0 +1,310 @@
+"""The client of serving nodes: resolves which engine a machine can use, downloads it, and follows a channel.
+
+::
+
+    import enginesmith
+
+    client = enginesmith.Client("s3://models/registry", policy=enginesmith.Policy(proven_only=True))
+    answer = client.resolve("digits:stable")                  # what fits, best first; why not the others
+    pulled = client.pull("digits:stable", "engines/")         # verified, through this machine's cache
+    client.watch("digits:stable", "engines/", hook=enginesmith.Command("systemctl reload server"))
+
+A pull goes through these modules: `client` -> `pull` (which version and engine, its files), which asks
+`locate` (the manifest) and `resolve` (the ranking) -> `fetch` (one blob) -> `registry.store` (cache,
+download, a folder or S3).
+
+Imports the standard library alone (the cloud's library when a registry in a bucket is opened): see
+docs/guides/client.md.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from threading import Event
+from typing import Literal
+
+from enginesmith.client.fetch import BlobFetcher, Progress, silent
+from enginesmith.client.judging import locate_and_rank
+from enginesmith.client.layouts.base import Layout, Placed, hold
+from enginesmith.client.layouts.plain import Plain
+from enginesmith.client.layouts.ranking import ALL_GENERATIONS, AllGenerations, rank_each
+from enginesmith.client.layouts.triton import Triton
+from enginesmith.client.layouts.triton_config import DynamicBatching
+from enginesmith.client.locate import VersionLocator
+from enginesmith.client.pull import Pulled, download_best, download_each, download_engine
+from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
+from enginesmith.client.watching.health import Health, HealthCommand, HealthUrl
+from enginesmith.client.watching.hooks import Command, Hook, Post
+from enginesmith.client.watching.looking import INTERVAL_S, Wake
+from enginesmith.client.watching.reporting import Reporter, ReportUrl
+from enginesmith.client.watching.watch import ChannelWatcher, Swap
+from enginesmith.client.watching.watch_group import GroupWatcher
+from enginesmith.core.errors import InputError
+from enginesmith.core.hardware.machine import AUTO, Machine
+from enginesmith.core.names import Reference, parse_reference
+from enginesmith.registry.rollouts.waves import ServingNode
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.buckets import SCHEMES
+from enginesmith.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
+from enginesmith.registry.store.nearest import open_nearest, warn
+from enginesmith.registry.versions.lookup import Located
+
+__all__ = [
+    "ALL_GENERATIONS",
+    "EngineRanking",
+    "EngineCandidate",
+    "Client",
+    "Command",
+    "DynamicBatching",
+    "HealthCommand",
+    "HealthUrl",
+    "Machine",
+    "Plain",
+    "Policy",
+    "Post",
+    "Pulled",
+    "ReportUrl",
+    "ServingNode",
+    "Swap",
+    "Triton",
+    "pull",
+]
+
+
+@dataclass(frozen=True)
+class Client:
+    """A registry, and how its engines come to this machine.
+
+    registry: a path, file://, s3://, gs://, az:// or http:// URI, or several with commas, read from the first that
+    answers (`enginesmith.registry.store.nearest`); opened at first use.  say: called when a place of several stops to
+    answer, or answers again.  cache: a folder (with `cache_bytes` as its bound); 'auto' is this machine's
+    (ENGINESMITH_CACHE, ENGINESMITH_CACHE_BYTES; none for a registry on this machine); None is none.
+    policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
+    node: who asks, for rollouts in waves; by default this host (`ServingNode.from_environment`).
+    Raises InputError for a registry that is neither text nor a path.
+    """
+
+    registry: str | Path
+    cache: str | Path | Literal["auto"] | None = AUTO
+    policy: Policy = field(default_factory=Policy)
+    cache_bytes: int = DEFAULT_BYTES
+    rehash: bool = False
+    say: Callable[[str], object] = warn
+    node: ServingNode | None = field(default_factory=ServingNode.from_environment)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.registry, str | Path):
+            raise InputError(
+                f"registry {self.registry!r}: give a path, {SCHEMES}, such as Client('s3://models/registry')"
+            )
+
+    def resolve(self, reference: str, machine: Machine | str = AUTO) -> EngineRanking:
+        """Rank the engines of 'name', 'name@VERSION' or 'name:CHANNEL' for a machine, with the reasons of rejections.
+
+        machine: a `Machine`, or a target's name ('auto' is this one). Downloads no engine; no compatible engine is no
+        error. Raises UnknownNameError for an unknown reference or target.
+        """
+        return self._rank(reference, machine)[1]
+
+    def pull(
+        self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
+    ) -> Pulled:
+        """Download the best compatible engine into the folder `dest`, verified, with a JSON description beside it.
+
+        progress: called with the downloaded and the total bytes.
+        Raises UnknownNameError when no engine is compatible (with each rejection), IntegrityError, UnavailableError.
+        """
+        located, answer = self._rank(reference, machine, sure=False)
+        store, fetcher = self._locator.store, self._fetcher(progress)
+        return download_best(
+            answer, lambda resolution: download_engine(store, located, resolution, Path(dest), fetcher)
+        )
+
+    def pull_all(
+        self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
+    ) -> list[Pulled]:
+        """Download every compatible engine of a version into the folder `dest`, best first, as `pull` does one, with
+        its latency on record for machines of this kind: for `enginesmith.Router`, and with Policy(fallback="onnx") the
+        version's graph behind them.
+
+        Raises as `pull`, and IntegrityError for a damaged latency report.
+        """
+        located, answer = self._rank(reference, machine)
+        return download_each(self._locator.store, located, answer, Path(dest), self._fetcher(progress))
+
+    def place(
+        self,
+        reference: str,
+        dest: str | Path,
+        layout: Layout,
+        *,
+        machine: Machine | str | Sequence[Machine | str] | AllGenerations = AUTO,
+        keep: int = 2,
+        progress: Progress = silent,
+    ) -> Placed:
+        """Have the folder `dest` serve a version in a layout, `Triton()`, for a machine or several; once, as `watch`
+        does at each move. machine: several, or ALL_GENERATIONS, where each has a compute capability of its own.
+        keep: versions that stay beside it.
+
+        Raises as `pull`, InputError for what the layout cannot hold, UnavailableError while another process writes
+        there.
+        """
+        store, located = self._locator.store, self._locator.locate(parse_reference(reference))
+        located, rankings = rank_each(store, located, _machines(machine), self.policy, layout)
+        place = layout.at(Path(dest).expanduser().absolute(), located.manifest.model)
+        with hold(place):
+            return place.swap(store, located, rankings, self._fetcher(progress), keep)
+
+    def watch(
+        self,
+        reference: str,
+        dest: str | Path,
+        *,
+        machine: Machine | str | Sequence[Machine | str] | AllGenerations = AUTO,
+        layout: Layout = Plain(),  # noqa: B008 - a frozen value
+        interval_s: float = INTERVAL_S,
+        hook: Hook | None = None,
+        once: bool = False,
+        keep: int = 2,
+        stop: Event | None = None,
+        say: Callable[[str], object] = print,
+        progress: Progress = silent,
+        wake: Wake | None = None,
+        health: Health | None = None,
+        report: ReportUrl | bool = True,
+    ) -> Swap | None:
+        """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
+
+        layout: `Triton()` follows it in a model repository of Triton's, and there for several machines, too.
+        See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.  wake: what shortens
+        the wait for the next look, such as a `NotificationListener`.  health: whether the server is well, for rollouts.
+        report: where to reports to rollouts go; True is the registry, False nowhere.
+        """
+        watch = self._watchers(hook, keep, say, progress)(
+            parse_reference(reference),
+            _machines(machine),
+            Path(dest),
+            layout=layout,
+            interval_s=interval_s,
+            wake=wake,
+            reporter=_reporter(health, report, say),
+        )
+        return watch.once() if once else watch.run(stop or Event())
+
+    def watch_group(
+        self,
+        references: Sequence[str],
+        dest: str | Path,
+        *,
+        feed: str | None = None,
+        machine: Machine | str = AUTO,
+        interval_s: float | None = None,
+        hook: Hook | None = None,
+        once: bool = False,
+        keep: int = 2,
+        stop: Event | None = None,
+        say: Callable[[str], object] = print,
+        progress: Progress = silent,
+        wake: Wake | None = None,
+        health: Health | None = None,
+        report: ReportUrl | bool = True,
+    ) -> tuple[Swap, ...]:
+        """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL; see `watch_group.GroupWatcher`.
+
+        feed: a feed that has them, so that a look is one request; without references all of its channels.
+        """
+        here, watcher = _machine(machine), self._watchers(hook, keep, say, progress)
+
+        def make(reference: Reference) -> ChannelWatcher:
+            place = Path(dest) / reference.model / str(reference.channel)
+            return watcher(reference, [here], place, reporter=_reporter(health, report, say))
+
+        parsed = [parse_reference(reference) for reference in references]
+        group = GroupWatcher(lambda: self._locator, parsed, make, feed=feed, interval_s=interval_s, say=say, wake=wake)
+        return group.once() if once else group.run(stop or Event())
+
+    def _watchers(
+        self, hook: Hook | None, keep: int, say: Callable[[str], object], progress: Progress
+    ) -> Callable[..., ChannelWatcher]:
+        """`ChannelWatcher`, with what all channels of a call share."""
+        return partial(
+            ChannelWatcher,
+            lambda: self._locator,
+            policy=self.policy,
+            fetcher=lambda: self._fetcher(progress),
+            hook=hook,
+            keep=keep,
+            say=say,
+        )
+
+    @cached_property
+    def store(self) -> Store:
+        """The registry, opened. Raises InputError and UnavailableError, and tries again next time."""
+        return open_nearest(self.registry, self.say)
+
+    @cached_property
+    def _locator(self) -> VersionLocator:
+        """Where versions are found. A bucket is not asked whether it is a registry before a channel was looked for."""
+        store = self.__dict__.get("store") or open_nearest(self.registry, self.say, check=False)
+        return VersionLocator.for_store(store, self._blob_cache(store), self.node)
+
+    def _rank(self, reference: str, machine: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
+        locator, parsed = self._locator, parse_reference(reference)
+        return locate_and_rank(locator.store, parsed, _machine(machine), self.policy, locator, sure=sure)
+
+    def _fetcher(self, progress: Progress) -> BlobFetcher:
+        return BlobFetcher(self._blob_cache(self._locator.store), progress, self.rehash)
+
+    def _blob_cache(self, store: Store) -> BlobCache | None:
+        if self.cache == AUTO:
+            return None if store.near else local_cache()
+        return None if self.cache is None else BlobCache(Path(self.cache).expanduser().absolute(), self.cache_bytes)
+
+
+def pull(
+    reference: str,
+    *,
+    registry: Path | str,
+    dest: Path | str,
+    target: Machine | str = AUTO,
+    precision: str | None = None,
+    proven_only: bool = False,
+    fallback: Literal["onnx"] | None = None,
+    trust: Path | str | None = None,
+    kind: Literal["engine", "cache"] = "engine",
+) -> Pulled:
+    """Download the best engine for `target` into the folder `dest`, verified, with a JSON description beside it.
+
+    reference: 'name', 'name@VERSION' or 'name:CHANNEL'.  target: 'auto' is this machine.
+    trust: a trust policy's file; None is the one that ENGINESMITH_TRUST_POLICY names, if any.
+    kind: 'cache' brings a compile cache of torch, for `enginesmith.warm_start`.
+    Raises UnknownNameError when nothing fits (each rejection with its reason), IntegrityError (UntrustedError without
+    the signatures that the trust policy asks for), UnavailableError.
+    """
+    policy = Policy(precision, proven_only=proven_only, fallback=fallback, kind=kind, trust=trust)
+    return Client(registry, policy=policy).pull(reference, dest, machine=target)
+
+
+def _machines(
+    given: Machine | str | Sequence[Machine | str] | AllGenerations,
+) -> tuple[Machine, ...] | AllGenerations:
+    if isinstance(given, AllGenerations):
+        return given
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    if not several:
+        raise InputError("no machine: give one, or a target's name such as 'cpu', 'l4' or 'auto'")
+    return tuple(_machine(item) for item in several)
+
+
+def _machine(machine: Machine | str) -> Machine:
+    if isinstance(machine, Machine):
+        return machine
+    if not isinstance(machine, str):
+        raise InputError(f"machine {machine!r}: give a Machine, or a target's name such as 'cpu', 'l4' or 'auto'")
+    return Machine.from_name(machine)
+
+
+def _reporter(health: Health | None, report: ReportUrl | bool, say: Callable[[str], object]) -> Reporter | None:
+    """A channel's own, since it remembers what was reported last."""
+    return Reporter(None if report is True else report, health, say=say) if report else None

@@ -1,0 +1,316 @@
+"""A model repository of Triton's: a folder a model, in it a folder a version, and `config.pbtxt`.
+
+::
+
+    models/
+      digits/
+        config.pbtxt               serves version 4 and no other
+        3/, 4/                     model.onnx or model.plan, and model.json that says what it is
+        warmup/4/                  golden inputs that Triton runs before it serves
+        00/                        what is on its way
+
+**A swap is one rename, of `config.pbtxt`.** The version's folder comes first, by a rename of its own, and the
+configuration last: its `version_policy` names the one version that is served. Triton reads that file once, and only
+then looks for versions, so it finds either the old configuration with the old version, which is still there, or the new
+one with the new version, which is there already. The other order, or the policy `latest`, would have it open a version
+by the configuration of another one in between. A version that fails to load leaves the old one serving.
+
+Names of digits alone are versions, and those that begin with 0 are none: so nothing that happens in `00` makes Triton
+load a served version again, as a change of any other name in the model's folder does. Locks and marks lie beside the
+models, as files, because every folder there is taken for a model.
+
+Sources: core 73aad7c, `model_repository_manager.cc` (Poll, ModelTimestamp) and `model_lifecycle.cc` (VersionsToLoad,
+AsyncLoad).
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from enginesmith.client.fetch import BlobFetcher
+from enginesmith.client.layouts.base import Placed
+from enginesmith.client.layouts.protobuf_text import parse
+from enginesmith.client.layouts.triton_config import (
+    HEADER,
+    DynamicBatching,
+    TritonFile,
+    file_suffix,
+    find_unservable,
+    largest_batch,
+    warmup_files,
+    write_config,
+)
+from enginesmith.client.layouts.warmup import MOST_BYTES, WarmupInput, read_warmup
+from enginesmith.client.pull import Pulled, download_best, download_engine
+from enginesmith.client.resolve import EngineRanking, Resolution
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.sampling import as_built
+from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.files import (
+    choose_digest,
+    make_folder,
+    reachable,
+    start_atomic_write,
+    sync_folder,
+    write_whole,
+)
+from enginesmith.registry.versions.lookup import Located
+
+CONFIG = "config.pbtxt"
+STAGING = "00"
+WARMUP = "warmup"
+_STEM = "model"
+_NUMBER = re.compile(r"[1-9][0-9]{0,18}")
+# Names of versions that are numbers below this stay; the others come to lie from here on, below 2^63.
+_HASHED = 10**18
+
+
+def triton_version(version: str) -> int:
+    """The number of a version in Triton's repositories: '3' is 3; of any other name a number of 19 digits, from its
+    SHA-256, which is the same everywhere and says nothing about the order."""
+    if re.fullmatch(r"[1-9][0-9]{0,17}", version):
+        return int(version)
+    return _HASHED + int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") % (8 * _HASHED)
+
+
+@dataclass(frozen=True)
+class Triton:
+    """A model repository. batching: None for no dynamic batching.  warmup: whether golden inputs are run first."""
+
+    several: ClassVar[bool] = True
+    batching: DynamicBatching | None = None
+    warmup: bool = True
+
+    def reject(self, entry: EngineEntry) -> str | None:
+        """Why Triton cannot open an engine."""
+        return find_unservable(entry)
+
+    def at(self, dest: Path, model: str) -> "TritonPlace":
+        """The model's folder in the repository `dest`."""
+        return TritonPlace(dest, model, self)
+
+
+@dataclass(frozen=True)
+class TritonPlace:
+    """A model in a repository."""
+
+    dest: Path
+    model: str
+    layout: Triton
+
+    @property
+    def lock(self) -> Path:
+        """See `Place`."""
+        return self.dest / f".enginesmith-{self.model}.lock"
+
+    @property
+    def hooked(self) -> Path:
+        """See `Place`."""
+        return self.dest / f".enginesmith-{self.model}.hooked"
+
+    @property
+    def mark(self) -> Path:
+        """See `Place`."""
+        return self.dest / f".enginesmith-{self.model}.distrusted"
+
+    @property
+    def root(self) -> Path:
+        """The model's folder."""
+        return self.dest / self.model
+
+    def served(self) -> str:
+        """The number that the configuration names; '' without one of ours. Raises InputError for one of others."""
+        with suppress(FileNotFoundError):
+            text = (self.root / CONFIG).read_text(encoding="utf-8")
+            try:
+                numbers = parse(text).message("version_policy").message("specific").numbers("versions")
+            except ValueError:
+                numbers = ()
+            if not text.startswith(HEADER) or len(numbers) != 1:
+                raise InputError(f"{self.root / CONFIG} was not written by enginesmith; give another --dest")
+            return str(numbers[0])
+        return ""
+
+    def description(self) -> Path | None:
+        """The JSON of the version that is served."""
+        served = self.served()
+        return min((self.root / served).glob("*.json"), default=None) if served else None
+
+    def swap(
+        self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
+    ) -> Placed:
+        """See `Place`. Each ranking gives the engine of another compute capability."""
+        number, before = triton_version(located.manifest.version), self.served()
+        with self._leaving_nothing(number) if not before else nullcontext():
+            return self._swap(store, located, rankings, fetcher, keep, number, before)
+
+    @contextmanager
+    def _leaving_nothing(self, number: int) -> Iterator[None]:
+        """Delete what a first swap has written where it fails: Triton does not start with a model's folder that has no
+        configuration."""
+        try:
+            yield
+        except BaseException:
+            folder = self.root / str(number)
+            ours = [folder] if any(_is_described(file) for file in folder.glob("*.json")) else []
+            for path in (self.root / STAGING, self.root / WARMUP / str(number), *ours):
+                shutil.rmtree(path, ignore_errors=True)
+            for path in (self.root / WARMUP, self.root):
+                with suppress(OSError):  # it holds something else
+                    path.rmdir()
+            raise
+
+    def _swap(
+        self,
+        store: Store,
+        located: Located,
+        rankings: Sequence[EngineRanking],
+        fetcher: BlobFetcher,
+        keep: int,
+        number: int,
+        before: str,
+    ) -> Placed:
+        folder, staged = self.root / str(number), self.root / STAGING / str(number)
+        with reachable(f"writing {self.root}"):
+            for path in (self.root, self.root / STAGING):
+                make_folder(path)
+            pulled = [self._bring(store, located, item, fetcher, len(rankings) == 1) for item in rankings]
+            if staged.is_dir():
+                pulled = [self._gather(item, staged) for item in pulled]
+            warmup = self._read_warmup(store, located.manifest, pulled[0].engine, fetcher)
+            files = [TritonFile(item.engine, item.path.name) for item in pulled]
+            config = write_config(
+                self.model, number, located.manifest.version, files, batching=self.layout.batching, warmup=warmup
+            )
+            swapped = self._switch(number, before, config, pulled[0].engine, warmup, keep)
+        identity = digest_of([config, *(str(item.engine.digest) for item in pulled)])
+        ended = tuple(self._at_last(item, folder) for item in pulled)
+        whole = not any(item.resolution.lost for item in ended)
+        previous = before if before != str(number) else ""
+        return Placed(ended, folder, self.root, previous, swapped, identity, whole)
+
+    def _bring(self, store: Store, located: Located, found: EngineRanking, fetcher: BlobFetcher, alone: bool) -> Pulled:
+        """Download an engine of a version into a folder that no configuration names yet, or mend the one that is."""
+
+        def download(resolution: Resolution) -> Pulled:
+            engine = resolution.chosen
+            stem = _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
+            number = str(triton_version(located.manifest.version))
+            here = self.root / number
+            place = here if _describes(here / f"{stem}.json", engine) else self.root / STAGING / number
+            return download_engine(store, located, resolution, place, fetcher, file=f"{stem}{file_suffix(engine)}")
+
+        return download_best(found, download)
+
+    def _gather(self, pulled: Pulled, staged: Path) -> Pulled:
+        """Have an engine that is in the served folder in the staged one, too, which is to replace that."""
+        if pulled.path.parent == staged:
+            return pulled
+        for path in pulled.path.parent.iterdir():
+            if not (staged / path.name).exists():
+                os.link(path, staged / path.name)
+        return replace(pulled, path=staged / pulled.path.name, description=staged / pulled.description.name)
+
+    def _read_warmup(
+        self, store: Store, manifest: Manifest, engine: EngineEntry, fetcher: BlobFetcher
+    ) -> dict[str, WarmupInput] | None:
+        """Golden inputs; None where there are none of these types, or the set is too large or lost."""
+        golden = manifest.sources.get("golden")
+        if not self.layout.warmup or golden is None:
+            return None
+        path = self.root / STAGING / "golden"
+        with suppress(IntegrityError):
+            size = store.size(golden)
+            if size <= MOST_BYTES:
+                fetcher.fetch(store, choose_digest(golden, manifest.blake3.get(golden)), size, path)
+                return read_warmup(path, as_built(make_request(engine)).inputs)
+        return None
+
+    def _switch(
+        self,
+        number: int,
+        before: str,
+        config: str,
+        engine: EngineEntry,
+        warmup: dict[str, WarmupInput] | None,
+        keep: int,
+    ) -> bool:
+        """Put warm-up files, the version and the configuration in their places, in this order; whether that changed
+        anything. What goes is deleted before, since its absence would have the new version loaded twice."""
+        staged, folder = self.root / STAGING / str(number), self.root / str(number)
+        self._prune(str(number), before, keep)
+        if warmup:
+            request = as_built(make_request(engine))
+            batched = largest_batch(request) > 0
+            make_folder(self.root / WARMUP / str(number))
+            for name, data in warmup_files(request.inputs, warmup, batched).items():
+                write_whole(self.root / WARMUP / str(number) / name, data)
+        new = staged.is_dir()
+        if new and folder.exists():
+            # Another engine of the version that is served: between two renames it is not there. Triton then keeps what
+            # it has open, says that a load failed, and loads at the next look.
+            folder.rename(self.root / STAGING / f"{number}-old")
+        if new:
+            staged.rename(folder)
+            sync_folder(self.root)
+        changed = self._write_config(config.encode()) or new
+        shutil.rmtree(self.root / STAGING, ignore_errors=True)
+        if changed:
+            # By the clock, which runs ahead of what the kernel notes of a rename: later than any time that was seen.
+            now = time.time_ns()
+            os.utime(self.root, ns=(now, now))
+        return changed
+
+    def _write_config(self, data: bytes) -> bool:
+        """Replace the configuration by one rename, out of the folder whose changes load nothing; whether it differs."""
+        with suppress(OSError):
+            if (self.root / CONFIG).read_bytes() == data:
+                return False
+        with start_atomic_write(self.root / STAGING) as file:
+            file.stream.write(data)
+            file.commit(self.root / CONFIG)
+        return True
+
+    def _prune(self, current: str, before: str, keep: int) -> None:
+        """Delete versions that were served before, but the last `keep` of them; folders of others stay."""
+        found = [path for path in self.root.iterdir() if _NUMBER.fullmatch(path.name) and path.name != current]
+        ours = [path for path in found if any(_is_described(file) for file in path.glob("*.json"))]
+        ours.sort(key=lambda path: (path.name == before, path.stat().st_mtime), reverse=True)
+        for path in ours[keep:]:
+            for gone in (path, self.root / WARMUP / path.name):
+                shutil.rmtree(gone, ignore_errors=True)
+
+    @staticmethod
+    def _at_last(pulled: Pulled, folder: Path) -> Pulled:
+        """The engine at its last place."""
+        return replace(pulled, path=folder / pulled.path.name, description=folder / pulled.description.name)
+
+
+def _describes(path: Path, engine: EngineEntry) -> bool:
+    """Whether a description is that of an engine."""
+    found = _read_json(path)
+    return found is not None and found.get("digest") == engine.digest
+
+
+def _is_described(path: Path) -> bool:
+    """Whether a file is a description of ours."""
+    found = _read_json(path)
+    return found is not None and {"manifest", "digest", "file"} <= found.keys()
+
+
+def _read_json(path: Path) -> dict[str, object] | None:
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_bytes())
+        if isinstance(found, dict):
+            return found
+    return None

@@ -1,0 +1,229 @@
+"""Triton's `config.pbtxt` of engines of a version: their types and sizes, the batch, profiles, warm-up.
+
+Fields: https://github.com/triton-inference-server/common, protobuf/model_config.proto (ModelConfig). What backends make
+of them is said where it is used; seen in their sources at onnxruntime_backend 00fd3e8, tensorrt_backend e2ef6d7, core
+73aad7c.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from enginesmith.client.layouts.protobuf_text import Field, Fields, Word, entries, write_message
+from enginesmith.client.layouts.warmup import WarmupInput
+from enginesmith.core.ensemble import ENSEMBLE
+from enginesmith.core.errors import InputError
+from enginesmith.core.sampling import as_built
+from enginesmith.core.types import PLUS, BuildRequest, TensorSpec
+from enginesmith.registry.manifest import EngineEntry, make_request
+
+# The first line of every configuration that is written here, by which it is known again.
+HEADER = "# Written by enginesmith; the next swap replaces it."
+# The dim that requests are joined along (`enginesmith.serving.batcher`).
+BATCH = "batch"
+_TYPES = {
+    "bool": "TYPE_BOOL",
+    "bfloat16": "TYPE_BF16",
+    **{f"{kind}{bits}": f"TYPE_{kind.upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"TYPE_FP{bits}" for bits in (16, 32, 64)},
+}
+# Names of Triton's platforms and of the files that its backends open.
+_PLAN, _ONNX = "tensorrt_plan", "onnxruntime_onnx"
+_SUFFIXES = {_PLAN: ".plan", _ONNX: ".onnx"}
+# What opens an engine of a backend: Triton's backend, and its platform.
+_OPENED_BY = {
+    "onnxruntime": ("onnxruntime", _ONNX),
+    "onnxruntime-cuda": ("onnxruntime", _ONNX),
+    "onnxruntime-tensorrt": ("onnxruntime", _ONNX),
+    "tensorrt": ("tensorrt", _PLAN),
+}
+# The one whose engines need ONNX Runtime's TensorRT provider.
+_BY_PROVIDER = "onnxruntime-tensorrt"
+
+
+@dataclass(frozen=True)
+class TritonFile:
+    """An engine in the folder of a version. file: its name there."""
+
+    entry: EngineEntry
+    file: str
+
+    @property
+    def capability(self) -> str:
+        """The compute capability as Triton writes it, '8.9'; '' of a CPU engine."""
+        return "{}.{}".format(*self.entry.compute_capability) if self.entry.compute_capability else ""
+
+
+@dataclass(frozen=True)
+class DynamicBatching:
+    """How Triton joins requests. most: samples of a batch; None for as many as the engine takes.  wait_s: how long a
+    request waits for others."""
+
+    most: int | None = None
+    wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most < 1:
+            raise InputError(f"most is {self.most}; a batch has at least one sample")
+        if not 0.0 <= self.wait_s <= 3600.0:
+            raise InputError(f"wait_s is {self.wait_s}; give seconds from 0 to 3600")
+
+
+def find_unservable(entry: EngineEntry) -> str | None:
+    """Why Triton cannot serve an engine; None if it can."""
+    if entry.backend == ENSEMBLE:
+        return "an ensemble is several models of Triton's, which this layout does not write; pull its graphs one by one"
+    if entry.backend not in _OPENED_BY:
+        return f"no backend of Triton opens engines of {entry.backend}; it opens those of {', '.join(_OPENED_BY)}"
+    if entry.is_stripped:
+        return "its file has no weights, and Triton puts none in"
+    request = as_built(make_request(entry))
+    if not request.inputs or not request.outputs:
+        return "its inputs and outputs are not on record, and Triton's configuration states them"
+    if other := next((spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TYPES), None):
+        return f"{other.name!r} is {other.dtype}, a type that Triton has not"
+    return None
+
+
+def file_suffix(entry: EngineEntry) -> str:
+    """The suffix that Triton's backend expects: '.plan' or '.onnx'."""
+    return _SUFFIXES[_OPENED_BY[entry.backend][1]]
+
+
+def write_config(
+    name: str,
+    number: int,
+    version: str,
+    files: Sequence[TritonFile],
+    *,
+    batching: DynamicBatching | None = None,
+    warmup: Mapping[str, WarmupInput] | None = None,
+) -> str:
+    """The configuration that serves version `number`, and no other, out of these files.
+
+    version: the registry's name of it.  warmup: inputs of a request; their files are `warmup_files`.
+    Raises InputError for engines that no single configuration describes, and where requests cannot be joined.
+    """
+    requests = [as_built(make_request(item.entry)) for item in files]
+    config = _describe(files[0], requests[0], batching)
+    for item, request in zip(files[1:], requests[1:], strict=True):
+        if _describe(item, request, batching) != config:
+            raise InputError(
+                f"{item.entry.unit} has other inputs, sizes or profiles than {files[0].entry.unit}, and one "
+                "configuration describes both; pull them into two folders"
+            )
+    found: dict[str, Fields] = {"name": name, **config}
+    found |= {"version_policy": {"specific": {"versions": [number]}}, **_name_files(files)}
+    found["parameters"] = entries({"enginesmith_version": {"string_value": version}})
+    if warmup:
+        most = config["max_batch_size"]
+        sizes = _warmup_sizes(requests[0], most) if isinstance(most, int) and most else [0]
+        found["model_warmup"] = [_write_warmup(number, requests[0].inputs, warmup, size) for size in sizes]
+    return f"{HEADER}\n{write_message(found)}"
+
+
+def warmup_files(inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput], batched: bool) -> dict[str, bytes]:
+    """The files, by name, that `write_config` refers to. batched: whether Triton adds the batch axis."""
+    return {
+        f"input{index}": (warmup[spec.name].first_row() if batched else warmup[spec.name]).data
+        for index, spec in enumerate(inputs)
+    }
+
+
+def largest_batch(request: BuildRequest) -> int:
+    """The largest batch, where axis 0 of every input and output is the batch and any batch from 1 on will do; else 0.
+
+    Where it is 0 the batch is an axis like others.
+    """
+    tensors = (*request.inputs, *request.outputs)
+    places = {axis for spec in tensors for axis, dim in enumerate(spec.shape) if dim == BATCH}
+    first = all(spec.shape and spec.shape[0] == BATCH for spec in tensors)
+    if not first or places != {0} or not request.profiles:
+        return 0
+    ends = sorted((low[0], high[0]) for profile in request.profiles for _, low, _, high in profile.inputs)
+    gaps = any(after[0] > before[1] + 1 for before, after in pairwise(ends))
+    top = max(high for _, high in ends)
+    return top if ends[0][0] == 1 and top > 1 and not gaps else 0
+
+
+def _describe(item: TritonFile, request: BuildRequest, batching: DynamicBatching | None) -> dict[str, Fields]:
+    """The fields that engines of one configuration share."""
+    backend, platform = _OPENED_BY[item.entry.backend]
+    most = largest_batch(request)
+    if batching and not most:
+        raise InputError(
+            f"{item.entry.unit}: requests cannot be joined, because axis 0 of its inputs and outputs is not a dim "
+            f"{BATCH!r} of sizes from 1 on; leave out --most and --wait"
+        )
+    if batching and batching.most is not None:
+        most = min(most, batching.most)
+    fixed = _fixed_sizes(request)
+    found: dict[str, Fields] = {"backend": backend, "platform": platform, "max_batch_size": most}
+    for kind, specs in (("input", request.inputs), ("output", request.outputs)):
+        found[kind] = [_describe_tensor(spec, fixed, bool(most)) for spec in specs]
+    if batching:
+        found["dynamic_batching"] = {"max_queue_delay_microseconds": round(batching.wait_s * 1e6)}
+    found["instance_group"] = [_instances(item.entry, platform, len(request.profiles))]
+    if item.entry.backend == _BY_PROVIDER:
+        found["optimization"] = {"execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}]}}
+    return found
+
+
+def _fixed_sizes(request: BuildRequest) -> dict[str, int]:
+    """The named dims that have one size in all profiles."""
+    sizes: dict[str, set[int]] = {}
+    shapes = {spec.name: spec.shape for spec in request.inputs}
+    for name, low, _, high in (ranges for profile in request.profiles for ranges in profile.inputs):
+        for dim, least, most in zip(shapes[name], low, high, strict=True):
+            sizes.setdefault(str(dim), set()).update((least, most))
+    return {dim: min(found) for dim, found in sizes.items() if len(found) == 1 and PLUS not in dim}
+
+
+def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) -> dict[str, Fields]:
+    """An input or output. A tensor without axes is one of [1] that is reshaped, since Triton wants an axis."""
+    shape = spec.shape[1:] if batched else spec.shape
+    dims = [dim if isinstance(dim, int) else fixed.get(dim, -1) for dim in shape]
+    found: dict[str, Fields] = {"name": spec.name, "data_type": Word(_TYPES[spec.dtype]), "dims": dims or [1]}
+    return found if dims else {**found, "reshape": {"shape": list[Field]()}}
+
+
+def _instances(entry: EngineEntry, platform: str, profiles: int) -> Field:
+    """One instance on the CPU or on each GPU; of a plan with several profiles, with all of them: else Triton takes the
+    first alone."""
+    if entry.hardware.is_cpu:
+        return {"kind": Word("KIND_CPU"), "count": 1}
+    found: dict[str, Fields] = {"kind": Word("KIND_GPU"), "count": 1}
+    if platform == _PLAN and profiles > 1:
+        found["profile"] = [str(index) for index in range(profiles)]
+    return found
+
+
+def _name_files(files: Sequence[TritonFile]) -> dict[str, Fields]:
+    """The file of a single engine, or one for each compute capability."""
+    if len(files) == 1:
+        return {"default_model_filename": files[0].file}
+    named = {item.capability: item.file for item in files}
+    if "" in named or len(named) < len(files):
+        units = ", ".join(item.entry.unit for item in files)
+        raise InputError(f"Triton chooses by compute capability, which tells {units} not apart; pull one of them")
+    return {"cc_model_filenames": entries(dict(sorted(named.items())))}
+
+
+def _warmup_sizes(request: BuildRequest, most: int) -> list[int]:
+    """The batches to warm up: one sample, and what each profile is tuned for."""
+    tuned = (opt[0] for profile in request.profiles for _, _, opt, _ in profile.inputs)
+    return sorted({1, *(min(size, most) for size in tuned)})
+
+
+def _write_warmup(number: int, inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput], size: int) -> Field:
+    """A warm-up request. size: of its batch; 0 where the batch is no axis of its own."""
+
+    def write(index: int, spec: TensorSpec) -> Iterator[tuple[str, Field]]:
+        item = warmup[spec.name].first_row() if size else warmup[spec.name]
+        where = f"{number}/input{index}"
+        dims = list(item.shape) or [1]
+        yield spec.name, {"data_type": Word(_TYPES[spec.dtype]), "dims": dims, "input_data_file": where}
+
+    named = dict(pair for index, spec in enumerate(inputs) for pair in write(index, spec))
+    name = f"golden inputs, batch {size}" if size else "golden inputs"
+    return {"name": name, "batch_size": size or 1, "inputs": entries(named)}

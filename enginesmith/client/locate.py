@@ -1,0 +1,145 @@
+"""Finds the version that a reference stands for, and the documents to resolve it by, in as few requests as it takes.
+
+Of a channel the state is read (one request, conditional where it was read before), and its snapshot, a blob, which a
+machine's cache keeps. Where the snapshot is lost or damaged, the version's documents are read one by one from the
+registry, with the same answer.
+
+A rollout may bring a version to a part of the nodes (`rollouts.waves`): then the answer depends on the node that asks.
+"""
+
+import json
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.names import Reference
+from enginesmith.registry.rollouts.waves import ServingNode
+from enginesmith.registry.store.base import Store, check_marker, place_of
+from enginesmith.registry.store.cache import BlobCache
+from enginesmith.registry.store.files import make_folder
+from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS, Located
+from enginesmith.registry.versions.snapshots import MAX_BYTES as SNAPSHOT_BYTES
+from enginesmith.registry.versions.snapshots import SnapshotDocuments, manifest_of, parse_snapshot
+from enginesmith.registry.versions.state import Channel, parse_channel
+
+
+@dataclass
+class DocumentMemory:
+    """The last content of documents that change, with their tags, for conditional requests; also in files of `folder`,
+    if it is not None, for the next process."""
+
+    folder: Path | None = None
+    known: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+
+    def read(self, store: Store, key: str) -> bytes | None:
+        """A document's content, None if it is absent; one conditional request."""
+        name = digest_of_bytes(f"{store.uri} {key}".encode())
+        tag, before = self.known.get(name) or self._load(name)
+        data, found = store.read_if_changed(key, tag)
+        if found and data is None:
+            self.known[name] = tag, before
+            return before
+        if data is None:
+            self.known.pop(name, None)
+            return None
+        self.known[name] = found, data
+        self._keep(name, found, data)
+        return data
+
+    def _load(self, name: str) -> tuple[str, bytes]:
+        if self.folder is not None:
+            with suppress(OSError, ValueError, TypeError, RecursionError):
+                tag, text = json.loads((self.folder / name).read_bytes())
+                return str(tag), str(text).encode()
+        return "", b""
+
+    def _keep(self, name: str, tag: str, data: bytes) -> None:
+        if self.folder is None:
+            return
+        fresh = self.folder / f".{secrets.token_hex(8)}"
+        with suppress(OSError, UnicodeDecodeError):  # it is asked for without a condition next time
+            make_folder(self.folder)
+            fresh.write_text(json.dumps([tag, data.decode()]))
+            fresh.replace(self.folder / name)
+
+
+@dataclass
+class VersionLocator:
+    """Locates versions in one registry. cache: for snapshots; None for none.  memory: of channels.
+
+    node: the one that asks; None is one that no rollout reaches, which gets what the channel serves.
+    """
+
+    store: Store
+    cache: BlobCache | None = None
+    memory: DocumentMemory = field(default_factory=DocumentMemory)
+    node: ServingNode | None = None
+    checked: bool = False
+
+    @classmethod
+    def for_store(cls, store: Store, cache: BlobCache | None, node: ServingNode | None = None) -> "VersionLocator":
+        """The locator with a machine's cache; without one for a registry on this machine."""
+        if cache is None or store.near:
+            return cls(store, node=node)
+        return cls(store, cache, DocumentMemory(cache.folder / "channels"), node)
+
+    def read_channel(self, model: str, channel: str) -> Channel | None:
+        """The state of a channel, by a conditional request; None if it is absent. Raises as `parse_channel`."""
+        key = channel_key(model, channel)
+        return parse_channel(self.memory.read(self.store, key), model, channel, place_of(self.store, key))
+
+    def locate(self, reference: Reference) -> Located:
+        """`lookup.locate`, as this node gets it; `Located.documents` are those of the snapshot where there is one.
+
+        Raises as `lookup.locate`, and UnavailableError where no registry is.
+        """
+        if reference.version is None:
+            for name in (reference.channel,) if reference.channel else DEFAULT_CHANNELS:
+                if channel := self.read_channel(reference.model, name):
+                    return self.locate_in(channel, reference)
+        self.check_registry()
+        return lookup.locate(self.store, reference)
+
+    def locate_in(self, channel: Channel, reference: Reference) -> Located:
+        """The version that a state of a channel leads this node to. Raises IntegrityError as `lookup.locate`."""
+        served = replace(channel, move=channel.served_to(self.node))
+        if digest := channel.snapshots.get(served.manifest):
+            with suppress(IntegrityError):  # lost or damaged: its documents are read one by one
+                snapshot = parse_snapshot(self.read_blob(digest, SNAPSHOT_BYTES))
+                manifest = manifest_of(snapshot, served.manifest)
+                if (manifest.model, manifest.version) == (channel.model, served.version):
+                    documents = SnapshotDocuments(snapshot, self.store)
+                    return Located(reference, manifest, served, documents=documents)
+        return Located(reference, lookup.load_served(self.store, served), served)
+
+    def check_registry(self) -> None:
+        """Raise UnavailableError where no registry is, once: who reads a channel needs no marker."""
+        if not self.checked:
+            check_marker(self.store)
+            self.checked = True
+
+    def read_blob(self, digest: str, most: int) -> bytes:
+        """A small blob's bytes, verified, from the cache or through it. most: as of `Store.read_blob`, which says what
+        is raised."""
+        if self.cache is None:
+            return self.store.read_blob(digest, most)
+
+        def bring(sink: BinaryIO) -> str:
+            sink.write(data := self.store.read_blob(digest, most))
+            return digest_of_bytes(data)
+
+        try:
+            with self.cache.hold(digest, bring) as path:
+                data = path.read_bytes()
+            if digest_of_bytes(data) == digest:
+                return data
+            self.cache.drop(digest)
+        except OSError:  # a cache that is full, read-only or another user's
+            pass
+        return self.store.read_blob(digest, most)

@@ -1,0 +1,297 @@
+"""Ranks the engines of a version for a machine, and says why each of the others is rejected.
+
+Engines are ordered by these rules, the first that tells two apart decides:
+
+1. by fit: built for the very product; for the same compute capability; for another product of that capability (it runs,
+   tuned for other clocks and memory); for another capability with hardware compatibility (`core.requirements`);
+   portable (target `gpu`); the ONNX model, if the policy allows it;
+2. proven before unproven; a CPU engine has the status that it has on the machine's kind of CPU (`JudgedEntry.on_cpu`);
+3. by speed, where one was shown to be faster on a machine of this kind (`evidence.latencies`), else the more accurate
+   one (`core.reports.ranking`);
+4. by the order in the manifest, which is that of the spec's backends.
+
+A proof says nothing about another compute capability: where only proven engines may be used, a compatible engine of
+another capability is rejected.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from enginesmith.core.errors import IntegrityError, UnknownNameError
+from enginesmith.core.hardware.evaluation import evaluate
+from enginesmith.core.hardware.gpu_generations import generation_of
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.reports.ranking import accuracy_order, is_shorter, order_by_evidence
+from enginesmith.core.requirements import Gpu, hardware_of
+from enginesmith.core.text import join_first
+from enginesmith.registry.evidence.attestations import JudgedEntry
+from enginesmith.registry.evidence.latencies import MeasuredSpeed
+from enginesmith.registry.manifest import EngineEntry
+
+PORTABLE = "gpu"
+# The target that stands for the version's ONNX model.
+FALLBACK = "onnx"
+# How the reason begins why an engine that would do is rejected by `Policy.proven_only`.
+_UNPROVEN = "unproven, and only proven engines may be used"
+
+if TYPE_CHECKING:
+    from enginesmith.registry.trust.policy import TrustPolicy
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a client accepts. precision: only this one.  proven_only: no engine that never ran on its hardware.
+
+    fallback: 'onnx' takes the version's ONNX model, to be run by onnxruntime, where no engine fits.
+    kind: 'cache' asks for a compile cache of torch (`enginesmith.warm_start`) in the place of an engine.
+    trust: whose signatures a version needs: a trust policy, or its file, which is then read each time; None is the one
+    that ENGINESMITH_TRUST_POLICY names, if any.
+    """
+
+    precision: str | None = None
+    proven_only: bool = False
+    fallback: Literal["onnx"] | None = None
+    kind: Literal["engine", "cache"] = "engine"
+    trust: "TrustPolicy | Path | str | None" = None
+
+
+@dataclass(frozen=True)
+class EngineCandidate:
+    """A compatible engine. fit: how well it matches the machine, in words.  remarks: what could not be checked, or
+    differs.
+
+    speed: as measured on a machine of this kind; None where it was not measured.
+    """
+
+    entry: EngineEntry
+    fit: str
+    remarks: tuple[str, ...] = ()
+    speed: MeasuredSpeed | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The engine's main fields, the fit, the remarks and the speed."""
+        names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
+        speed = self.speed and asdict(self.speed)
+        details = {"fit": self.fit, "remarks": list(self.remarks), "speed": speed}
+        return {name: getattr(self.entry, name) for name in names} | details
+
+
+@dataclass(frozen=True)
+class EngineRanking:
+    """Which of a version's engines a machine can use, best first, and why not each of the others (unit, reason).
+
+    what: the version, as in 'digits@3'.  lost: those of the rejected that would do, and whose bytes are lost.
+    """
+
+    what: str
+    machine: Machine
+    policy: Policy
+    candidates: tuple[EngineCandidate, ...]
+    rejected: tuple[tuple[str, str], ...]
+    lost: tuple[tuple[str, str], ...] = ()
+
+    def without(self, lost: Mapping[str, str]) -> "EngineRanking":
+        """The ranking without engines whose bytes are lost. lost: engine's digest -> reason."""
+        sound = tuple(item for item in self.candidates if item.entry.digest not in lost)
+        gone = tuple((c.entry.unit, f"lost: {lost[c.entry.digest or '']}") for c in self.candidates if c not in sound)
+        return replace(self, candidates=sound, rejected=(*self.rejected, *gone), lost=(*self.lost, *gone))
+
+    def rejecting(self, reasons: Mapping[str, str]) -> "EngineRanking":
+        """The ranking without engines that a server cannot open. reasons: engine's digest -> reason."""
+        left = tuple(item for item in self.candidates if item.entry.digest not in reasons)
+        gone = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in left)
+        return replace(self, candidates=left, rejected=(*self.rejected, *gone))
+
+    def resolution(self) -> "Resolution":
+        """The best engine with the reasons. Raises UnknownNameError with every rejection when no engine is compatible,
+        IntegrityError when all compatible ones are lost."""
+        if not self.candidates and self.lost:
+            lines = [f"  {unit}: {reason}" for unit, reason in self.lost]
+            remedy = f"restore their blobs, or build again; `enginesmith verify {self.what}` says more"
+            what = f"every engine of {self.what} that fits {self.machine.name} is lost"
+            raise IntegrityError("\n".join([f"{what}; {remedy}:", *lines]))
+        if not self.candidates:
+            wanted = self.machine.name + (f" in {self.policy.precision}" if self.policy.precision else "")
+            kind = "compile cache" if self.policy.kind == "cache" else "engine"
+            lines = [f"  {unit}: {reason}" for unit, reason in self.rejected] or [f"  it has no {kind}s at all"]
+            remedy = "add the target to the spec and build, or choose"
+            if any(reason.startswith(_UNPROVEN) for _, reason in self.rejected):
+                kind = f"proven {kind}"
+                remedy = f"`enginesmith validate {self.what}` on such a machine proves what never ran there; or choose"
+            elif self.policy.kind == "cache":
+                remedy = "build one on such a machine (compile_cache in the spec)"
+            raise UnknownNameError("\n".join([f"{self.what} has no {kind} for {wanted}; {remedy}:", *lines]))
+        ranked = tuple(candidate.entry for candidate in self.candidates)
+        remarks = self.candidates[0].remarks
+        return Resolution(ranked[0], _why(self.candidates), ranked, self.rejected, remarks, self.lost)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON: the machine, the policy, candidates best first, and the rejected."""
+        return {
+            "what": self.what,
+            "machine": {"target": self.machine.target.name, **asdict(self.machine)},
+            "policy": asdict(self.policy),
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+            "rejected": [{"unit": unit, "reason": reason} for unit, reason in self.rejected],
+        }
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The chosen engine and the reason. ranked: all compatible engines, best first.  rejected: (unit, reason).
+
+    remarks: what could not be checked of the chosen one.  lost: see `EngineRanking`.
+    """
+
+    chosen: EngineEntry
+    why: str
+    ranked: tuple[EngineEntry, ...]
+    rejected: tuple[tuple[str, str], ...]
+    remarks: tuple[str, ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
+
+
+def rank_engines(
+    entries: Sequence[EngineEntry],
+    machine: Machine,
+    policy: Policy,
+    what: str = "this version",
+    timed: Callable[[Sequence[EngineEntry]], Mapping[str, MeasuredSpeed]] = lambda _: {},
+) -> EngineRanking:
+    """Rank a version's engines with their current status (`registry.evidence.attestations.judge_entries`).
+
+    what: the version, for messages.  timed: gives engines' speeds by digest; called only where they decide.
+    """
+    machine = machine.with_installed(item for entry in entries for item in entry.requires)
+    here = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
+    judged = [(entry, rejection(entry, machine, policy)) for entry in here]
+    fitting = [entry for entry, reason in judged if reason is None]
+    fitting.sort(key=lambda entry: _rank(entry, machine))
+    speeds = timed(fitting) if len(fitting) > 1 else {}
+    candidates = tuple(
+        EngineCandidate(entry, _fit(entry, machine)[1], remarks(entry, machine, speed), speed)
+        for entry in _by_speed(fitting, machine, speeds)
+        for speed in (speeds.get(entry.digest or ""),)
+    )
+    return EngineRanking(
+        what, machine, policy, candidates, tuple((entry.unit, why) for entry, why in judged if why is not None)
+    )
+
+
+def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
+    """The reason why an engine is incompatible with the machine or the policy; None if it is compatible."""
+    unmet = [found for found in evaluate(entry.requires, machine) if found.rules_out]
+    processor = hardware_of(entry.requires)
+    if wrong := next((found for found in unmet if found.requirement is processor), None):
+        return wrong.words
+    if policy.precision is not None and entry.precision != policy.precision:
+        return f"{entry.precision}, and {policy.precision} was asked for"
+    if not entry.usable:
+        return f"{entry.status}: {entry.reason}"
+    if policy.proven_only and entry.status != "proven":
+        return f"{_UNPROVEN}: {entry.reason}"
+    if policy.proven_only and _is_foreign(entry, machine):
+        return f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
+    return unmet[0].words if unmet else None
+
+
+def remarks(entry: EngineEntry, machine: Machine, speed: MeasuredSpeed | None = None) -> tuple[str, ...]:
+    """Remarks on a compatible engine: what could not be checked, or differs without rejecting it."""
+    words = [found.words for found in evaluate(entry.requires, machine) if not found.rules_out]
+    if _is_foreign(entry, machine):
+        words.append(f"{entry.status} on {entry.hardware.sm}, and not tried on {machine.target.sm}")
+    if speed and speed.busy:
+        words.append("timed on a busy machine")
+    return tuple(filter(None, words))
+
+
+def _is_foreign(entry: EngineEntry, machine: Machine) -> bool:
+    """Whether it was built for another compute capability than this machine's, and not for any."""
+    return entry.compute_capability not in (None, machine.compute_capability)
+
+
+def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
+    if entry.target == FALLBACK:
+        return 5, "the ONNX model itself, for onnxruntime"
+    if entry.target == PORTABLE:
+        return 4, "portable"
+    if _is_foreign(entry, machine):
+        return 3, f"built for {entry.target}, and compatible with {_reach(entry)}"
+    if entry.cpu not in (None, machine.cpu) and machine.cpu:
+        return 0 if entry.status == "proven" else 1, f"built for {entry.cpu} CPUs, and this is {machine.cpu}"
+    if entry.cpu:
+        return 0, f"built for {entry.cpu} CPUs"
+    if entry.product == machine.product:
+        return 0, f"built for {machine.name}"
+    if entry.product is None:
+        return 1, f"built for {machine.target.sm}, this GPU's compute capability"
+    return 2, f"tuned for {entry.product}, another product of {machine.target.sm}; it runs here, perhaps slower"
+
+
+def _reach(entry: EngineEntry) -> str:
+    """Which GPUs an engine runs on beside its own: 'every generation from Ampere on'."""
+    processor = hardware_of(entry.requires)
+    if not isinstance(processor, Gpu) or processor.match == "family":
+        return "its family"
+    first = generation_of(processor.capability)
+    return f"every generation from {first.family.capitalize() if first else processor.capability} on"
+
+
+def _by_speed(
+    ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[str, MeasuredSpeed]
+) -> Iterator[EngineEntry]:
+    """The engines, those that are alike but for their precision by evidence of their speed, then by accuracy."""
+
+    def is_faster(one: EngineEntry, other: EngineEntry) -> bool:
+        return shown_faster(speeds.get(one.digest or ""), speeds.get(other.digest or ""))
+
+    for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
+        yield from order_by_evidence(list(group), is_faster)
+
+
+def shown_faster(one: MeasuredSpeed | None, other: MeasuredSpeed | None) -> bool:
+    """Whether an engine was shown to be faster than another, at the same sizes."""
+    if one is None or other is None or one.buckets != other.buckets:
+        return False
+    return is_shorter(one.interval, other.interval)
+
+
+def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
+    """The place of an engine by the rules that need no speeds."""
+    foreign = entry.cpu != machine.cpu
+    accuracy = accuracy_order(entry.precision)
+    return _fit(entry, machine)[0], entry.status != "proven", accuracy, foreign, entry.target
+
+
+def _why(candidates: Sequence[EngineCandidate]) -> str:
+    """Why the first candidate was chosen: its fit, precision and status, and how it compares with the others."""
+    best, others = candidates[0], [candidate.entry for candidate in candidates[1:]]
+    facts = f"{best.fit}; {best.entry.precision}, {best.entry.status}"
+    if not others:
+        return f"{facts}; the only one that fits"
+    if measured := _comparison(candidates):
+        return f"{facts}; {measured}"
+    return f"{facts}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in others], 3)}"
+
+
+def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
+    """How much faster the first is than those that are its equals otherwise, and which of them it is preferred to for
+    its accuracy; None where there is none."""
+    best = candidates[0]
+    alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
+    slower = {item.entry.unit: item.speed for item in alike if shown_faster(best.speed, item.speed)}
+    own_s = best.speed.seconds if best.speed else 1.0
+    times = [f"{unit} takes {speed.seconds / own_s:.2f} times as long" for unit, speed in slower.items() if speed]
+    own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""
+    lead = "the fastest" if len(slower) == len(alike) else "faster"
+    said = [f"{lead} as timed on such a machine{own}: {join_first(times, 3)}"] if times else []
+    if left := [item.entry.unit for item in alike if item.entry.unit not in slower and _is_wider(best, item)]:
+        said.append(f"more accurate than {join_first(left, 3)}, not shown to be faster on such a machine")
+    return "; ".join(said) or None
+
+
+def _is_wider(one: EngineCandidate, other: EngineCandidate) -> bool:
+    return accuracy_order(one.entry.precision) < accuracy_order(other.entry.precision)

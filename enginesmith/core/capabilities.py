@@ -1,0 +1,61 @@
+"""What a backend can do, as data: its `capabilities`, beside the methods of `enginesmith.core.types.Backend`.
+
+Code outside a backend's own folder uses neither its class nor its name, and decides by these fields.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Determinism = Literal["bytes", "outputs", "budget"]
+
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """Names of a backend's options whose meaning is the same in every backend that has them; '' where it has none.
+
+    workspace_mib: scratch memory of the compiler in MiB, 0 for no limit. It is lowered for a second build where the
+    first ran out of memory.
+    cuda_graphs: whether a session replays CUDA graphs; both settings are measured.
+    cpu_level: the level of x86-64 that code for CPUs is compiled for, or 'host' (`enginesmith.core.hardware.targets`).
+    wide_profile: (option, value) with which a request has one optimization profile over all buckets, not one for each.
+    """
+
+    workspace_mib: str = ""
+    cuda_graphs: str = ""
+    cpu_level: str = ""
+    wide_profile: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a compiler, its engines and its sessions can do, whatever the options are set to.
+
+    determinism: what two builds of one request share: 'bytes' of the engine, or the 'outputs' bit by bit, or no more
+    than outputs within the budgets ('budget').
+    tunes_on_target: whether `build` measures kernels on a GPU of its target: it then needs a node that has one, and
+    that GPU for itself. Else it builds on hosts without its target's hardware.
+    refits: whether it gives an engine other weights (`builders.backends.optional_methods.Refitting`).
+    timing_cache: whether a build takes and leaves what its tuner measured (`optional_methods.TimingCached`).
+    times_nodes: whether it times the nodes of an engine (`builders.backends.optional_methods.Profiling`).
+    opens_parts: whether an engine's file is an ONNX graph, any part of which can be opened (`backends.parts`): inner
+    tensors of such an engine can be tapped.
+    thread_safe: whether several threads may run one session at once. Any other is run by the thread that opened it.
+    schemes_by_target: whether its quantized graphs depend on the target (`optional_methods.SchemesByTarget`).
+    rounds_activations: whether products with int4 weights round their activations to 8 bits, block by block.
+    shards: whether it compiles graphs whose weights lie in files beside them, as those of over 1 GiB do.
+    gpu_tools: entries of `versions()` that engines for CPUs are made without: they are in no such engine's toolchain.
+    options: names of options that others may read or set.
+    """
+
+    determinism: Determinism
+    tunes_on_target: bool = False
+    refits: bool = False
+    timing_cache: bool = False
+    times_nodes: bool = False
+    opens_parts: bool = False
+    thread_safe: bool = False
+    schemes_by_target: bool = False
+    rounds_activations: bool = False
+    shards: bool = False
+    gpu_tools: tuple[str, ...] = ()
+    options: SharedOptions = SharedOptions()

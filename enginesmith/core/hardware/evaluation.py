@@ -1,0 +1,187 @@
+"""Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with the reason in words.
+
+An unknown fact about the machine rules no engine out, and is reported. Rules and where they are from:
+
+- A GPU runs code of its own compute capability; a cubin of capability X.y also runs on X.z where z >= y (CUDA C++
+  Programming Guide, "Binary Compatibility").
+- The driver must be as new as the CUDA that a runtime's wheels are for (CUDA release notes, "Minimum Required Driver
+  Version for CUDA Minor Version Compatibility"), and as the nvcc that compiled an engine's kernels.
+- An engine holds its weights, and they go into the GPU's memory: its size is the least that it needs.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from enginesmith.core import requirements
+from enginesmith.core.hardware.installation import ABSENT, INSTRUCTIONS, list_facts
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.requirements import Requirement, is_within, numbers, same_version
+from enginesmith.core.text import format_bytes
+
+_NOT_KNOWN = "which this enginesmith does not know; upgrade enginesmith"
+
+
+@dataclass(frozen=True)
+class RequirementFinding:
+    """The result of one requirement on one machine. words: the reason, or a remark; '' where there is none."""
+
+    requirement: Requirement
+    state: Literal["met", "unmet", "unknown"]
+    words: str = ""
+
+    @property
+    def rules_out(self) -> bool:
+        """Whether the engine must not be used on that machine."""
+        return self.state == "unmet" and self.requirement.strict
+
+
+def evaluate(requires: Iterable[Requirement], machine: Machine) -> tuple[RequirementFinding, ...]:
+    """The result of each requirement on a machine, in the same order.
+
+    For the local machine the installed versions must have been looked up before (`Machine.with_installed`).
+    """
+    return tuple(judge(requirement, machine) for requirement in requires)
+
+
+def judge(requirement: Requirement, machine: Machine) -> RequirementFinding:  # noqa: C901 - a case for each kind
+    """The result of one requirement on a machine."""
+    match requirement:
+        case requirements.Gpu():
+            return _judge_gpu(requirement, machine)
+        case requirements.Cpu():
+            return _judge_cpu(requirement, machine)
+        case requirements.Instructions():
+            return _judge_instructions(requirement, machine)
+        case requirements.Runtime():
+            return _judge_runtime(requirement, machine)
+        case requirements.Driver():
+            return _judge_driver(requirement, machine)
+        case requirements.GpuMemory():
+            return _judge_memory(requirement, machine)
+        case requirements.Product():  # an unknown product is not remarked on
+            return _make_finding(requirement, machine.product not in (None, requirement.product), requirement.warning)
+        case requirements.Library():
+            return _judge_library(requirement, machine)
+        case requirements.WideSums():
+            return _judge_sums(requirement, machine)
+        case requirements.Weights():
+            return RequirementFinding(requirement, "met")  # they come with the engine
+        case requirements.Installation():
+            return _judge_installation(requirement, machine)
+        case requirements.Unknown():
+            return RequirementFinding(requirement, "unmet", f"needs {requirement.kind[:40]!r}, {_NOT_KNOWN}")
+
+
+def _judge_gpu(item: requirements.Gpu, machine: Machine) -> RequirementFinding:
+    """Whether the machine's GPU is such a one."""
+    here = machine.compute_capability
+    rules = {
+        "exact": here == item.capability,
+        "family": here is not None and here[0] == item.capability[0] and here >= item.capability,
+        "at_least": here is not None and here >= item.capability,
+    }
+    if item.match not in rules:
+        return RequirementFinding(item, "unmet", f"needs a GPU by the rule {item.match[:40]!r}, {_NOT_KNOWN}")
+    return _make_finding(item, not rules[item.match], f"built for {item.target}; this is {machine.name}")
+
+
+def _judge_cpu(item: requirements.Cpu, machine: Machine) -> RequirementFinding:
+    """Whether engines for a CPU are chosen for the machine, and its CPU is of that kind."""
+    if not machine.is_cpu:
+        return RequirementFinding(item, "unmet", f"built for {item.target}; this is {machine.name}")
+    if item.only and machine.cpu is None:
+        return RequirementFinding(item, "unknown", f"laid out for {item.only} CPUs; the kind of CPU here is unknown")
+    if item.only and machine.cpu != item.only:
+        return RequirementFinding(item, "unmet", f"laid out for {item.only} CPUs, and this one is {machine.cpu}")
+    return RequirementFinding(item, "met")
+
+
+def _judge_instructions(item: requirements.Instructions, machine: Machine) -> RequirementFinding:
+    """Whether the machine's CPU has them."""
+    missing = machine.lacking_instructions(item.level, item.flags)
+    if missing is None:
+        return RequirementFinding(item, "unknown", f"compiled for {item.level}; the kind of CPU is unknown")
+    if not missing:
+        return RequirementFinding(item, "met")
+    here = f"this CPU has no {', '.join(missing)}" if machine.here else f"the CPU is {machine.cpu}"
+    return RequirementFinding(item, "unmet", f"compiled for {item.level}, and {here}")
+
+
+def _judge_sums(item: requirements.WideSums, machine: Machine) -> RequirementFinding:
+    """Whether the machine's int8 kernels add in 32 bits."""
+    if machine.cpu is None:
+        return RequirementFinding(item, "unknown", "its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown")
+    words = f"its int8 sums saturate on {machine.cpu}, which has no VNNI; build it for the target {machine.cpu}"
+    return _make_finding(item, machine.saturates, words)
+
+
+def _judge_runtime(item: requirements.Runtime, machine: Machine) -> RequirementFinding:
+    """Whether the version on the machine opens the engine."""
+    here = machine.version_of(item.name, *item.packages)
+    if not item.version:
+        return RequirementFinding(item, "unknown", f"its {item.title or item.name} version is not on record")
+    about = f"{item.remark} {item.version}" if item.remark else f"needs {item.wanted_version}"
+    if here is None:
+        lack = "it is not installed here" if machine.here else "the version here is unknown"
+        return RequirementFinding(item, "unknown", f"{about}; {lack}")
+    opens = same_version(item.version, here) or any(is_within(here, *limits) for limits in item.loads)
+    differs = item.remark and here != item.version
+    words = f"{about}; {here} is here" if differs else "" if opens else f"needs {item.wanted_version}, found {here}"
+    return RequirementFinding(item, "met" if opens else "unmet", words)
+
+
+def _judge_installation(item: requirements.Installation, machine: Machine) -> RequirementFinding:
+    """Whether this installation has the same facts; the first that differs is the reason."""
+    if not machine.here:
+        return RequirementFinding(item, "unknown", "made for one installation of torch; the one there is unknown")
+    here = list_facts(cuda=not machine.is_cpu)
+    differing = [(name, text, here.get(name, ABSENT)) for name, text in item.facts if here.get(name, ABSENT) != text]
+    if not differing:
+        return RequirementFinding(item, "met")
+    name, built, found = differing[0]
+    return RequirementFinding(item, "unmet", f"stale: {_describe_difference(name, built, found)}")
+
+
+def _describe_difference(name: str, built: str, here: str) -> str:
+    """'made with Python 3.11.6, and 3.11.7 is here'; of instructions only those that differ."""
+    if name != INSTRUCTIONS:
+        return f"made with {name} {built}, and {here} is here"
+    lacking, new = sorted({*built.split()} - {*here.split()}), sorted({*here.split()} - {*built.split()})
+    words = [f"lacks {', '.join(lacking)}"] if lacking else []
+    words += [f"has {', '.join(new)} beside them"] if new else []
+    return f"made for a CPU with other instructions; this one {' and '.join(words)}"
+
+
+def _judge_driver(item: requirements.Driver, machine: Machine) -> RequirementFinding:
+    """Whether the machine's driver is as new."""
+    if machine.driver:
+        too_old = numbers(machine.driver) < numbers(item.version)
+        return _make_finding(item, too_old, f"needs driver >= {item.version}, found {machine.driver}")
+    if machine.cuda and item.cuda:
+        too_old = numbers(machine.cuda) < numbers(item.cuda)
+        return _make_finding(item, too_old, f"needs CUDA {item.cuda}, the driver supports {machine.cuda}")
+    return RequirementFinding(item, "unknown", f"needs driver >= {item.version}; the driver here is unknown")
+
+
+def _judge_memory(item: requirements.GpuMemory, machine: Machine) -> RequirementFinding:
+    """Whether the GPU has as much."""
+    here = machine.memory_bytes
+    if here is None:
+        return RequirementFinding(item, "unknown", "the GPU's memory is unknown")
+    words = f"needs at least {format_bytes(item.size_bytes)}, the GPU has {format_bytes(here)}"
+    return _make_finding(item, item.size_bytes > here, words)
+
+
+def _judge_library(item: requirements.Library, machine: Machine) -> RequirementFinding:
+    """Whether that file is on the machine; known of this machine alone."""
+    here = machine.libraries.get(item.path)
+    if here is None:
+        return RequirementFinding(item, "unknown", f"needs the library {item.path}; whether it is there is unknown")
+    what = "is another one here" if here else "is not on this machine"
+    words = f"needs the library {item.path}, which {what}; put the file there that it was built with"
+    return _make_finding(item, here != item.sha256, words)
+
+
+def _make_finding(requirement: Requirement, unmet: bool, words: str) -> RequirementFinding:
+    return RequirementFinding(requirement, "unmet", words) if unmet else RequirementFinding(requirement, "met")

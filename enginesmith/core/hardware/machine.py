@@ -1,0 +1,235 @@
+"""The facts about a machine that decide which engine runs there; and what `--target auto` means on this one.
+
+The compute capability, product, memory and CUDA version come from the driver's library, the driver's version from NVML
+(nvidia-ml-py, if installed) or the kernel module, the runtimes' versions from the installed Python distributions, which
+are looked up for the engines in question only. A runtime that is no Python package (Triton's, a C++ server's) is not
+found and stays unknown, unless the user states it. Unknown facts are None; they reject no engine and are reported. Not
+run on a GPU.
+"""
+
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.hardware import cpu_kinds, cuda
+from enginesmith.core.hardware.cpu_kinds import CPU, kind_named, this_kind
+from enginesmith.core.hardware.cuda import GpuDevice
+from enginesmith.core.hardware.gpu_generations import product_of
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.requirements import Library, Requirement, Runtime
+from enginesmith.core.text import format_bytes
+from enginesmith.core.types import CPU_KIND, Target
+
+AUTO = "auto"
+
+# "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ..."
+_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that engines are chosen for. None means unknown (for compute_capability: no GPU).
+
+    cpu: the name of the kind of CPU (`cpu_kinds.CpuKind`).
+    product: short name as in `targets` ('l4').  driver: the GPU driver's version, '580.65.06'.  cuda: the newest
+    version that the driver supports, '13.0'.  memory_bytes: of the GPU.
+    runtimes: versions by the distribution's name ('tensorrt-rtx'); a missing key is unknown.
+    libraries: SHA-256 of shared libraries by path, '' for a file that is absent.
+    here: whether it is this machine, so that installed versions can be looked up.
+
+    Raises InputError for a compute capability that is no pair of ints.
+    """
+
+    compute_capability: tuple[int, int] | None = None
+    product: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    runtimes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    memory_bytes: int | None = None
+    cpu: str | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict, hash=False)
+    here: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found = self.compute_capability
+        pair = isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, int) for part in found)
+        if found is not None and not pair:
+            name = found if isinstance(found, str) else "l4"
+            raise InputError(
+                f"compute capability {found!r}: give a pair such as (8, 9), or use Machine.from_name({name!r})"
+            )
+
+    @property
+    def target(self) -> Target:
+        """The machine as a build target."""
+        if self.compute_capability is None:
+            return CPU
+        name = self.product or "sm_{}{}".format(*self.compute_capability)
+        return Target(name, self.compute_capability, self.product)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it has no GPU."""
+        return self.compute_capability is None
+
+    @property
+    def name(self) -> str:
+        """The name shown to users: 'sm_89 (l4)', 'cpu'."""
+        return f"{self.target.sm} ({self.product})" if self.product else self.target.sm
+
+    @property
+    def saturates(self) -> bool:
+        """Whether the CPU's int8 kernels are known to add in 16 bits (`CpuKind.saturates`)."""
+        kind = kind_named(self.cpu) if self.cpu else None
+        return kind is not None and kind.saturates
+
+    def list_facts(self) -> dict[str, str]:
+        """The known facts as text by name, to be shown to users: driver, CUDA, runtimes, memory, CPU."""
+        found = {"driver": self.driver, "CUDA": self.cuda, **self.runtimes}
+        found |= {"memory": format_bytes(self.memory_bytes) or None, "CPU": self.cpu if self.is_cpu else None}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def version_of(self, *names: str) -> str | None:
+        """The version of the first of these distributions whose version is known; None if there is none."""
+        return next((self.runtimes[name] for name in names if name in self.runtimes), None)
+
+    def lacking_instructions(self, level: str, flags: Iterable[str] = ()) -> tuple[str, ...] | None:
+        """CPU flags of a level of x86-64 (or an architecture), and among `flags`, that the CPU does not have.
+
+        Empty if it has all; None where the kind of CPU is unknown.
+        """
+        if self.here:
+            return cpu_kinds.find_missing_flags(level) or tuple(sorted(set(flags) - cpu_kinds.machine_flags()))
+        kind = kind_named(self.cpu) if self.cpu else None
+        if kind is None:
+            return None
+        return tuple(sorted(set(flags) - kind.all_flags)) if kind.has_level(level) else (level,)
+
+    def with_installed(self, requires: Iterable[Requirement]) -> "Machine":
+        """This machine with the installed versions and libraries that `requires` names; another machine unchanged."""
+        if not self.here:
+            return self
+        runtimes, libraries = dict(self.runtimes), dict(self.libraries)
+        for item in requires:
+            if isinstance(item, Runtime) and self.version_of(item.name, *item.packages) is None:
+                found = ((name, _find_installed_version(name)) for name in (item.name, *item.packages))
+                runtimes |= next(({name: version} for name, version in found if version), {})
+            elif isinstance(item, Library) and item.path not in libraries:
+                path = Path(item.path)
+                libraries[item.path] = digest_of_file(path) if path.is_file() else ""
+        return replace(self, runtimes=runtimes, libraries=libraries)
+
+    @classmethod
+    def of(cls, target: Target) -> "Machine":
+        """The machine of a build target, of which nothing else is known; for the target `cpu` not even the kind."""
+        kind = target.name if target.is_cpu and kind_named(target.name) else None
+        return cls(target.compute_capability, target.product, cpu=kind)
+
+    @classmethod
+    def from_name(cls, name: str = AUTO) -> "Machine":
+        """The machine that a target's name stands for: `cpu` is this one's CPU; `auto` is this one with its GPU, and
+        the smallest memory where it has several GPUs.
+
+        Raises UnknownNameError for a name of no target or of several, and for `auto` with GPUs of several generations.
+        """
+        if name != AUTO:
+            target = target_named(name)
+            return cpu_here() if target == CPU else cls.of(target)
+        if not (found := cuda.gpus()):
+            return cpu_here()
+        memory = min(gpu.memory_bytes for gpu in found)
+        return replace(gpu_here(found[0]), product=_target_of(found).product, memory_bytes=memory or None)
+
+    def with_facts(
+        self,
+        *,
+        driver: str | None = None,
+        cuda: str | None = None,
+        memory_bytes: int | None = None,
+        runtimes: Mapping[str, str | None] | None = None,
+    ) -> "Machine":
+        """A copy of the machine with these facts replaced; None keeps what is known."""
+        stated = {name: version for name, version in (runtimes or {}).items() if version is not None}
+        return replace(
+            self,
+            driver=driver or self.driver,
+            cuda=cuda or self.cuda,
+            memory_bytes=self.memory_bytes if memory_bytes is None else memory_bytes,
+            runtimes={**self.runtimes, **stated},
+        )
+
+
+def target_named(name: str) -> Target:
+    """The one target that a name stands for; `auto` is this machine's. Raises UnknownNameError for none or several, and
+    for `auto` with GPUs of several generations."""
+    if name == AUTO:
+        return _target_of(cuda.gpus())
+    found = parse_targets(name)
+    if len(found) > 1:
+        raise UnknownNameError(f"target {name!r} is several: {', '.join(t.name for t in found)}; name one")
+    return found[0]
+
+
+def cpu_here() -> Machine:
+    """This machine, for engines that run on its CPU."""
+    return Machine(cpu=this_kind().name, here=True)
+
+
+def gpu_here(gpu: GpuDevice) -> Machine:
+    """This machine, for engines that run on one of its GPUs."""
+    machine, memory = replace(_machine_of(gpu), here=True), gpu.memory_bytes or None
+    return machine.with_facts(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
+
+
+def _target_of(found: tuple[GpuDevice, ...]) -> Target:
+    targets = {_machine_of(gpu).target for gpu in found}
+    if len({target.sm for target in targets}) > 1:
+        names = ", ".join(sorted(target.sm for target in targets))
+        raise UnknownNameError(f"this machine has GPUs of several generations: {names}; name one with --target")
+    return min(targets, key=lambda target: target.name) if targets else CPU
+
+
+def _machine_of(gpu: GpuDevice) -> Machine:
+    """A machine with this GPU; its product is known when its name is one that node labels use (spaces become '-')."""
+    return Machine(gpu.compute_capability, product_of(gpu.compute_capability, gpu.name.strip().replace(" ", "-")))
+
+
+def _find_installed_version(distribution: str) -> str | None:
+    # Here, because it brings a parser of mail and half of the time that importing the client takes.
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(distribution)
+    return None
+
+
+def driver_version() -> str | None:
+    """The driver's version, from NVML, else from the kernel module."""
+    with suppress(Exception):  # nvidia-ml-py is optional, and its errors are its own
+        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+        pynvml.nvmlInit()
+        version: str | bytes = pynvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else version
+    with suppress(OSError):
+        if found := re.search(r"Kernel Module.*?(\d{3,}(?:\.\d+)+)", _KERNEL_MODULE.read_text()):
+            return found[1]
+    return None
+
+
+def describe_host() -> dict[str, str]:
+    """This machine as text by key: name, system, machine, number of CPUs, kind of CPU, and Python's version."""
+    return {
+        CPU_KIND: this_kind().name,
+        "name": platform.node(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": str(os.cpu_count()),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,133 @@
+"""Names of models, versions and channels, and references to them: `name`, `name@VERSION`, `name:CHANNEL`.
+
+A name becomes part of paths and URLs, so it is checked here: lower case (some file systems do not tell case apart), no
+separators, no control characters, no '..'. So is a relative path in a document, before it is joined to a folder.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from enginesmith.core.errors import InputError, UnknownNameError
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+# The channel that is moved where none is named.
+STABLE = "stable"
+_RULE = "1 to 63 of a-z 0-9 . _ -, starting with a letter or digit, no '..', no '.' at the end"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model, and at most one of a version and a channel."""
+
+    model: str
+    version: str | None = None
+    channel: str | None = None
+
+    def __str__(self) -> str:
+        if self.version is not None:
+            return f"{self.model}@{self.version}"
+        return self.model if self.channel is None else f"{self.model}:{self.channel}"
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name a model, version or channel."""
+    return _NAME.fullmatch(text) is not None and ".." not in text and not text.endswith(".")
+
+
+def is_graph_name(text: str) -> bool:
+    """Whether `text` may name a graph or a function of an ensemble: a name without '.', which ends it in
+    'GRAPH.OUTPUT'."""
+    return _GRAPH_NAME.fullmatch(text) is not None
+
+
+def check_graph_name(name: str) -> str:
+    """Return the name of a graph or a function of an ensemble if it is well-formed. Raises UnknownNameError."""
+    if is_graph_name(name):
+        return name
+    raise UnknownNameError(f"name {name!r}: use 1 to 32 of a-z 0-9 _ -, starting with a letter or digit")
+
+
+def check_model(name: str) -> str:
+    """Return a model's name if it is well-formed. Raises UnknownNameError."""
+    return _check("model", name)
+
+
+def check_version(name: str) -> str:
+    """Return a version's name if it is well-formed. Raises UnknownNameError."""
+    return _check("version", name)
+
+
+def check_channel(name: str) -> str:
+    """Return a channel's name if it is well-formed. Raises UnknownNameError."""
+    return _check("channel", name)
+
+
+def check_feed(name: str) -> str:
+    """Return a feed's name if it is well-formed. Raises UnknownNameError."""
+    return _check("feed", name)
+
+
+def parse_reference(text: str) -> Reference:
+    """Read `name`, `name@VERSION` or `name:CHANNEL`. Raises UnknownNameError for a malformed name, InputError for a
+    value that is no string."""
+    if not isinstance(text, str):
+        raise InputError(f"reference {text!r}: give NAME, NAME@VERSION or NAME:CHANNEL")
+    if "@" in text:
+        model, _, version = text.partition("@")
+        return Reference(check_model(model), version=check_version(version))
+    if ":" in text:
+        model, _, channel = text.partition(":")
+        return Reference(check_model(model), channel=check_channel(channel))
+    return Reference(check_model(text))
+
+
+def parse_channel(text: str, default: str | None = None) -> tuple[str, str]:
+    """The model and the channel of `name:CHANNEL`; with a default, `name` alone is that channel of it.
+
+    Raises UnknownNameError.
+    """
+    found = parse_reference(text)
+    channel = default if found.version is None and found.channel is None else found.channel
+    if channel is None:
+        raise UnknownNameError(f"{text!r} names no channel; give {found.model}:CHANNEL, such as {found.model}:{STABLE}")
+    return found.model, channel
+
+
+def channel_of(model: str, text: str) -> str:
+    """The channel of `name:CHANNEL`, where the name must be the model's. Raises UnknownNameError."""
+    named, colon, channel = text.partition(":")
+    if not colon or named != model:
+        wrong = "is a channel of another model" if colon else "does not name the channel's model"
+        raise UnknownNameError(f"{text!r} {wrong}; give {model}:{channel if colon else text}")
+    return check_channel(channel)
+
+
+def version_order(version: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key of versions as people read them: '2' before '10', '1.9' before '1.10', '1.0' before '1.0-rc'."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", version)
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
+
+
+def _check(kind: str, name: str) -> str:
+    if is_name(name):
+        return name
+    raise UnknownNameError(f"{kind} name {name!r}: use {_RULE}")
+
+
+def inside(text: str) -> str:
+    """Return the relative path `text` without './' and '//'. Raises ValueError for one that leads to no file below its
+    folder, or has a backslash or a control character."""
+    path = PurePosixPath(text)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in text or not text.isprintable():
+        raise ValueError("must be a relative path inside the spec's folder, without '..'")
+    return str(path)
+
+
+def is_path(text: str) -> bool:
+    """Whether `text` is a relative path as `inside` returns it."""
+    try:
+        return inside(text) == text
+    except ValueError:
+        return False

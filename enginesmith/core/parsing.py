@@ -1,0 +1,240 @@
+"""Reads untrusted JSON: each field is checked for its type, and an error names the field's path.
+
+`parse_json` and `parse_as` read bytes, `load_json` what has errors of its own. A reader (`text`, `count`, `many(text)`)
+takes a value and its path, returns the checked value and raises Malformed for anything else. `find`, `read` and `put`
+take dotted paths ('spec.suspend') into documents of other programs. Standard library only, because serving nodes import
+it.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from enginesmith.core.codec import decode
+from enginesmith.core.digest import is_digest
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.names import is_graph_name, is_name, is_path
+from enginesmith.core.types import Scalar, Untyped
+
+T = TypeVar("T")
+D = TypeVar("D")
+Word = TypeVar("Word", bound=str)
+
+MAX_ITEMS = 10_000
+MAX_DEPTH = 64
+MAX_TEXT = 1 << 20
+MAX_COUNT = (1 << 63) - 1
+
+
+class Malformed(IntegrityError):  # noqa: N818 - says what the document is
+    """A document with a missing or wrong field; the message starts with the path of the field."""
+
+
+def find(item: object, path: str, kind: type[T], default: D) -> T | D:
+    """The value at a dotted path of a document; `default` where it is absent or null.
+
+    Where `kind` is float, an int is converted. Raises DataError for a value of another type.
+    """
+    value = item
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if value is None:
+        return default
+    if kind is float and isinstance(value, int) and abs(value) < 1 << 1023:  # no float is larger
+        value = float(value)
+    if not isinstance(value, kind):
+        raise DataError(f"{path} is {value!r:.80}; {kind.__name__} is needed")
+    return value
+
+
+def read(item: object, path: str, kind: type[T]) -> T:
+    """The value at a dotted path of a document. Raises DataError if it is missing or of another type."""
+    value = find(item, path, kind, None)
+    if value is None:
+        raise DataError(f"{path} is missing from {str(item)[:80]}")
+    return value
+
+
+def put(item: Mapping[str, object], path: str, value: object) -> dict[str, object]:
+    """A copy of the document with `value` at the dotted path; the input is not changed. Raises DataError."""
+    name, _, rest = path.partition(".")
+    return {**item, name: put(find(item, name, dict, {}), rest, value) if rest else value}
+
+
+def load_json(text: str | bytes) -> Untyped:
+    """`json.loads` of a text from elsewhere. Raises ValueError also for a key given twice, of which other programs
+    could read the other value; RecursionError."""
+    return json.loads(text, object_pairs_hook=without_twins)
+
+
+def parse_json(data: bytes, limit: int) -> dict[str, object]:
+    """Parse a JSON object of at most `limit` bytes, in UTF-8.
+
+    Raises Malformed; also for what JSON readers disagree about (a key given twice, NaN, a number beyond a double, half
+    a surrogate pair, more than MAX_DEPTH levels), because other programs could read another value.
+    """
+    if len(data) > limit:
+        raise Malformed(f"is {len(data)} bytes long; the limit is {limit}")
+    try:
+        value = json.loads(
+            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=without_twins
+        )
+        if rb"\ud" in data.lower():  # half a surrogate pair cannot be written as UTF-8 again: UnicodeEncodeError
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"is not JSON ({error})") from error
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:  # else it cannot be so deep, and looking takes a while
+        _check_depth(value)
+    return mapping(value, "document")
+
+
+def parse_as(data: bytes, limit: int, kind: type[T]) -> T:
+    """Parse a JSON object of at most `limit` bytes into the dataclass `kind`; all numbers must be in 0 to MAX_COUNT.
+
+    Raises Malformed as `parse_json` does and for other numbers, and IntegrityError as `codec.decode` does.
+    """
+    document = parse_json(data, limit)
+    _check_numbers(document)
+    return decode(document, kind)
+
+
+def _check_numbers(value: object) -> None:
+    if isinstance(value, int | float) and not 0 <= value <= MAX_COUNT:
+        raise Malformed(f"holds the number {str(value)[:40]}; the least is 0 and the most {MAX_COUNT}")
+    if isinstance(value, dict) and value.keys() == {"float"}:  # the codec's infinities and NaN
+        raise Malformed(f"holds the number {str(value)[:40]}, which is none of JSON's")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_numbers(item)
+
+
+def _check_depth(value: object) -> None:
+    """Raise Malformed for what is nested so deeply that digesting or copying it would overflow the stack."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = list[object]()
+        for item in level:
+            inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        if not (level := [item for item in inner if type(item) in (dict, list)]):
+            return
+    raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
+
+
+def without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON. Raises ValueError for a key given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twin = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"key {twin[:80]!r} is given twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def field(data: Mapping[str, object], name: str, read: Callable[[object, str], T], path: str = "") -> T:
+    """The field `name` of an object, read by `read`. Raises Malformed if it is missing or wrong."""
+    where = f"{path}.{name}" if path else name
+    if name not in data:
+        raise Malformed(f"{where} is missing")
+    return read(data[name], where)
+
+
+def optional(read: Callable[[object, str], T]) -> Callable[[object, str], T | None]:
+    """A reader that also accepts null, as None."""
+    return lambda value, path: None if value is None else read(value, path)
+
+
+def many(read: Callable[[object, str], T]) -> Callable[[object, str], tuple[T, ...]]:
+    """A reader of lists of at most MAX_ITEMS items, each read by `read`."""
+
+    def read_list(value: object, path: str) -> tuple[T, ...]:
+        if isinstance(value, list) and len(value) <= MAX_ITEMS:
+            return tuple(read(item, f"{path}[{index}]") for index, item in enumerate(value))
+        raise _wrong(value, path, f"a list of at most {MAX_ITEMS}")
+
+    return read_list
+
+
+def mapping(value: object, path: str) -> dict[str, object]:
+    """Read an object of at most MAX_ITEMS keys."""
+    if isinstance(value, dict) and len(value) <= MAX_ITEMS:
+        return dict(value)
+    raise _wrong(value, path, f"an object of at most {MAX_ITEMS} keys")
+
+
+def mapping_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict[str, T]]:
+    """A reader of objects of at most MAX_ITEMS keys, whose values `read` reads."""
+    return lambda value, path: {key: read(item, f"{path}.{key}") for key, item in mapping(value, path).items()}
+
+
+def _reader_of(kind: type[T], wanted: str, accepts: Callable[[T], bool] = lambda _: True) -> Callable[[object, str], T]:
+    """A reader of values of one type that `accepts` is true of. wanted: the error's words for them."""
+
+    def read_value(value: object, path: str) -> T:
+        if isinstance(value, kind) and accepts(value):
+            return value
+        raise _wrong(value, path, wanted)
+
+    return read_value
+
+
+text = _reader_of(str, "a string", lambda value: len(value) <= MAX_TEXT)
+# A name that may become part of a path.
+name = _reader_of(str, "a name (lower case, no separators)", is_name)
+# Of a graph or a function of an ensemble.
+graph_name = _reader_of(str, "the name of a graph (1 to 32 of a-z 0-9 _ -)", is_graph_name)
+# Of a file below the folder that the document is about, and of one directly in it.
+file_path = _reader_of(str, "a relative path without '.' and '..'", is_path)
+file_name = _reader_of(str, "the name of a file, without a folder", lambda value: is_path(value) and "/" not in value)
+digest = _reader_of(str, "a SHA-256 in hexadecimal", is_digest)
+# At most MAX_COUNT; true and false are none.
+count = _reader_of(int, "a whole number, zero or more", lambda value: type(value) is int and 0 <= value <= MAX_COUNT)
+truth = _reader_of(bool, "true or false")
+
+
+def number(value: object, path: str) -> float:
+    """Read an int or a float; true and false are none."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    raise _wrong(value, path, "a number")
+
+
+def scalar(value: object, path: str) -> Scalar:
+    """Read a string, a number, true or false."""
+    if isinstance(value, str | int | float):
+        return value
+    raise _wrong(value, path, "a string, a number, true or false")
+
+
+def one_of(*allowed: Word) -> Callable[[object, str], Word]:
+    """A reader of one of these strings."""
+
+    def read_word(value: object, path: str) -> Word:
+        for word in allowed:
+            if word == value:
+                return word
+        raise _wrong(value, path, f"one of {', '.join(allowed)}")
+
+    return read_word
+
+
+def pair(value: object, path: str) -> tuple[int, int]:
+    """Read a list of two whole numbers."""
+    found = many(count)(value, path)
+    if len(found) != 2:
+        raise _wrong(value, path, "two whole numbers")
+    return found[0], found[1]
+
+
+def _wrong(value: object, path: str, wanted: str) -> Malformed:
+    return Malformed(f"{path} is {str(value)[:80]!r}; it must be {wanted}")

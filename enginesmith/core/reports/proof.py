@@ -1,0 +1,264 @@
+"""The validation report of an engine: checks, the distribution of errors, and the verdict. No numpy.
+
+Only `approve` creates an `Approved`. A number that JSON cannot hold (NaN, an infinity) is written as the string 'nan',
+'inf' or '-inf'.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, NoReturn
+
+from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode_document
+from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.reports.free_running import FreeRunning
+from enginesmith.core.reports.prompts import PromptDrift
+from enginesmith.core.text import join_first, pluralize
+
+
+@dataclass(frozen=True)
+class Worst:
+    """A sample with a large error. case, sample: name of the golden case and index in it.  index: of the element with
+    the largest error.  expected, actual: the values of that element.
+
+    sqnr_db: of the sample; NaN where it is not finite.  unequal: number of differing elements, of an integer output.
+    """
+
+    case: str
+    sample: int
+    index: tuple[int, ...]
+    expected: float
+    actual: float
+    sqnr_db: float | None = None
+    unequal: int | None = None
+
+    @property
+    def fine(self) -> bool:
+        """Whether the sample has no error."""
+        return self.unequal == 0 if self.sqnr_db is None else self.sqnr_db == math.inf
+
+    @property
+    def badness(self) -> tuple[float, float]:
+        """Sort key: greater is worse, and not finite is worst."""
+        if self.sqnr_db is None:
+            return float(self.unequal or 0), 0.0
+        size = abs(self.actual - self.expected)
+        return (math.inf if math.isnan(self.sqnr_db) else -self.sqnr_db), (math.inf if math.isnan(size) else size)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The distribution of one output's errors at one stage (`joint`): one or two kilobytes of JSON for any number of
+    elements. `validation.metrics.tally` measures it.
+
+    elements, samples: numbers over the golden cases.  equal: elements without any error.  nonfinite: elements left out
+    of the quantiles.  abs_error: quantiles 0 to 100 % of |actual - expected|; empty for integer outputs.  sqnr_db:
+    quantiles over samples, rising.
+    """
+
+    joint: str
+    output: str
+    elements: int
+    samples: int
+    equal: int
+    nonfinite: int
+    abs_error: tuple[float, ...]
+    sqnr_db: tuple[float, ...]
+    worst: tuple[Worst, ...]
+
+    def round_numbers(self) -> "Spread":
+        """The same with four significant digits a number, and seven of single elements, as a report keeps it."""
+        worst = (
+            replace(
+                item,
+                expected=_round(item.expected, 7),
+                actual=_round(item.actual, 7),
+                sqnr_db=None if item.sqnr_db is None else _round(item.sqnr_db, 7),
+            )
+            for item in self.worst
+        )
+        errors, levels = (tuple(_round(value, 4) for value in values) for values in (self.abs_error, self.sqnr_db))
+        return replace(self, abs_error=errors, sqnr_db=levels, worst=tuple(worst))
+
+
+def _round(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+Verdict = Literal["proven", "unproven", "failed"]
+# The check of `validation.data.overlap`, whose value is about the samples and not about a drift.
+OVERLAP = "calibration overlap"
+# The check of `validation.calls.padding`, whose value is about rules of the spec.
+PADDING = "padding"
+# The name of a check that measured nothing: no value, no limit, and an engine that has one is not proven.
+UNMEASURED = "not measured"
+_KEY = object()
+
+
+@dataclass(frozen=True)
+class Check:
+    """One measured value and its limit; `limit` None means that it was measured and not judged.
+
+    joint: the stage: export, quantization, engine or task.  name: the metric.  output: the tensor's name.  case: the
+    input on which it was measured.  waived: the limit on drift that it breaks and that does not count, since the spec
+    lets a task metric decide; None for all others.
+    """
+
+    joint: str
+    name: str
+    output: str
+    case: str
+    value: float | None
+    limit: float | None
+    passed: bool
+    note: str = ""
+    waived: float | None = field(default=None, metadata=OMIT_NONE)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All checks of one unit. engine: its digest, None when there is no engine.  golden: digest of the golden set.
+
+    created_at: ISO 8601, UTC.  host: the machine that the checks ran on.  versions: of compiler and runtime.
+    spreads: the distribution of errors per stage and output, where that was measured.
+    free_running: of a model with state, the drift of its outputs along sequences.  prompts: answers to golden prompts.
+    """
+
+    unit: str
+    target: str
+    precision: str
+    backend: str
+    engine: str | None
+    golden: str
+    checks: tuple[Check, ...]
+    verdict: Verdict
+    reason: str
+    created_at: str
+    host: Mapping[str, str]
+    versions: Mapping[str, str]
+    spreads: tuple[Spread, ...] = ()
+    free_running: tuple[FreeRunning, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    prompts: tuple[PromptDrift, ...] = field(default=(), metadata=OMIT_DEFAULT)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that did not pass."""
+        return tuple(check for check in self.checks if not check.passed)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of checks that passed and that failed; where some measured nothing, `not_measured` too."""
+        failed, unknown = len(self.failed), len(find_unmeasured(self.checks))
+        counts = {"passed": len(self.checks) - failed - unknown, "failed": failed}
+        return {**counts, "not_measured": unknown} if unknown else counts
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the report's canonical JSON."""
+        return digest_of(self.to_json())
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON object that `from_json` reads back, without bare NaN."""
+        return encode_document(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> "Report":
+        """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
+        try:
+            return decode(data, cls)
+        except IntegrityError as error:
+            raise IntegrityError(f"{error}; validate the engine again") from None
+
+
+class Approved:
+    """A report that allows its engine to be published; created by `approve` only (TypeError otherwise)."""
+
+    __slots__ = ("report",)
+    report: Report
+
+    def __init__(self, report: Report, key: object = None) -> None:
+        if key is not _KEY:
+            raise TypeError("an Approved comes from approve(report) only")
+        object.__setattr__(self, "report", report)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"an Approved cannot be changed: {name} = {value!r}")
+
+
+def approve(report: Report) -> Approved | None:
+    """The approval of a report; None for a failed verdict, a failed check, no engine, or 'proven' without checks or
+    with one that measured nothing."""
+    if report.verdict == "failed" or report.failed or report.engine is None:
+        return None
+    if report.verdict == "proven" and (not report.checks or find_unmeasured(report.checks)):
+        return None
+    return Approved(report, _KEY)
+
+
+def unmeasured(joint: str, output: str, case: str, note: str) -> Check:
+    """The check that nothing was measured. note: why, and what would measure it."""
+    return Check(joint, UNMEASURED, output, case, None, None, True, note)
+
+
+def find_unmeasured(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """The checks that measured nothing."""
+    return tuple(check for check in checks if check.name == UNMEASURED)
+
+
+def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdict, str]:
+    """The verdict on an engine and its reason. cannot_run: the reason why it was not run here; None if it was run."""
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        return "failed", describe(failed[0]) + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")
+    unknown = find_unmeasured(checks)
+    if cannot_run is not None or unknown:
+        return "unproven", "; ".join(filter(None, [cannot_run, describe_unmeasured(unknown)]))
+    if not checks:
+        return "failed", "nothing was checked; give golden data"
+    return "proven", f"{pluralize(len(checks), 'check')} passed{_describe_waived(checks)}"
+
+
+def describe_unmeasured(unknown: Sequence[Check]) -> str:
+    """What was not measured, the first with its reason: 'not measured: y: the same in all 8 samples'; '' if none."""
+    if not unknown:
+        return ""
+    first = f"{UNMEASURED}: {unknown[0].output or unknown[0].case}: {unknown[0].note}"
+    return first + (f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else "")
+
+
+def _describe_waived(checks: Sequence[Check]) -> str:
+    """By which task metrics the checks were judged in place of which limits; '' where all limits count."""
+    waived = [
+        f"{check.joint} {check.name} of {check.output} {check.value:.4g} (limit {check.waived:.4g})"
+        for check in checks
+        if check.waived is not None
+    ]
+    if not waived:
+        return ""
+    limited = {name: check.value for name, check in name_task_checks(checks).items() if check.limit is not None}
+    judged = ", ".join(f"{name} {value:.4g}" for name, value in limited.items())
+    return f"; judged by {judged} (golden.metric decides), not by {join_first(waived)}"
+
+
+def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
+    """The checks of task metrics over the golden cases by the metric's name, with the output where several have one of
+    that name. Of exported model, graph and engine the last one's."""
+    found = [check for check in checks if check.joint == "task" and check.case.startswith("golden")]
+    found = [check for check in found if check.name != UNMEASURED]
+    outputs: dict[str, set[str]] = {}
+    for check in found:
+        outputs.setdefault(check.name, set()).add(check.output)
+    return {
+        check.name if len(outputs[check.name]) == 1 else f"{check.name} of {check.output}": check for check in found
+    }
+
+
+def describe(check: Check) -> str:
+    """A check as one line of text: 'engine sqnr_db of logits at golden: 12.1, limit 22'."""
+    value = "" if check.value is None else f": {check.value:.4g}"
+    limit = "" if check.limit is None else f", limit {check.limit:.4g}"
+    note = f" ({check.note})" if check.note else ""
+    where = f" of {check.output}" if check.output else ""
+    return f"{check.joint} {check.name}{where} at {check.case}{value}{limit}{note}"

@@ -1,0 +1,227 @@
+"""What an engine needs of the machine that runs it, as data that the manifest holds; and how versions are compared.
+
+A backend lists requirements (`Backend.requires`); all other code evaluates (`hardware.evaluation`) or renders them and
+knows no compiler. A strict one that a machine is known not to meet rules the engine out there; any other is a remark.
+Versions are compared as far as both are given: 10.16 stands for every 10.16.x.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from typing import Any, ClassVar, Literal, Protocol, get_args
+
+Capability = tuple[int, int]
+# CUDA's major version -> the oldest driver that runs it (CUDA release notes).
+_DRIVER_OF_CUDA = {12: "525", 13: "580"}
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numeric parts of a version: '10.16.1rc2' gives (10, 16). A part of over 18 digits ends it, too."""
+    plain = takewhile(lambda part: part.isdecimal() and len(part) <= 18, version.split("."))
+    return tuple(map(int, plain))
+
+
+def same_version(built: str, here: str) -> bool:
+    """Whether two versions are equal in the parts that both have ('10.16' and '10.16.1'); other text must be equal."""
+    plain = all(part.isdecimal() for part in f"{built}.{here}".split("."))
+    return built == here or (plain and all(a == b for a, b in zip(numbers(built), numbers(here), strict=False)))
+
+
+def is_within(here: str, first: str, below: str) -> bool:
+    """Whether a version is in [first, below), compared in the parts that both have; '' as `below` has no limit."""
+    version, low, high = numbers(here), numbers(first), numbers(below)
+    return low[: len(version)] <= version[: len(low)] and (not below or version[: len(high)] < high[: len(version)])
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of a compute capability. target: the name of the build target ('l4').  capability: (major, minor).
+
+    match: 'exact', 'family' (the same major number, and at least the minor one) or 'at_least'.
+    """
+
+    target: str
+    capability: Capability
+    match: str = "exact"
+    kind: Literal["gpu"] = "gpu"
+    strict: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """A machine that runs models on its CPU. target: the name of the build target ('cpu').
+
+    only: the one kind of CPU (`enginesmith.core.hardware.targets`) that runs the engine; '' means any.
+    """
+
+    target: str
+    only: str = ""
+    kind: Literal["cpu"] = "cpu"
+    strict: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """CPU instructions that the engine's native code uses. level: of x86-64, or an architecture.  flags: CPU flags
+    beyond that level, as /proc/cpuinfo spells them."""
+
+    level: str
+    flags: tuple[str, ...] = ()
+    kind: Literal["instructions"] = "instructions"
+    strict: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A library that opens the engine, in versions that can.
+
+    name: of the installed distribution, as in `Machine.runtimes`.  packages: others that have the same version.
+    version: the one that built the engine; '' if not recorded.  loads: ranges [first, below) of other versions that
+    open it; '' as `below` means no upper limit.  title: the name shown to users.
+    remark: start of the remark on a version other than `version`: 'saved by onnxruntime'.  strict: whether a version
+    in no range rejects the engine; if not, it only causes a remark.
+    """
+
+    name: str
+    version: str
+    title: str = ""
+    loads: tuple[tuple[str, str], ...] = ()
+    packages: tuple[str, ...] = ()
+    strict: bool = True
+    remark: str = ""
+    kind: Literal["runtime"] = "runtime"
+
+    @property
+    def wanted_version(self) -> str:
+        """The required version as shown to users: 'TensorRT 10.16.1', 'jaxlib 0.6 or later'."""
+        return f"{self.title or self.name} {self.version}{' or later' if self.loads else ''}"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A minimum GPU driver version. cuda: the CUDA version to compare with where the driver's version is unknown."""
+
+    version: str
+    cuda: str = ""
+    kind: Literal["driver"] = "driver"
+    strict: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Memory of the GPU, at least `size_bytes`."""
+
+    size_bytes: int
+    kind: Literal["memory"] = "memory"
+    strict: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Product:
+    """The product that the engine was tuned for ('l4'). warning: the remark on another product."""
+
+    product: str
+    warning: str
+    kind: Literal["product"] = "product"
+    strict: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared library with operators of the engine. path: of the file.  sha256: its digest."""
+
+    path: str
+    sha256: str
+    kind: Literal["library"] = "library"
+    strict: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class WideSums:
+    """A CPU whose int8 kernels add in 32 bits: in 16 bits (`CpuKind.saturates`) sums of the engine saturate."""
+
+    kind: Literal["wide_sums"] = "wide_sums"
+    strict: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The ONNX model with the weights of an engine without weights. model: its digest; `pull` downloads it too."""
+
+    model: str
+    kind: Literal["weights"] = "weights"
+    strict: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The very installation that a compile cache was made with. facts: (name, text), as
+    `hardware.installation.list_facts` gives them."""
+
+    facts: tuple[tuple[str, str], ...]
+    kind: Literal["installation"] = "installation"
+    strict: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A requirement that this release does not know. kind: its name.  text: the requirement as canonical JSON."""
+
+    kind: str
+    text: str
+    strict: ClassVar[bool] = True
+
+
+# What a backend may list.
+Hardware = Gpu | Cpu | Instructions | Driver | GpuMemory | Product
+Known = Hardware | Runtime | Library | WideSums | Weights | Installation
+Requirement = Known | Unknown
+KINDS: dict[str, type[Known]] = {each.kind: each for each in get_args(Known)}
+
+
+def hardware_of(requires: Iterable[Requirement]) -> Gpu | Cpu | None:
+    """The first GPU or CPU requirement; None if there is none."""
+    return next((item for item in requires if isinstance(item, Gpu | Cpu)), None)
+
+
+def to_json(requirement: Requirement) -> dict[str, Any]:
+    """A requirement as a JSON object with its kind; an unknown requirement as it was read."""
+    if isinstance(requirement, Unknown):
+        return dict(json.loads(requirement.text))
+    return asdict(requirement)
+
+
+class _Target(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def compute_capability(self) -> Capability | None: ...
+
+
+def for_target(target: _Target, *, only: str = "") -> Gpu | Cpu:
+    """The usual requirement: a GPU of the target's compute capability, or a CPU (only: of that kind)."""
+    if target.compute_capability is None:
+        return Cpu(target.name, only)
+    return Gpu(target.name, target.compute_capability)
+
+
+def same_versions(toolchain: Mapping[str, str], *names: str) -> tuple[Runtime, ...]:
+    """The usual requirement of runtimes: the versions of these distributions that built the engine."""
+    return tuple(Runtime(name, toolchain[name]) for name in names if name in toolchain)
+
+
+def later_versions(
+    toolchain: Mapping[str, str], name: str, *, strict: bool = True, remark: str = ""
+) -> tuple[Runtime, ...]:
+    """A runtime whose later releases open what an earlier one wrote; none where its version is not on record."""
+    built = toolchain.get(name)
+    return (Runtime(name, built, loads=((built, ""),), strict=strict, remark=remark),) if built else ()
+
+
+def driver_for(toolchain: Mapping[str, str]) -> tuple[Driver, ...]:
+    """The oldest driver for a GPU engine: the one on record, else that of the oldest CUDA of its wheels and nvcc."""
+    wheels = (number for number in _DRIVER_OF_CUDA for name in toolchain if f"-cu{number}" in name)
+    cuda = min((*wheels, *numbers(toolchain.get("nvcc", ""))[:1]), default=0)
+    driver = toolchain.get("driver") or _DRIVER_OF_CUDA.get(cuda)
+    return (Driver(driver, str(cuda or "")),) if driver else ()

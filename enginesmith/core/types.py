@@ -1,0 +1,415 @@
+"""The values that a build is made of, and the protocols of backends and sessions. Standard library only.
+
+Every value is frozen and small. Bytes (models, engines, reports) are named by digest and live in an artifact store.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.codec import OMIT_DEFAULT
+from enginesmith.core.digest import digest_of, digest_of_file
+from enginesmith.core.requirements import GpuMemory, Requirement
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# The type of objects whose library gives none: TensorRT's, TVM's, IREE's, JAX's, ONNX Runtime's and Ray's, functions of
+# C libraries, and values of ONNX attributes, whose type follows from the operator. mypy checks no use of them.
+Untyped = Any
+
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"]
+# From wide to narrow.
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4")
+# Written in the scheme of the backend; the first two need calibrated ranges.
+QUANTIZED: tuple[Precision, ...] = ("int8", "fp8", "int8-dynamic", "int4")
+CALIBRATED: tuple[Precision, ...] = ("int8", "fp8")
+
+# The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`hardware.cpu_kinds.CpuKind`).
+CPU_KIND = "enginesmith-cpu"
+# How a note of an engine begins that says why nothing is on record of its layers.
+NO_LAYERS = "layers and tactics are not on record"
+
+Scalar = str | int | float | bool
+WeightLevels = Literal[64, 127]
+Shape = tuple[int, ...]
+Tensors = Mapping[str, "np.ndarray"]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A named dynamic dimension. `edges` are the upper ends of its buckets, rising; the last one is `max`.
+
+    Without explicit buckets there is one bucket, min..max, tuned for `opt`. Every size is a multiple of `multiple`, and
+    so are all of these numbers.
+    """
+
+    name: str
+    min: int
+    opt: int
+    max: int
+    edges: tuple[int, ...] = ()
+    multiple: int = field(default=1, metadata=OMIT_DEFAULT)
+
+    @property
+    def static(self) -> bool:
+        """Whether only one size is allowed."""
+        return self.min == self.max
+
+    @property
+    def sizes(self) -> range:
+        """All the sizes that are allowed, rising."""
+        return range(self.min, self.max + 1, self.multiple)
+
+    @property
+    def words(self) -> str:
+        """The sizes for people: '1..8', or '64..160 in steps of 32'."""
+        return f"{self.min}..{self.max}" + (f" in steps of {self.multiple}" if self.multiple > 1 else "")
+
+    def buckets(self) -> tuple[tuple[int, int, int], ...]:
+        """The (min, opt, max) of each bucket. With explicit edges each bucket is tuned for its upper edge."""
+        if not self.edges:
+            return ((self.min, self.opt, self.max),)
+        starts = (self.min, *(edge + self.multiple for edge in self.edges[:-1]))
+        return tuple((low, high, high) for low, high in zip(starts, self.edges, strict=True))
+
+    def test_sizes(self) -> tuple[int, ...]:
+        """The sizes that validation must try: both ends of every bucket, and opt."""
+        return tuple(sorted({size for bucket in self.buckets() for size in bucket}))
+
+
+# Between the terms of a sum of dims.
+PLUS = " + "
+
+
+def size_of(dim: str, sizes: Mapping[str, int]) -> int:
+    """The size of a dim, or of a sum of dims and numbers. Raises KeyError for a dim without a size."""
+    return sum(int(term) if term.isdecimal() else sizes[term] for term in dim.split(PLUS))
+
+
+def rename_dims(dim: str, names: Mapping[str, str]) -> str:
+    """A dim, or a sum of dims, under other names; those without one as they are."""
+    return PLUS.join(names.get(term, term) for term in dim.split(PLUS))
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output: `shape` holds sizes, names of `Dim`s, and of inputs sums of these ('past + tokens'); `dtype`
+    is numpy's name, or 'bfloat16'."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def at(self, sizes: Mapping[str, int]) -> Shape:
+        """The concrete shape for the given sizes of the named dims. Raises KeyError for a dim without a size."""
+        return tuple(dim if isinstance(dim, int) else size_of(dim, sizes) for dim in self.shape)
+
+    @property
+    def sums(self) -> tuple[tuple[int, str], ...]:
+        """(axis, sum) of each axis whose size follows from others."""
+        return tuple((axis, dim) for axis, dim in enumerate(self.shape) if isinstance(dim, str) and PLUS in dim)
+
+
+def list_sums(specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, int, str]]:
+    """(tensor, axis, sum) of each axis whose size follows from others."""
+    return ((spec, axis, total) for spec in specs for axis, total in spec.sums)
+
+
+@dataclass(frozen=True)
+class ShapeProfile:
+    """One optimization profile: per input its (min, opt, max) shapes, in the order of the model's inputs.
+
+    multiples: for each input where one is not 1, what the size on each axis must be a multiple of. Compilers have no
+    such notion; sessions refuse other sizes.
+    """
+
+    inputs: tuple[tuple[str, Shape, Shape, Shape], ...]
+    multiples: tuple[tuple[str, Shape], ...] = field(default=(), metadata=OMIT_DEFAULT)
+
+    def to_json(self) -> dict[str, object]:
+        """The fields; without `multiples` where there are none, as profiles were written before those came."""
+        return {"inputs": self.inputs, **({"multiples": self.multiples} if self.multiples else {})}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an engine is built for: a CPU (`compute_capability` None), a GPU generation, or one product of it.
+
+    name: of a CPU 'cpu', which is this machine's, or that of a `hardware.cpu_kinds.CpuKind`.
+    """
+
+    name: str
+    compute_capability: tuple[int, int] | None = None
+    product: str | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is a CPU."""
+        return self.compute_capability is None
+
+    @property
+    def sm(self) -> str:
+        """The generation's name, 'sm_89', or 'cpu'."""
+        return "cpu" if self.compute_capability is None else "sm_{}{}".format(*self.compute_capability)
+
+
+@dataclass(frozen=True)
+class QuantizationScheme:
+    """How a backend wants a quantized graph to look.
+
+    activation: of int8 graphs: 'int8' is symmetric with zero point 0 (TensorRT), 'uint8' asymmetric (onnxruntime's VNNI
+    kernels).
+    quantize_bias: of int8 graphs: whether biases become int32 with their own dequantization (TensorRT refuses that).
+    Only with 'uint8' activations: ValueError otherwise.
+    float_precision: what the operators that stay in floating point compute in.
+    weight_levels: the largest magnitude of int8 weights. With 64 ("reduced range") the sum of two products with uint8
+    stays within 16 bits.
+    """
+
+    activation: Literal["int8", "uint8"]
+    quantize_bias: bool
+    float_precision: Literal["fp32", "fp16"]
+    weight_levels: WeightLevels = 127
+
+    def __post_init__(self) -> None:
+        if self.quantize_bias and self.activation == "int8":
+            raise ValueError("a scheme with int8 activations leaves biases in floating point: quantize_bias=False")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A sampler behind a model (`core.sampling`). ids, logits: names of the model's token ids [batch, ..] and of its
+    output [batch, vocabulary] or [batch, places, vocabulary].
+
+    token: name of the sampler's output.  vocabulary: tokens that there are.  candidates: so many of the likeliest can
+    be drawn.  revision: raised when its graph changes, because it enters build keys.
+    """
+
+    ids: str
+    logits: str
+    token: str
+    vocabulary: int
+    candidates: int
+    revision: int = 2
+
+
+@dataclass(frozen=True)
+class QuantizedState:
+    """A state that an engine takes and gives as int8: its value over `scale`, rounded to even. input, output: names."""
+
+    input: str
+    output: str
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0.0:
+            raise ValueError(f"a scale of {self.scale}, which is not above 0")
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Everything that determines an engine. Equal requests make interchangeable engines.
+
+    model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
+    options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
+    and the backend's revision (`builders.backends.discovery.toolchain_of`).
+    sampling: the sampler that is compiled behind the model; inputs, outputs and profiles are the model's alone.
+    quantized_states: what the engine takes and gives as int8; inputs and outputs say float32, as the model does.
+    """
+
+    model: str
+    precision: Precision
+    target: Target
+    backend: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    profiles: tuple[ShapeProfile, ...]
+    options: tuple[tuple[str, Scalar], ...] = ()
+    toolchain: tuple[tuple[str, str], ...] = ()
+    sampling: Sampling | None = field(default=None, metadata=OMIT_DEFAULT)
+    quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
+
+    @cached_property
+    def key(self) -> str:
+        """The build key: digest of all the fields. A kind of CPU is in the toolchain, whatever the target is called."""
+        if self.target.is_cpu and CPU_KIND in dict(self.toolchain):
+            return digest_of(replace(self, target=replace(self.target, name="cpu")).to_json())
+        return digest_of(self.to_json())
+
+    @property
+    def seed(self) -> int:
+        """A seed: the same for the same build key, most likely another one for another."""
+        return int(self.key[:8], 16)
+
+    @property
+    def unit(self) -> str:
+        """The unit's short name, for people: 'sm_89 int8 tensorrt-rtx'."""
+        return f"{self.target.name} {self.precision} {self.backend}"
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON object that `enginesmith.core.codec` reads back: what `asdict` gives, in a tenth of its time."""
+        seldom = {"sampling", "quantized_states"}
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in seldom}
+        states = [dict(vars(state)) for state in self.quantized_states]
+        return {
+            **found,
+            **({"sampling": dict(vars(self.sampling))} if self.sampling else {}),
+            **({"quantized_states": states} if states else {}),
+            "target": dict(vars(self.target)),
+            "inputs": tuple(dict(vars(tensor)) for tensor in self.inputs),
+            "outputs": tuple(dict(vars(tensor)) for tensor in self.outputs),
+            "profiles": tuple(profile.to_json() for profile in self.profiles),
+        }
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """Dim -> what its sizes must be multiples of, for each named dim of the inputs where that is not 1."""
+        of = dict(self.profiles[0].multiples) if self.profiles else {}
+        pairs = (pair for spec in self.inputs for pair in zip(spec.shape, of.get(spec.name, ()), strict=False))
+        return {dim: multiple for dim, multiple in pairs if isinstance(dim, str) and multiple > 1}
+
+    def with_option(self, name: str, value: Scalar) -> "BuildRequest":
+        """This request with another value of an option that it has."""
+        return replace(self, options=tuple((each, value if each == name else old) for each, old in self.options))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A compiled model on disk. `format` names what can open it, e.g. 'tensorrt-rtx-1.7' or 'onnx'.
+
+    requires: what a machine must have to run it (`enginesmith.core.requirements`).
+    notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
+    extras: files that a build leaves beside the engine, by name, such as the compiler's description of its layers.
+    weights: the ONNX model with the weights of an engine whose own file leaves them out; for opening it.
+    """
+
+    request: BuildRequest
+    path: Path
+    digest: str
+    size_bytes: int
+    suffix: str
+    requires: tuple[Requirement, ...] = ()
+    notes: tuple[str, ...] = ()
+    extras: tuple[tuple[str, Path], ...] = ()
+    weights: Path | None = None
+
+    @classmethod
+    def of_file(
+        cls,
+        backend: "Backend",
+        request: BuildRequest,
+        path: Path,
+        notes: tuple[str, ...] = (),
+        also: tuple[Requirement, ...] = (),
+    ) -> "Engine":
+        """The engine that a backend has written to `path`. also: requirements that only the file shows."""
+        size = path.stat().st_size
+        memory = () if request.target.is_cpu else (GpuMemory(size),)
+        requires = (*backend.requires(request), *memory, *also)
+        return cls(request, path, digest_of_file(path), size, path.suffix, requires, notes)
+
+
+@dataclass(frozen=True)
+class BuildFailure:
+    """A unit whose build gave no engine.
+
+    kind: 'error' (the compiler refused), or another kind of `errors.StepError`.
+    log: end of what the compiler printed.  command: shell line that reproduces it.
+    """
+
+    unit: str
+    kind: str
+    reason: str
+    log: str = ""
+    command: str = ""
+
+
+class Session(Protocol):
+    """An engine opened for running. Subclasses override the methods whose default is None where they have the value."""
+
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+
+    def run(self, inputs: Tensors) -> dict[str, "np.ndarray"]:
+        """Run once. Raises DataError for wrong names, dtypes or shapes."""
+        ...
+
+    def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:  # noqa: ARG002
+        """A function that makes the runtime's own call on these inputs, which are checked here and were run before: the
+        runtime is timed by it, without what `run` adds. None where there is none. Raises DataError as `run`."""
+        return None
+
+    def used_bytes(self) -> int | None:
+        """Bytes of device memory in use by all processes; None for an engine in the host's memory."""
+        return None
+
+    def device_seconds(self, inputs: Tensors, runs: int) -> list[float] | None:  # noqa: ARG002
+        """Seconds of each of `runs` runs on the device, by its own clock and without copies to and from it; None where
+        that is not known. Raises DataError as `run`."""
+        return None
+
+
+class Backend(Protocol):
+    """A compiler. Implementations are frozen dataclasses whose fields are their typed options.
+
+    revision: raised by whoever changes `build` so that it makes other engines from the same request; it enters the
+    build key, where the backend's code as a whole does not.
+    install: how to get it, for whoever lacks it.
+    """
+
+    name: ClassVar[str]
+    revision: ClassVar[int]
+    install: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    def serves(self, target: Target) -> bool:
+        """Whether this backend compiles for this kind of target (CPU or GPU) at all."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Versions of compiler and runtime that matter, without importing them; empty when not installed."""
+        ...
+
+    def scheme(self) -> QuantizationScheme:
+        """The form of quantized graph that this backend compiles best (`optional_methods.SchemesByTarget`)."""
+        ...
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        """Why this request cannot be built, with the remedy; None when it can. Imports no compiler."""
+        ...
+
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """What a machine must have to run an engine of this request, as far as the request shows: its processor first
+        (`core.requirements.for_target`), then the runtime in the versions that open it. Imports no compiler."""
+        ...
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """Compile `model` into a file under `workdir` (`Engine.of_file`).
+
+        Raises EnginesmithError with the compiler's own reason.
+        """
+        ...
+
+    def runs(self, target: Target) -> str | None:
+        """Why engines for `target` cannot run on this machine; None when they can."""
+        ...
+
+    def open(self, engine: Engine) -> AbstractContextManager[Session]:
+        """Load an engine for running. Raises EnginesmithError when it does not fit this machine."""
+        ...
+
+    def load_runtime(self) -> None:
+        """Import the modules that opening an engine takes, so that the engine's own load can be timed without them."""
+        ...
+
+
+def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Every combination of the sizes that `per_dim` has for each dim, by its name; the last dim varies fastest."""
+    names = [dim.name for dim in dims]
+    return (dict(zip(names, sizes, strict=True)) for sizes in product(*(per_dim[name] for name in names)))

@@ -1,0 +1,110 @@
+"""Reads the JSON beside a pulled engine, and the files that it names: only those that lie in its folder and have the
+bytes that were published.
+
+Whoever can write to the folder can also write another JSON with other digests. What is checked is that what is opened
+belongs together, and came from the version that the JSON names.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from enginesmith.core import parsing
+from enginesmith.core.digest import digest_of_bytes, digest_of_file
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.parsing import field, many
+
+# Of a description.
+MOST_BYTES = 16 << 20
+
+
+class OtherBytesError(IntegrityError):
+    """A file that has other bytes than were published."""
+
+
+def read_description(path: Path | str) -> dict[str, object]:
+    """The JSON beside a pulled engine. Raises DataError for a file that is none."""
+    try:
+        with Path(path).open("rb") as stream:
+            return parsing.parse_json(stream.read(MOST_BYTES + 1), MOST_BYTES)
+    except (OSError, IntegrityError) as error:
+        raise DataError(f"{path} describes no engine: {error}") from error
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """The file of a relative path, links followed. Raises DataError for what is no file below the folder."""
+    path = folder / name
+    try:
+        real = path.resolve(strict=True)
+        if not real.is_relative_to(folder.resolve()) or not real.is_file():
+            raise DataError(f"{path} is no file below {folder}; pull it again")
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise DataError(f"{path} cannot be opened: {error}; pull it again") from error
+    return real
+
+
+def read_file(path: Path, digest: str) -> bytes:
+    """The bytes of a file, read once and checked. digest: the SHA-256 that they must have. Raises DataError for a file
+    that cannot be read, OtherBytesError."""
+    with _readable(path):
+        data = path.read_bytes()
+    _check_digest(path, digest_of_bytes(data), digest)
+    return data
+
+
+def find_engine(description: Path, found: Mapping[str, object]) -> Path:
+    """The engine's file, links followed. found: the content of its description. Raises DataError for a description
+    without one."""
+    try:
+        return find_file(description.parent, field(found, "file", parsing.file_name))
+    except parsing.Malformed as error:
+        raise DataError(f"{description} describes no engine: {error}") from error
+
+
+def read_engine(description: Path, found: Mapping[str, object]) -> bytes:
+    """The engine's bytes, read once and checked; and its shards are checked, which its runtime opens by itself.
+
+    Raises as `find_engine`, and OtherBytesError.
+    """
+    digest = _check_beside(description, found)
+    return read_file(find_engine(description, found), digest)
+
+
+def check_engine(description: Path, found: Mapping[str, object]) -> Path:
+    """The engine's file, links followed, after its digest and those of the files beside it that belong to it were
+    checked. Raises as `read_engine`."""
+    digest, path = _check_beside(description, found), find_engine(description, found)
+    _check_file(path, digest)
+    return path
+
+
+def _check_beside(description: Path, found: Mapping[str, object]) -> str:
+    """The digest of the engine, after those of its shards and of the model with its weights were checked."""
+    folder = description.parent
+    try:
+        for shard in field(found, "shards", many(parsing.digest)) if "shards" in found else ():
+            _check_file(find_file(folder, shard), shard)
+        if "weights" in found:
+            weights = find_file(folder, field(found, "weights", parsing.file_name))
+            _check_file(weights, field(found, "graph", parsing.digest))
+        return field(found, "digest", parsing.digest)
+    except parsing.Malformed as error:
+        raise DataError(f"{description} describes no engine: {error}; pull it again") from error
+
+
+def _check_file(path: Path, digest: str) -> None:
+    with _readable(path):
+        _check_digest(path, digest_of_file(path), digest)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}; pull it again") from error
+
+
+def _check_digest(path: Path, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise OtherBytesError(f"{path} has the digest {found[:12]}, and {wanted[:12]} was published; pull it again")

@@ -1,0 +1,305 @@
+"""Runs several graphs that make one model, each with what the graphs and functions before it gave."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from pathlib import Path
+
+import numpy as np
+
+from enginesmith.arrays import Array
+from enginesmith.core import parsing
+from enginesmith.core.codec import decode
+from enginesmith.core.ensemble import (
+    EnsembleFunction,
+    name_dims,
+    name_states,
+    order_nodes,
+    parts_folder,
+    split_source,
+)
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.parsing import digest, field, file_path, graph_name, many, mapping, mapping_of, pair, text
+from enginesmith.core.state import State
+from enginesmith.core.types import Session, ShapeProfile, Tensors, TensorSpec
+from enginesmith.descriptions import OtherBytesError, check_engine, find_file, read_description
+from enginesmith.ensemble_streams import Answers, EnsembleStreams
+from enginesmith.user_code.calling import load_function
+
+# That a graph without profiles is given at once.
+MOST_ROWS = 32
+_ALLOW = "allow it with functions=enginesmith.load_function, once you trust who published it"
+
+
+@dataclass(frozen=True)
+class EnsembleGraph:
+    """A graph or a function of an ensemble. run: runs it once on all of its inputs, by name: `Session.run`, or the call
+    of a server's own runtime.  inputs: its tensors, in the dtypes that it takes.  sources: what gives each
+    (`core.ensemble`).  outputs: its tensors; () where they are not known.  rows: the numbers of rows that a call takes,
+    None where they are not bounded or it has no such axis."""
+
+    run: Callable[[Tensors], Tensors]
+    inputs: Sequence[TensorSpec]
+    sources: Mapping[str, str]
+    outputs: Sequence[TensorSpec] = ()
+    rows: range | None = None
+
+    def answer(self, inputs: Tensors) -> Tensors:
+        """What it gives: of more rows than a call takes in several calls; of no rows nothing but empty arrays."""
+        counts = {len(array) for array in inputs.values() if array.ndim}
+        if len(counts) != 1 or self.rows is None:
+            return self.run(inputs)
+        (count,) = counts
+        if count == 0:
+            shapes = {spec: [dim if isinstance(dim, int) else 0 for dim in spec.shape[1:]] for spec in self.outputs}
+            return {spec.name: np.zeros((0, *shape), spec.dtype) for spec, shape in shapes.items()}
+        if count <= self.rows[-1]:
+            return self.run(inputs)
+        parts = [self._run_part(inputs, count, at, self.rows) for at in range(0, count, self.rows[-1])]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _run_part(self, inputs: Tensors, count: int, at: int, rows: range) -> Tensors:
+        """What it gives for the rows from `at` on, as many as a call takes. Fewer than it takes are run with those
+        before them. Raises DataError for an output without a row for each."""
+        left = min(count - at, rows[-1])
+        size = next(size for size in rows if size >= left)
+        begin = at + left - size
+        found = self.run({name: array[begin : begin + size] for name, array in inputs.items()})
+        if wrong := [name for name in found if len(found[name]) != size]:
+            raise DataError(
+                f"{count} rows are more than the {rows[-1]} that the graph takes at once, and its output {wrong[0]!r} "
+                "has no row for each; build it for more, or let the function give fewer"
+            )
+        return {name: array[size - left :] for name, array in found.items()}
+
+
+def call_rows(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()
+) -> range | None:
+    """The numbers of rows that a call of a graph takes; None where axis 0 is not one and the same dim of all inputs, or
+    one of an output has a fixed size. Of a graph without profiles, which takes any number, as many as memory holds. One
+    whose inputs and outputs all have an axis 0 of size 1 takes 1."""
+    leading = {spec.shape[0] if spec.shape else 0 for spec in inputs}
+    if outputs and leading | {spec.shape[0] if spec.shape else 0 for spec in outputs} == {1}:
+        return range(1, 2)
+    fixed = not outputs or any(not spec.shape or isinstance(spec.shape[0], int) for spec in outputs)
+    if len(leading) != 1 or fixed or isinstance(next(iter(leading)), int):
+        return None
+    ends = [(low[0], high[0]) for profile in profiles for _, low, _, high in profile.inputs]
+    steps = [multiple[0] for profile in profiles for _, multiple in profile.multiples]
+    low, high = min(ends, default=(1, 0))[0], max((high for _, high in ends), default=MOST_ROWS)
+    return range(low, high + 1, max(steps, default=1))
+
+
+def function_node(
+    name: str,
+    function: Callable[[Tensors], Tensors],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    sources: Mapping[str, str],
+) -> EnsembleGraph:
+    """A function between graphs, whose answers are checked: DataError for an output that is missing, unknown, or of
+    another dtype or shape than was declared."""
+
+    def run(given: Tensors) -> Tensors:
+        answer = function(given)
+        if wrong := sorted(answer.keys() ^ {spec.name for spec in outputs}):
+            known = ", ".join(spec.name for spec in outputs)
+            raise DataError(f"function {name!r} gave {', '.join(answer) or 'nothing'}; {wrong[0]!r} is wrong: {known}")
+        for spec in outputs:
+            array = np.asarray(answer[spec.name])
+            sizes = zip(spec.shape[1:], array.shape[1:], strict=False)
+            fits = all(isinstance(want, str) or want == size for want, size in sizes)
+            if array.dtype.name != spec.dtype or array.ndim != len(spec.shape) or not fits:
+                raise DataError(
+                    f"function {name!r} gave {spec.name!r} as {array.dtype.name} {list(array.shape)}; the spec says "
+                    f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"
+                )
+        return answer
+
+    return EnsembleGraph(run, inputs, sources, outputs)
+
+
+class Ensemble(Session):
+    """Several graphs as one session.
+
+    graphs: in the order of the data flow, functions among them.  inputs, outputs: of the whole; outputs are called
+    'GRAPH.OUTPUT'. A tensor that goes from one graph to another is converted where the two are of different float types
+    (an fp16 engine that takes float16). Where a function gives more rows than a graph takes at once, the graph is run
+    several times; where it gives none, what the graph gives has none.
+
+    states: inputs of the whole that outputs of the whole give in the call before; `run` takes them as other inputs, and
+    `streams` carries them.  ends: as in `Streams`.
+    """
+
+    def __init__(
+        self,
+        graphs: Mapping[str, EnsembleGraph],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        states: Sequence[State] = (),
+        ends: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        self.inputs, self.outputs, self._graphs = inputs, outputs, graphs
+        self.states, self.ends = states, ends or {}
+        self._wanted = {source for graph in graphs.values() for source in graph.sources.values()}
+        self._wanted |= {spec.name for spec in outputs}
+
+    @property
+    def graphs(self) -> Mapping[str, EnsembleGraph]:
+        """Its graphs and functions by name, in their order: for a server that runs one of them more often than another,
+        such as an encoder once and a decoder for each token."""
+        return self._graphs
+
+    @classmethod
+    def described(
+        cls,
+        opens: Callable[[Path], Callable[[Tensors], Tensors]],
+        description: Path | str,
+        functions: Callable[[Path, str, str, Mapping[str, str]], Callable[[Tensors], Tensors]] | None = None,
+    ) -> "Ensemble":
+        """The ensemble of a pulled one. opens: gives for an engine's file, of which the digest was checked, a function
+        that runs it.  description: the JSON of the whole.  functions: gives for a folder, a Python file in it, a name
+        and the digests of its files the function between graphs, as `enginesmith.load_function` does, which runs the
+        version's own code in this process.
+
+        Raises DataError for a file that is none and for functions that nobody allowed to run, IntegrityError for
+        engines with other bytes than were published, and what `opens` and `functions` raise.
+        """
+        path, nodes, stateful = Path(description), dict[str, EnsembleGraph](), dict[str, Mapping[str, object]]()
+        found = read_description(path)
+        try:
+            between = decode(found.get("functions", []), list[EnsembleFunction])
+            if between and functions is None:
+                named = ", ".join(f"{item.file}:{item.function}" for item in between)
+                raise DataError(f"{path.name} runs Python code of its own ({named}); {_ALLOW}")
+            for graph in field(found, "graphs", many(mapping)):
+                name, own = (
+                    field(graph, "name", graph_name),
+                    find_file(path.parent, field(graph, "description", file_path)),
+                )
+                engine = read_description(own)
+                if engine.get("digest") != field(graph, "digest", digest):
+                    raise DataError(f"{own} describes another engine than {path.name} is made of; pull it again")
+                nodes[name] = _open_graph(own, engine, field(graph, "sources", mapping_of(text)), opens)
+                stateful |= {name: engine} if "state" in engine else {}
+            graphs = {name: node.sources for name, node in nodes.items()}
+            load, parts = functions or load_function, path.parent / parts_folder(*_version_of(found))
+            for item in between:
+                folder = parts / graph_name(item.name, "the name of a function")
+                run = load(folder, item.file, item.function, item.files)
+                nodes[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
+            order = order_nodes(graphs, {item.name: item.sources for item in between})
+            inputs, outputs = _read_tensors(found, "inputs"), _read_tensors(found, "outputs")
+            states = _WholeStates.of(stateful, nodes, inputs)
+            whole = {name: nodes[name] for name in order}
+            return cls(whole, states.inputs, outputs, states.states, states.ends)
+        except OtherBytesError:
+            raise
+        except IntegrityError as error:
+            raise DataError(f"{description} describes no ensemble: {error}") from error
+
+    def run(self, inputs: Tensors) -> dict[str, Array]:
+        """The outputs of the whole. Raises DataError for inputs that are missing or unknown, and for a graph that lacks
+        an output; and what the graphs raise."""
+        wanted = {spec.name for spec in self.inputs}
+        if wrong := sorted(wanted ^ inputs.keys()):
+            known = ", ".join(spec.name for spec in self.inputs)
+            raise DataError(f"input {wrong[0]!r} is missing or unknown; the inputs of the whole are {known}")
+        return self.step(inputs, (), {})[0]
+
+    def streams(self) -> EnsembleStreams:
+        """Streams over it, before their first call."""
+        return EnsembleStreams(self.step, self.inputs, self.states, self.ends)
+
+    def step(self, inputs: Tensors, same: Collection[str], answers: Answers) -> tuple[dict[str, Array], Answers]:
+        """The outputs of the whole, and what each of its graphs gave. same: the inputs that are those of the call
+        before.  answers: what the graphs gave then; one that is given the same is not run. Raises as `run`."""
+        held: dict[str, Array] = {}
+        found, new = Answers(), set(inputs) - set(same)
+        for name, graph in self._graphs.items():
+            rests = name in answers and not new.intersection(graph.sources.values())
+            answer = answers[name] if rests else _answer(name, graph, feed(graph, inputs, held, list(found)))
+            given = {f"{name}.{output}": value for output, value in answer.items()}
+            held |= {source: np.asarray(value) for source, value in given.items() if source in self._wanted}
+            found[name] = answer
+            new |= set() if rests else given.keys()
+        if lacking := [spec.name for spec in self.outputs if spec.name not in held]:
+            raise DataError(f"the graphs gave no {lacking[0]!r}, which is an output of the whole")
+        return {spec.name: held[spec.name] for spec in self.outputs}, found
+
+
+@dataclass(frozen=True)
+class _WholeStates:
+    """The inputs of an ensemble, states as engines take them, and what `Ensemble` needs of its states."""
+
+    inputs: list[TensorSpec]
+    states: tuple[State, ...] = ()
+    ends: Mapping[str, tuple[int, int]] = dataclass_field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        engines: Mapping[str, Mapping[str, object]],
+        nodes: Mapping[str, EnsembleGraph],
+        inputs: Sequence[TensorSpec],
+    ) -> "_WholeStates":
+        """Of the JSON of those engines that have states."""
+        states, ends, names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
+        dtypes = dict[str, str]()
+        for name, engine in engines.items():
+            node, own = nodes[name], [decode(item, State) for item in field(engine, "state", many(mapping))]
+            dims = name_dims(node.inputs, node.sources, inputs)
+            ends |= {dims.get(dim, dim): both for dim, both in field(engine, "ends", mapping_of(pair)).items()}
+            states += name_states(name, own, node.sources, dims, names)
+            dtypes |= {f"{name}.{spec.name}": spec.dtype for spec in node.inputs}
+        held = {state.input for state in states}
+        typed = [replace(spec, dtype=dtypes[spec.name]) if spec.name in held else spec for spec in inputs]
+        return cls(typed, tuple(states), ends)
+
+
+def _open_graph(
+    description: Path,
+    engine: Mapping[str, object],
+    sources: Mapping[str, str],
+    opens: Callable[[Path], Callable[[Tensors], Tensors]],
+) -> EnsembleGraph:
+    inputs, outputs = _read_tensors(engine, "inputs"), _read_tensors(engine, "outputs")
+    profiles = [decode(item, ShapeProfile) for item in field(engine, "profiles", many(mapping))]
+    run = opens(check_engine(description, engine))
+    return EnsembleGraph(run, inputs, sources, outputs, call_rows(inputs, outputs, profiles))
+
+
+def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:
+    """What a graph gives. Raises DataError that names it."""
+    try:
+        return graph.answer(inputs)
+    except DataError as error:
+        if repr(name) in str(error):
+            raise
+        raise DataError(f"{name!r}: {error}") from error
+
+
+def feed(graph: EnsembleGraph, inputs: Tensors, held: Tensors, before: Sequence[str]) -> dict[str, Array]:
+    """The inputs of a graph. held: what the graphs before it (`before`) gave. Raises DataError for one that is not
+    there."""
+    found: dict[str, Array] = {}
+    for spec in graph.inputs:
+        source = graph.sources[spec.name]
+        given = held if split_source(source, before) else inputs
+        if source not in given:
+            raise DataError(f"nothing gives {source!r}, which input {spec.name!r} takes")
+        array = given[source]
+        # TensorSpec has numpy's names, and 'bfloat16', which numpy lacks and no session takes.
+        floats = array.dtype.kind == "f" and spec.dtype.startswith("float") and array.dtype.name != spec.dtype
+        found[spec.name] = array.astype(spec.dtype) if floats else array
+    return found
+
+
+def _version_of(found: Mapping[str, object]) -> tuple[str, str]:
+    """The model and version of a description."""
+    return field(found, "model", parsing.name), field(found, "version", parsing.name)
+
+
+def _read_tensors(found: Mapping[str, object], name: str) -> list[TensorSpec]:
+    return [decode(item, TensorSpec) for item in field(found, name, many(mapping))]

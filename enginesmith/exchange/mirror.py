@@ -1,0 +1,196 @@
+"""Copies whole versions to another registry, such as one of a site without a network.
+
+A version is copied in the order of its publication: blobs first, verified on the way; then the documents beside it
+(attestations, signatures, the page); last the manifest, byte for byte. Killed anywhere, the next run goes on: blobs
+that are there are not sent again, and no version is there in part.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginesmith.core.digest import digests_in
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError
+from enginesmith.core.names import Reference
+from enginesmith.core.parsing import Malformed
+from enginesmith.registry.ensembles import load_pinned
+from enginesmith.registry.evidence.attestations import Attestation
+from enginesmith.registry.latency_series import merge_series
+from enginesmith.registry.leases import BUILDING, Guard, version_name
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import manifest_key, page_data_key, page_key, version_prefix
+from enginesmith.registry.trust import require
+from enginesmith.registry.trust.policy import TrustPolicy
+from enginesmith.registry.trust.signatures import read_bundle
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.index import hold_change
+from enginesmith.registry.versions.lookup import locate
+from enginesmith.registry.versions.policies import canary_pass
+from enginesmith.registry.versions.refresh import refresh_version
+from enginesmith.registry.versions.state import Channel, read_channel, read_history
+
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """The result of a copy. versions: `model@version`.  copied, present: numbers of blobs sent, and there already.
+    size_bytes: of the blobs sent.  moved: channels that were moved to a version, as `model:channel`."""
+
+    versions: tuple[str, ...]
+    copied: int
+    present: int
+    size_bytes: int
+    moved: tuple[str, ...]
+
+
+def mirror(
+    source: Store,
+    references: Sequence[Reference],
+    dest: Store,
+    *,
+    with_channels: bool = False,
+    trust: TrustPolicy | Path | str | None = None,
+    by: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> Mirrored:
+    """Copy the versions that references stand for, and add the points of their models' series of latencies.
+
+    with_channels: also move the channels that references name to them at `dest`, subject to its policies.  say: called
+    with the digest of each blob that is done.
+
+    Raises UnknownNameError for a reference to nothing, IntegrityError for blobs damaged or lost at the source,
+    ConflictError when `dest` has another version of that name, InputError when it is the source or its policy refuses,
+    UntrustedError, before anything is copied, when a signature that the trust policy asks for is missing.
+    """
+    if source.uri == dest.uri:
+        raise InputError(f"{dest.uri} is the registry itself; name another one")
+    found = [locate(source, reference) for reference in references]
+    vouched = [require(source, located.manifest, trust) for located in found]
+    sizes: dict[str, int | None] = {}
+    moved = []
+    for located, trusted in zip(found, vouched, strict=True):
+        manifest = located.manifest
+        models = [manifest.model, *(graph.model for graph in manifest.graphs)]
+        with hold_change(dest, models, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
+            _copy_version(source, manifest, guard, sizes, say)
+        if with_channels and located.channel is not None:
+            moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
+        refresh_version(dest, manifest)
+    for model in dict.fromkeys(located.manifest.model for located in found):
+        merge_series(source, dest, model)
+    names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in found))
+    copied = [size for size in sizes.values() if size is not None]
+    return Mirrored(names, len(copied), len(sizes) - len(copied), sum(copied), tuple(moved))
+
+
+def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
+    """The digests of the blobs and the keys of the documents of a version, without its manifest.
+
+    Blobs are those that the manifest needs, and all that its documents name and the store has, as
+    `collection.references` keeps them. Raises IntegrityError when one that is needed is lost.
+    """
+    keys = list(store.list(version_prefix(manifest.model, manifest.version)))
+    needed = manifest.blobs()
+    documents = [store.read(key) or b"" for key in keys if key.endswith(".json")]
+    named = {digest for data in (*documents, "\n".join(keys).encode()) for digest in digests_in(data)}
+    extra = [digest for digest in sorted(named - needed.keys()) if store.has(digest)]
+    for digest, what in needed.items():
+        if not store.has(digest):
+            raise IntegrityError(
+                f"{manifest.model}@{manifest.version} has lost its {what} ({digest}); run `enginesmith verify`"
+            )
+    return [*needed, *extra], [key for key in keys if key != manifest_key(manifest.model, manifest.version)]
+
+
+def _copy_version(
+    source: Store, manifest: Manifest, guard: Guard, sizes: dict[str, int | None], say: Callable[[str], None]
+) -> None:
+    """Copy a version to the guard's store, of an ensemble the versions of its graphs first.
+
+    sizes: of the blobs of all versions in bytes, by digest, None for those that were there already; it is added to.
+    """
+    for graph in manifest.graphs:
+        _copy_version(source, load_pinned(source, graph), guard, sizes, say)
+    dest, name = guard.store, version_name(manifest.model, manifest.version)
+    key = manifest_key(manifest.model, manifest.version)
+    blobs, documents = _list_contents(source, manifest)
+    guard.secure([name, *blobs])
+    data = source.read(key)
+    theirs = dest.read(key)
+    if data is None or (theirs is not None and theirs != data):
+        raise ConflictError(f"{dest.uri} has another {name}; versions never change: mirror it to another registry")
+    with tempfile.TemporaryDirectory(prefix="enginesmith-mirror-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
+        wanted = [digest for digest in blobs if sizes.get(digest) is None]
+        done = pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), wanted)
+        for digest, size in zip(wanted, done, strict=True):
+            say(digest)
+            sizes[digest] = size
+    # The last moment to stop: the lease must still be held, and every blob be there.
+    guard.secure([name, *blobs])
+    if lost := [digest for digest in blobs if not dest.has(digest)]:
+        raise IntegrityError(f"{dest.uri} lost blob {lost[0]} while it was copied; run again")
+    pages = (page_key(manifest.model, manifest.version), page_data_key(manifest.model, manifest.version))
+    for document in documents:
+        _copy_document(source, document, dest, page=document in pages)
+    if not dest.create(key, data) and dest.read(key) != data:
+        raise ConflictError(f"{dest.uri} has another {name} since a moment; versions never change")
+
+
+def _copy_blob(source: Store, digest: str, dest: Store, folder: Path) -> int | None:
+    """Copy a blob through a file in `folder`; its size in bytes if it was sent, None if it was there."""
+    size = source.size(digest)
+    if dest.has(digest) and dest.size(digest) == size:
+        return None
+    path = folder / digest
+    source.fetch(digest, path)
+    dest.put_file(path)
+    path.unlink()
+    return size
+
+
+def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
+    """Copy a document unless it is there. Raises ConflictError for another one, but not for another page, which is for
+    people only, nor for another signature by the same key."""
+    data = source.read(key)
+    if data is None or dest.create(key, data) or page or (theirs := dest.read(key)) == data:
+        return
+    with suppress(Malformed):  # unless both are signatures
+        one, other = read_bundle(theirs or b""), read_bundle(data)
+        if (one.key_id, one.file, one.digest) == (other.key_id, other.file, other.digest):
+            return
+    raise ConflictError(f"{dest.locator(key)} is another document; one of the two was edited by hand")
+
+
+def _move(
+    source: Store, channel: Channel, manifest: Manifest, dest: Store, by: str, counts: Callable[[Attestation], bool]
+) -> str:
+    """Move the channel at `dest`, on the evidence that moved it at the source; returns `model:channel`.
+
+    From a version that the source's channel served, any loss is accepted: the source accepted it, or rolled back.
+    """
+    move, serving = channel.move, read_channel(dest, channel.model, channel.name)
+    served = {item.manifest for item in read_history(source, channel).moves}
+    follows = serving is not None and serving.manifest in served
+    passes = [canary_pass(source, digest) for digest in move.canary]
+    for item in passes:
+        dest.put_bytes(source.read_blob(item.report))
+    why = f"mirror of {source.uri}" + (f": {move.why}" if move.why else "")
+    # The canary's baseline may never have been served at the other site, so that it is not compared with that site.
+    after = channels.promote(
+        dest,
+        manifest,
+        channel.name,
+        by=by,
+        why=why,
+        proven_only=channel.proven_only,
+        canaries=passes,
+        from_other_registry=True,
+        counts=counts,
+        accepted_losses=None if follows else (),
+    )
+    return f"{after.model}:{after.name}"

@@ -1,0 +1,262 @@
+"""Engines as OCI images: a layout on disk that any registry tool can push, and Kubernetes can mount as a volume.
+
+Each engine becomes an image of its own: one layer, a tar with the engine and the JSON that `pull` writes beside it. An
+index per version names them all. Compute capability, precision and backend are annotations, because a platform holds
+operating system and CPU only. The same engines give the same bytes. As a model car of KServe's an image holds, in
+`/models`, the repository from which Triton serves the engine.
+
+Sources: OCI image spec 1.0.2 (layout, index, manifest, config, annotations). Layers are plain tars, and the config is
+an image's, because container runtimes mount nothing else.
+"""
+
+import tarfile
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from enginesmith.client.description import describe, stem_of
+from enginesmith.client.fetch import BlobFetcher
+from enginesmith.client.layouts.triton import Triton
+from enginesmith.client.layouts.triton_config import find_unservable
+from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
+from enginesmith.core import parsing
+from enginesmith.core.digest import canonical_json, digest_of_bytes, digest_of_file
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.parsing import Malformed
+from enginesmith.core.requirements import to_json
+from enginesmith.registry.ensembles import require_model
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.files import make_folder, reachable, start_atomic_write, sweep, write_whole
+from enginesmith.registry.trust import require
+from enginesmith.registry.trust.policy import TrustPolicy
+from enginesmith.registry.versions.lookup import Located
+
+INDEX = "application/vnd.oci.image.index.v1+json"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+REF_NAME = "org.opencontainers.image.ref.name"
+PREFIX = "io.enginesmith."
+# Where KServe looks for the model in an image (kserve, pkg/utils/storage.go).
+CAR = "models"
+MAX_INDEX_BYTES = 16 << 20
+LAYOUT = canonical_json({"imageLayoutVersion": "1.0.0"})
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd64": "amd64"}
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class OciExport:
+    """A layout that was written. tags: its names of the version (the first) and of each engine."""
+
+    path: Path
+    tags: tuple[str, ...]
+
+
+def export_oci(
+    store: Store,
+    located: Located,
+    dest: Path,
+    *,
+    proven_only: bool = False,
+    triton: bool = False,
+    trust: TrustPolicy | Path | str | None = None,
+) -> OciExport:
+    """Write the usable engines of a version into the OCI layout in the folder `dest`; what else is there stays.
+
+    triton: each image holds a repository of Triton's in `/models`, and engines that Triton cannot serve are left out.
+    Raises UnknownNameError when no engine is usable, InputError for a folder with other things in it, IntegrityError
+    for a damaged engine, UnavailableError for a disk, UntrustedError when the trust policy asks for more.
+    """
+    manifest = located.manifest
+    require_model(manifest)
+    # Nothing is checked when an image is mounted, so the trust policy is checked here.
+    counts = require(store, located.manifest, trust).counts
+    only = proven_only or located.proven_only
+    entries: list[EngineEntry] = [
+        item for item in judge_entries(store, manifest, counts) if item.status == "proven" or (item.usable and not only)
+    ]
+    if not entries:
+        what = "proven" if only else "usable"
+        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no {what} engine; `enginesmith show` says why")
+    if triton:
+        entries = _find_servable(manifest, entries)
+    before = _read_index(dest)
+    layout, suffix = _Layout(dest), "-triton" if triton else ""
+    version = Located(located.reference, manifest)  # without the channel, so that the image is the same through any
+    images = [_image(store, layout, version, entry, triton) for entry in entries]
+    whole = {"schemaVersion": 2, "mediaType": INDEX, "manifests": images, "annotations": _version_annotations(manifest)}
+    tagged = {**layout.put(canonical_json(whole), INDEX), "annotations": _version_annotations(manifest)}
+    named = {f"{manifest.model}-{manifest.version}{suffix}": tagged}
+    named |= {
+        f"{stem_of(manifest, entry)}-{entry.backend}{suffix}": image
+        for entry, image in zip(entries, images, strict=True)
+    }
+    _check_owner(dest, before, named, manifest)
+    write_whole(dest / "oci-layout", LAYOUT)
+    others = [item for item in before if _annotations(item).get(REF_NAME) not in named]
+    mine = [{**item, "annotations": {**_annotations(item), REF_NAME: name}} for name, item in named.items()]
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *mine]}
+    write_whole(dest / "index.json", canonical_json(index))
+    return OciExport(dest, tuple(named))
+
+
+def _check_owner(dest: Path, before: Sequence[Json], named: Collection[str], manifest: Manifest) -> None:
+    """Raise InputError where another version has one of these tags: 'a-1' of version 2 and 'a' of '1-2' would."""
+    for found in map(_annotations, before):
+        owner = found.get(f"{PREFIX}model"), found.get(f"{PREFIX}version")
+        if found.get(REF_NAME) in named and owner != (manifest.model, manifest.version):
+            raise InputError(f"{dest}: the tag {found[REF_NAME]} is of {owner[0]}@{owner[1]}; name another folder")
+
+
+def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
+    """The annotations by which an engine's image is chosen: strings by name, as the format asks."""
+    capability = entry.compute_capability
+    found = {
+        "target": entry.target,
+        "compute-capability": f"{capability[0]}.{capability[1]}" if capability else None,
+        "product": entry.product,
+        "precision": entry.precision,
+        "backend": entry.backend,
+        "status": entry.status,
+        "requires": canonical_json([to_json(item) for item in entry.requires]).decode(),
+        "toolchain": ", ".join(f"{name} {version}" for name, version in sorted(entry.toolchain.items())) or None,
+        "engine": f"sha256:{entry.digest}",
+        "engine-bytes": str(manifest.size_of(entry)),
+        "report": f"sha256:{entry.report}",
+    }
+    return {**_version_annotations(manifest), **{f"{PREFIX}{key}": value for key, value in found.items() if value}}
+
+
+def _find_servable(manifest: Manifest, entries: Sequence[EngineEntry]) -> list[EngineEntry]:
+    """The engines that Triton can serve. Raises UnknownNameError with the reasons where it can serve none."""
+    reasons = {entry.unit: find_unservable(entry) for entry in entries}
+    if all(reasons.values()):
+        lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
+        what = f"{manifest.model}@{manifest.version} has no engine that Triton can serve:"
+        raise UnknownNameError("\n".join([what, *lines]))
+    return [entry for entry in entries if not reasons[entry.unit]]
+
+
+def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry, triton: bool) -> Json:
+    """Write one engine's layer, config and manifest; the image's descriptor for an index."""
+    manifest = located.manifest
+
+    def lay_out(folder: Path) -> None:
+        if not triton:
+            stem = stem_of(manifest, entry)
+            description = canonical_json(describe(located, entry, f"{stem}{entry.suffix}"))
+            shards = manifest.shards.get(str(entry.digest), {})
+            for name, digest in ((f"{stem}{entry.suffix}", str(entry.digest)), *((item, item) for item in shards)):
+                store.fetch(digest, folder / name)
+            (folder / f"{stem}.json").write_bytes(description)
+            return
+        what = f"{manifest.model}@{manifest.version}"
+        chosen = (EngineCandidate(entry, "named"),)
+        ranking = EngineRanking(what, Machine(entry.compute_capability), Policy(), chosen, ())
+        place = Triton().at(folder / CAR, manifest.model)
+        place.swap(store, located, [ranking], BlobFetcher(), keep=1)
+
+    layer = layout.put_layer(lay_out)
+    annotations = _engine_annotations(manifest, entry)
+    # Of the machine that built: engines carry code for its kind of CPU, or are loaded by libraries of it.
+    architecture = _ARCHITECTURES.get(str(manifest.host.get("machine", "")).lower(), "amd64")
+    platform = {"architecture": architecture, "os": "linux"}
+    config = {
+        **platform,
+        "created": manifest.created_at,
+        "config": {"Labels": annotations},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
+    }
+    document = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": layout.put(canonical_json(config), CONFIG),
+        "layers": [layer],
+        "annotations": annotations,
+    }
+    return {**layout.put(canonical_json(document), MANIFEST), "platform": platform, "annotations": annotations}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The folder of a layout, into which blobs are written."""
+
+    root: Path
+
+    def put(self, data: bytes, media_type: str) -> Json:
+        """Write a document; returns its descriptor."""
+        digest = digest_of_bytes(data)
+        write_whole(self._blobs() / digest, data)
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+    def put_layer(self, lay_out: Callable[[Path], None]) -> Json:
+        """Write the tar of the files that `lay_out` writes into a folder; its descriptor. Raises as that does."""
+        folder = self._blobs()
+        with reachable(f"writing {folder}"):
+            sweep(folder)
+            with tempfile.TemporaryDirectory(dir=self.root) as copies, start_atomic_write(folder) as file:
+                root = Path(copies)
+                lay_out(root)
+                with tarfile.open(fileobj=file.stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+                        with path.open("rb") as stream:
+                            _add(tar, path.relative_to(root).as_posix(), stream, path.stat().st_size)
+                file.stream.flush()
+                digest, size = digest_of_file(file.path), file.stream.tell()
+                file.commit(folder / digest)
+        return {"mediaType": LAYER, "digest": f"sha256:{digest}", "size": size}
+
+    def _blobs(self) -> Path:
+        folder = self.root / "blobs" / "sha256"
+        with reachable(f"making {folder}"):
+            make_folder(folder)
+        return folder
+
+
+def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:
+    """Add a file. A TarInfo has neither times nor owners, so that equal files give equal bytes."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o444
+    tar.addfile(info, content)
+
+
+def _read_index(dest: Path) -> list[Json]:
+    """The descriptors in the index of the layout at `dest`. Raises InputError for a folder that is no layout."""
+    with reachable(f"reading {dest}"):
+        if not dest.exists() or (dest.is_dir() and not any(dest.iterdir())):
+            return []
+        if not dest.is_dir() or not (dest / "oci-layout").is_file() or not (dest / "index.json").is_file():
+            if dest.is_dir() and (dest / "blobs" / "sha256").is_dir() and not (dest / "index.json").exists():
+                return []  # an export that was killed
+            raise InputError(f"{dest} is no OCI layout; name a new folder, or one that `enginesmith export-oci` wrote")
+        data = (dest / "index.json").read_bytes()
+    try:
+        found = parsing.field(parsing.parse_json(data, MAX_INDEX_BYTES), "manifests", parsing.many(parsing.mapping))
+        for item in found:
+            _annotations(item)
+    except Malformed as error:
+        raise InputError(f"{dest / 'index.json'} is damaged ({error}); name a new folder") from error
+    return list(found)
+
+
+def _annotations(descriptor: Json) -> dict[str, object]:
+    return parsing.mapping(descriptor.get("annotations") or {}, "annotations")
+
+
+def _version_annotations(manifest: Manifest) -> dict[str, str]:
+    """The annotations of a version: ours and those that the OCI image spec defines."""
+    return {
+        f"{PREFIX}model": manifest.model,
+        f"{PREFIX}version": manifest.version,
+        f"{PREFIX}manifest": f"sha256:{manifest.digest}",
+        "org.opencontainers.image.title": manifest.model,
+        "org.opencontainers.image.version": manifest.version,
+        "org.opencontainers.image.created": manifest.created_at,
+    }

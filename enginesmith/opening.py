@@ -1,0 +1,72 @@
+"""Opens an engine of ONNX Runtime as the JSON beside it says."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from enginesmith.arrays import InputCheck
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.parsing import field, many, mapping
+from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
+from enginesmith.descriptions import find_engine, read_description, read_engine
+
+# Where the session looks for weights in files of their own, of a model that it is given as bytes.
+_SHARDS_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+class DescribedFile(Protocol):
+    """A pulled engine (`client.pull.Pulled`), as far as it takes to open it."""
+
+    @property
+    def description(self) -> Path:
+        """The JSON beside the engine."""
+        ...
+
+
+def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors]:
+    """A function that runs an engine of ONNX Runtime once on all of its inputs, by name, on the CPU. engine: a pulled
+    one, the file of one, or the JSON beside it.
+
+    The function raises DataError for inputs of sizes that the engine was not built and proven for.
+
+    Raises DataError for what is no engine, for several graphs (`Ensemble`) and for an engine of another compiler, which
+    its own runtime opens; IntegrityError for other bytes than were published; and what onnxruntime raises.
+    """
+    path = Path(engine if isinstance(engine, Path | str) else engine.description).with_suffix(".json")
+    found = read_description(path)
+    if "graphs" in found:
+        raise DataError(f"{path.name} describes several graphs; use enginesmith.Ensemble, which opens each of them")
+    file = find_engine(path, found)
+    if Path(str(found["file"])).suffix != ".onnx":
+        raise DataError(
+            f"{file.name} is no engine of onnxruntime, and its own runtime opens it: give `opens` to a router or an "
+            "ensemble, and `run` to streams and generators"
+        )
+    try:
+        inputs = [decode(item, TensorSpec) for item in field(found, "inputs", many(mapping))]
+        profiles = [decode(item, ShapeProfile) for item in field(found, "profiles", many(mapping))]
+    except IntegrityError as error:
+        raise DataError(f"{path} describes no engine: {error}") from error
+    import onnxruntime
+
+    session = open_session(read_engine(path, found), file.parent, onnxruntime.SessionOptions())
+    names, check = [output.name for output in session.get_outputs()], InputCheck(inputs, profiles)
+
+    def run(given: Tensors) -> Tensors:
+        if profiles:
+            check(given)
+        return dict(zip(names, session.run(names, dict(given)), strict=True))
+
+    return run
+
+
+def open_session(model: bytes, folder: Path, options: Untyped) -> Untyped:
+    """A session of ONNX Runtime on the CPU. folder: of the model's shards.  options: `SessionOptions`, which this adds
+    to. Raises what onnxruntime raises."""
+    import onnxruntime
+
+    options.add_session_config_entry(_SHARDS_FOLDER, str(folder))
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session._model_bytes = None  # else it holds them for as long as it lives, to be opened again by other providers
+    return session

@@ -1,0 +1,200 @@
+"""A checked reader and a shared writer of files of JSON objects, one a line; the first line says what the file holds.
+
+Files may come from other programs, so that lines are read one at a time, within a limit. Several threads and processes
+may append at once: every line is one write to a file opened for appending, under a lock (`flock`; on NFS that needs
+version 4). Half a line that a killed writer left is cut off by the next writer.
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from enginesmith.core import parsing
+from enginesmith.core.errors import DataError, UnavailableError
+
+Record = Mapping[str, object]
+
+
+class JsonLinesReader:
+    """The objects of a file, with their line numbers. cut: whether its last line was half written, and left out.
+
+    size: bytes to read, for a file that may grow meanwhile; default: all.
+    Iterating raises DataError for a line that is longer than `most_bytes`, is no JSON object, or holds NaN.
+    """
+
+    def __init__(self, path: Path, most_bytes: int, size: int | None = None) -> None:
+        self.path, self._most, self.cut = path, most_bytes, False
+        self._left, self._hash = sys.maxsize if size is None else size, hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the bytes that were read so far."""
+        return self._hash.hexdigest()
+
+    def __iter__(self) -> Iterator[tuple[int, Record]]:
+        try:
+            with self.path.open("rb") as stream:
+                yield from self.of(stream)
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from None
+
+    def of(self, stream: BinaryIO) -> Iterator[tuple[int, Record]]:
+        """The objects of an open file, with their line numbers. Raises DataError."""
+        number = 0
+        while line := stream.readline(min(self._most + 1, self._left)):
+            number += 1
+            self._left -= len(line)
+            self._hash.update(line)
+            if len(line) > self._most:
+                raise self.error(number, f"is longer than {self._most} bytes")
+            if line.strip() and (found := self._read(line, number)) is not None:
+                yield number, found
+
+    def error(self, number: int, what: str) -> DataError:
+        """The error to raise about a line."""
+        return DataError(f"{self.path}:{number}: {what}")
+
+    def _read(self, line: bytes, number: int) -> Record | None:
+        try:
+            found = json.loads(line, parse_constant=_refuse, object_pairs_hook=parsing.without_twins)
+        except (ValueError, RecursionError) as error:
+            wrong = type(error) is ValueError  # of a key or a number that is there, however the line ends
+            if not line.endswith(b"\n") and not wrong:  # its writer was killed
+                self.cut = True
+                return None
+            raise self.error(number, f"is not JSON ({str(error)[:120]}); remove the line") from None
+        if not isinstance(found, dict):
+            raise self.error(number, f"is {type(found).__name__}; an object is needed")
+        return found
+
+
+def number_in(record: Record, name: str, *, above: float = -math.inf, most: float = math.inf) -> float:
+    """A finite number of a record that is greater than `above`, and `most` or less. Raises ValueError that names it."""
+    value = record.get(name)
+    if value is None:
+        raise ValueError(f"{name} is missing")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
+        raise ValueError(f"{name} is {_shorten(value)}; a finite number is needed")
+    if not value > above:
+        raise ValueError(f"{name} is {_shorten(value)}; it must be above {above:g}")
+    if value > most:
+        raise ValueError(f"{name} is {_shorten(value)}; it must be at most {most:g}")
+    return float(value)
+
+
+def truth_in(record: Record, name: str) -> bool:
+    """True or false of a record. Raises ValueError that names it."""
+    value = record.get(name)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {_shorten(value)}; true or false is needed")
+    return value
+
+
+def text_in(record: Record, name: str, most: int = 1000) -> str:
+    """A text of a record, cut to `most` characters; '' where there is none. Raises ValueError."""
+    value = record.get(name, "")
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {_shorten(value)}; a text is needed")
+    return value[:most]
+
+
+def _shorten(value: object) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+class LineFile:
+    """A file of JSON lines to append to, created readable by its owner only (mode 600). header: its first line.
+    most_bytes: it never grows beyond that.
+
+    Raises UnavailableError where it cannot be written.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, object], most_bytes: int) -> None:
+        self.path = path
+        self._header = _line(header)
+        self._most = most_bytes
+        self._appended = 0
+        self._lock = threading.Lock()
+        self._pid, self._fd = os.getpid(), self._open()
+
+    @property
+    def line_count(self) -> int:
+        """How many lines this process appended; a forked child's count starts at zero."""
+        return self._appended if self._pid == os.getpid() else 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be appended any more."""
+        return self._fd < 0
+
+    def append(self, value: Mapping[str, object]) -> bool:
+        """Add a line; False when the file is full. Raises ValueError for NaN, UnavailableError."""
+        data = _line(value)
+        with self._lock:
+            if self._pid != os.getpid():  # a child must not share its parent's lock
+                self._pid, self._fd, self._appended = os.getpid(), self._open(), 0
+            try:
+                kept = self._append(data)
+            except OSError as error:
+                raise UnavailableError(f"writing {self.path}: {error.strerror or error}") from error
+            self._appended += kept
+            return kept
+
+    def close(self) -> None:
+        """Close the file; what was appended stays."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UnavailableError(f"opening {self.path}: {error.strerror or error}; name another file") from error
+
+    def _append(self, data: bytes) -> bool:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            size = _cut_half_line(self._fd)
+            data = data if size else self._header + data
+            if size + len(data) > self._most:
+                return False
+            if (written := os.write(self._fd, data)) != len(data):
+                os.ftruncate(self._fd, size)
+                raise OSError(f"only {written} of {len(data)} bytes were written; is the disk full?")
+            return True
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+
+def _cut_half_line(fd: int) -> int:
+    """Cut off half a line at the end of a file, if there is one; returns the size in bytes then."""
+    size = os.fstat(fd).st_size
+    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
+        return size
+    end = size
+    while end > 0:
+        start = max(0, end - (1 << 16))
+        if (found := os.pread(fd, end - start, start).rfind(b"\n")) >= 0:
+            end = start + found + 1
+            break
+        end = start
+    os.ftruncate(fd, end)
+    return end
+
+
+def _line(value: Mapping[str, object]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode() + b"\n"

@@ -1,0 +1,193 @@
+"""For serving code: a recorder of requests, and a log of their answers' latencies, errors and digests.
+
+    recorder = enginesmith.Recorder("traffic.jsonl", sampling=0.1)
+    log = enginesmith.ObservationLog("stable.jsonl", "engines/tiny-3-cpu-int8.json")
+    ...
+    recorder.append(inputs)
+    log.append(latency_s, ok=True, outputs=outputs, request=request_id)
+
+Both append lines to files that many processes may share. `append` never raises: lines that cannot be written are
+counted as `lost`, and `failure` has the reason. Recorded inputs are your users' data; the files are readable by their
+owner only.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from enginesmith.core import parsing
+from enginesmith.core.errors import DataError, EnginesmithError, InputError
+from enginesmith.core.types import Tensors
+from enginesmith.recording.json_lines import LineFile
+from enginesmith.recording.traffic import TRAFFIC, digest_of_outputs, encode_inputs
+
+FORMAT = 1
+OBSERVATIONS = "enginesmith-observations"
+END = "enginesmith-end"
+IDENTITY = ("model", "version", "manifest", "engine", "target", "precision", "backend")
+MOST_BYTES = 1 << 30
+
+
+class _Log:
+    """A file of lines, into which `append` of its subclasses writes."""
+
+    def __init__(self, path: Path | str, header: Mapping[str, object], most_bytes: int) -> None:
+        if most_bytes < 1:
+            raise InputError(f"max_bytes is {most_bytes}; give a size in bytes")
+        self._file = LineFile(Path(path), header, most_bytes)
+        self.kept, self.lost, self.full = 0, 0, False
+        self.failure: str | None = None
+
+    def _append(self, make: Callable[[], dict[str, object]]) -> bool:
+        try:
+            kept = self._file.append(make())
+        except (EnginesmithError, ValueError, TypeError, AttributeError, OSError) as error:
+            self.failure, kept = f"{type(error).__name__}: {error}", False
+        else:
+            self.full = not kept
+        self.kept, self.lost = self.kept + kept, self.lost + (not kept)
+        return kept
+
+    def close(self) -> None:
+        """Close the file; what was appended stays."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Recorder(_Log):
+    """Appends a share of the requests, each with its time of arrival, to a file that `enginesmith canary run` replays.
+
+    sampling: the share that is kept, at random, which the file's head states.  max_bytes: the file never grows beyond
+    that.  made: where the traffic is from, if it is not real.  model: the name of the model that is asked.
+    kept, lost: numbers of requests.  full: whether the file has reached its size.  failure: the last error, or None.
+    Raises InputError for a share or size out of range, UnavailableError for a file that cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        sampling: float = 1.0,
+        max_bytes: int = MOST_BYTES,
+        seed: int | None = None,
+        made: str = "",
+        model: str = "",
+    ) -> None:
+        if not 0.0 < sampling <= 1.0:
+            raise InputError(f"sampling is {sampling}; give a share above 0 and at most 1")
+        header: dict[str, object] = {"format": FORMAT, "kind": TRAFFIC, "sampling": sampling}
+        header |= {name: value for name, value in (("made", made), ("model", model)) if value}
+        super().__init__(path, header, max_bytes)
+        self._sampling, self._random = sampling, random.Random(seed)  # noqa: S311 - a sample, not a secret
+
+    def append(self, inputs: Tensors, at: float | None = None, *, latency: float | None = None) -> bool:
+        """Record a request, and return whether it was kept. at: its arrival in seconds since the epoch; default: now.
+        latency: seconds until its answer; if given for every request, how many were in flight is known."""
+        return self._append_sample(at, latency, lambda: encode_inputs(inputs))
+
+    def append_json(
+        self, inputs: Mapping[str, object], at: float | None = None, *, latency: float | None = None
+    ) -> bool:
+        """As `append`, of inputs that are JSON already, as a traffic file has them."""
+        return self._append_sample(at, latency, lambda: dict(inputs))
+
+    def _append_sample(self, at: float | None, latency: float | None, make: Callable[[], dict[str, object]]) -> bool:
+        if self._sampling < 1.0 and self._random.random() >= self._sampling:
+            return False
+        when = time.time() if at is None else at
+
+        def line() -> dict[str, object]:
+            took = {} if latency is None else {"latency": float(latency)}
+            return {"at": float(when), **took, "inputs": make()}
+
+        return self._append(line)
+
+
+class ObservationLog(_Log):
+    """Appends the latency and outcome of requests to a file that `enginesmith canary judge` reads.
+
+    `close` adds a line that says that this process stopped in order, and after how many requests: a file without it may
+    be that of a process that died. It is left out where an error ends the `with` block, and where lines were lost.
+
+    description: the JSON that `enginesmith pull` wrote beside the engine; it says which engine the observations are of.
+    Raises DataError for another file, UnavailableError for a file that cannot be opened.
+    """
+
+    def __init__(self, path: Path | str, description: Path | str | None = None, *, max_bytes: int = MOST_BYTES) -> None:
+        super().__init__(path, header_of(_read_description(description)), max_bytes)
+
+    def append(
+        self,
+        latency: float,
+        *,
+        ok: bool = True,
+        time_s: float | None = None,
+        request: int | str | None = None,
+        outputs: Tensors | None = None,
+        score: float | None = None,
+        error: str = "",
+    ) -> bool:
+        """Log a request, and return whether it was kept. latency: seconds from its arrival to its answer.  time_s: its
+        arrival in seconds since the epoch; default: now.
+
+        request: its name, where the other engine got the same one.  outputs: only their digest is kept.
+        score: quality by your own measure, higher is better.
+        """
+        when = time.time() if time_s is None else time_s
+
+        def line() -> dict[str, object]:
+            extra = {"request": request, "score": score, "error": str(error or "")[:1000] or None}
+            answer = {"output": None if outputs is None else digest_of_outputs(outputs)}
+            known = {key: value for key, value in (extra | answer).items() if value is not None}
+            return {"time": float(when), "latency": float(latency), "ok": bool(ok), **known}
+
+        return self._append(line)
+
+    def close(self) -> None:
+        """Append the line that this process stopped in order, and close the file."""
+        if self._file.line_count and not self.lost and not self._file.is_closed:
+            try:
+                self._file.append(end_of(self._file.line_count))
+            except EnginesmithError as error:
+                self.failure = f"{type(error).__name__}: {error}"
+        super().close()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            super().close()
+        else:
+            self.close()
+
+
+def end_of(requests: int, died: str = "") -> dict[str, object]:
+    """The last line of a file of observations, written by a process that logged `requests` and stopped in order.
+
+    died: what ended the process of the observed engine, where that is known.
+    """
+    return {"kind": END, "requests": requests, **({"died": died} if died else {})}
+
+
+def header_of(identity: Mapping[str, object], planned: int | None = None) -> dict[str, object]:
+    """The first line of a file of observations. planned: the number of requests to come, where that is known."""
+    known = {name: identity[name] for name in IDENTITY if identity.get(name) is not None}
+    return {"format": FORMAT, "kind": OBSERVATIONS, **known, **({"planned": planned} if planned else {})}
+
+
+def _read_description(path: Path | str | None) -> dict[str, object]:
+    if path is None:
+        return {}
+    try:
+        found = parsing.load_json(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as the description of an engine: {error}") from None
+    if not isinstance(found, dict) or not {"model", "version", "manifest", "digest"} <= found.keys():
+        raise DataError(f"{path} is not the description of an engine; give the JSON that `enginesmith pull` wrote")
+    return {**found, "engine": found.get("digest")}

@@ -1,0 +1,280 @@
+"""Recorded traffic: the inputs of each request and its time of arrival; digests of answers, and how far two differ.
+
+JSON lines: `{"at": seconds, "inputs": {"x": {"dtype": "float32", "shape": [1, 8], "data": base64}}}`; an input may
+also be nested lists of numbers, for requests written by hand, and `latency` says how many seconds the answer took. Or
+`.npz`: an array `at`, and each input with one complete input per entry of axis 0. Without `at` in all of the file the
+traffic has no times.
+"""
+
+import base64
+import binascii
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from enginesmith.arrays import Array, check_inputs, dtype_of, stored_arrays
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.types import Tensors, TensorSpec
+from enginesmith.recording.json_lines import JsonLinesReader, Record, number_in, text_in
+
+TRAFFIC = "enginesmith-traffic"
+FORMAT = 1
+MOST_LINE_BYTES = 64 << 20
+MOST_BYTES = 1 << 30
+# Times of arrival of a greater number are in milliseconds or less: as seconds they would lie after the year 5000.
+LATEST_S = 1e11
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64", "bfloat16")
+# Decibels that stand for 'equal' and for 'nothing in common'; JSON has no infinity.
+EQUAL_DB, UNLIKE_DB = 999.0, -999.0
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """One request. at: seconds since the first.  latency: seconds until its answer, where that was recorded."""
+
+    at: float
+    inputs: Mapping[str, Array]
+    latency: float | None = None
+
+
+@dataclass(frozen=True)
+class RecordedTraffic:
+    """Requests in the order of their arrival. digest: of the file.  sampling: share of the real traffic that they are.
+    cut: whether a last line was half written and left out.  made: how it was generated; '' for recorded traffic.
+    surplus: arrays of generated traffic that are no inputs, such as labels of golden data, and were left out.
+    timed: whether the file has times of arrival; if not, every `at` is 0 and the requests are in the order of the file.
+    start: the first arrival as the file has it, in seconds since the epoch where it was recorded so; 0 without times.
+    model: the model that was asked, where the file says it.
+    """
+
+    requests: tuple[RecordedRequest, ...]
+    digest: str
+    sampling: float = 1.0
+    cut: bool = False
+    made: str = ""
+    surplus: tuple[str, ...] = ()
+    timed: bool = True
+    start: float = 0.0
+    model: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last."""
+        return self.requests[-1].at
+
+    def arrivals(self, scale: float = 1.0, duration: float | None = None) -> Iterator[tuple[float, RecordedRequest]]:
+        """Arrival times, `scale` times as dense as recorded; repeated until `duration` seconds are full, if given."""
+        count = len(self.requests)
+        period = self.seconds * count / (count - 1) if count > 1 and self.seconds > 0 else 1.0
+        for turn in range(1 if duration is None else 10**9):
+            for request in self.requests:
+                at = (turn * period + request.at) / scale
+                if duration is not None and at >= duration:
+                    return
+                yield at, request
+
+    def count(self, scale: float = 1.0, duration: float | None = None) -> int:
+        """How many requests `arrivals` gives."""
+        return sum(1 for _ in self.arrivals(scale, duration))
+
+
+def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
+    """Inputs as JSON, byte for byte. Raises DataError for a dtype that traffic cannot hold."""
+    found: dict[str, object] = {}
+    for name, value in inputs.items():
+        array = np.ascontiguousarray(value)
+        if array.dtype.name not in DTYPES:
+            raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
+        data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        shape = list(np.asarray(value).shape)
+        found[name] = {"dtype": array.dtype.name, "shape": shape, "data": base64.b64encode(data).decode()}
+    return found
+
+
+def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOST_BYTES) -> RecordedTraffic:
+    """Recorded traffic, checked against a model's inputs.
+
+    Generated traffic holds all arrays of its file of samples; those that are no inputs are left out.
+    Raises DataError naming the line for a record that does not fit, and for more than `most_bytes` of inputs.
+    """
+    sampling, made, model, cut = 1.0, "", "", False
+    surplus: dict[str, None] = {}
+    known = {spec.name for spec in inputs}
+    if path.suffix == ".npz":
+        found = list(_read_npz(path, inputs))
+    else:
+        lines = JsonLinesReader(path, MOST_LINE_BYTES)
+        found, size = [], 0
+        for number, record in lines:
+            try:
+                if "kind" in record:
+                    sampling, made, model = _read_head(record)
+                    continue
+                if made and isinstance(given := record.get("inputs"), dict):
+                    surplus |= dict.fromkeys(name for name in given if name not in known)
+                    record = {**record, "inputs": {name: value for name, value in given.items() if name in known}}
+                found.append(_read_request(record, inputs))
+                if math.isnan(found[-1].at) != math.isnan(found[0].at):
+                    raise ValueError("at is given for some requests only; give it for all of them, or for none")
+                size += sum(array.nbytes for array in found[-1].inputs.values())
+                if size > most_bytes:
+                    raise ValueError(f"more than {most_bytes} bytes of inputs so far; split the file")
+            except (ValueError, TypeError, OverflowError, EnginesmithError) as error:
+                raise lines.error(number, str(error)) from None
+        cut = lines.cut
+    if not found:
+        raise DataError(f"{path} holds no requests; `enginesmith record` records them")
+    timed = not math.isnan(found[0].at)
+    found.sort(key=lambda request: request.at if timed else 0.0)
+    start = found[0].at if timed else 0.0
+    requests = tuple(replace(one, at=one.at - start if timed else 0.0) for one in found)
+    return RecordedTraffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus), timed, start, model)
+
+
+def _read_head(record: Record) -> tuple[float, str, str]:
+    """The share of the traffic that was recorded, how it was generated ('' if not), and the model that was asked (''
+    where that is not said). Raises ValueError."""
+    if record.get("kind") != TRAFFIC or record.get("format") != FORMAT:
+        found = f"{str(record.get('kind'))[:60]!r} of format {str(record.get('format'))[:20]}"
+        raise ValueError(f"is the head of {found}; traffic of format {FORMAT} is needed")
+    sampling = number_in(record, "sampling", above=0.0) if "sampling" in record else 1.0
+    return sampling, text_in(record, "made", 200), text_in(record, "model", 200)
+
+
+def _read_request(record: Record, specs: Sequence[TensorSpec]) -> RecordedRequest:
+    known = {spec.name: spec for spec in specs}
+    at = _check_time(number_in(record, "at")) if record.get("at") is not None else math.nan
+    latency = number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
+    inputs = record.get("inputs")
+    if not isinstance(inputs, dict):
+        raise ValueError("inputs is missing, or not an object")
+    arrays = {name: decode_input(name, value, known.get(name)) for name, value in inputs.items()}
+    _check(arrays, specs)
+    return RecordedRequest(at, arrays, latency)
+
+
+def _check_time(at: float) -> float:
+    """A time of arrival in seconds. Raises ValueError for one that is none, such as milliseconds since the epoch."""
+    if abs(at) > LATEST_S:
+        raise ValueError(f"at is {at:g}; give seconds, such as those since the epoch, {LATEST_S:g} at most")
+    return at
+
+
+def _check(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
+    check_inputs(specs, arrays)
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"input {name!r} holds NaN or infinity")
+
+
+def decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
+    """An input out of JSON: an array as `encode_inputs` writes it, or nested lists of numbers that its dtype can hold.
+
+    Raises ValueError.
+    """
+    if isinstance(value, dict):
+        return _from_base64(name, value)
+    if spec is None:
+        raise ValueError(f"no input is named {name[:60]!r}")
+    try:
+        plain = np.asarray(value)
+    except ValueError as error:  # rows of unequal lengths
+        raise ValueError(f"input {name!r} is no array of numbers: {str(error)[:120]}") from error
+    if plain.dtype.kind not in "biuf":
+        raise ValueError(f"input {name!r} is no array of numbers")
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinity that comes of it is found by `_check`
+        cast = plain.astype(dtype_of(spec.dtype))
+    if cast.dtype.kind in "biu" and not np.array_equal(cast, plain):
+        raise ValueError(f"input {name!r} holds numbers that {spec.dtype} cannot hold")
+    return cast
+
+
+def _from_base64(name: str, value: Mapping[str, object]) -> Array:
+    dtype, shape, text = value.get("dtype"), value.get("shape"), value.get("data")
+    if dtype not in DTYPES:
+        raise ValueError(f"input {name!r} has dtype {str(dtype)[:40]!r}; known: {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 32:
+        raise ValueError(f"input {name!r} has shape {str(shape)[:60]}; a list of sizes is needed")
+    if not isinstance(text, str):
+        raise ValueError(f"input {name!r} has no data in base64")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"input {name!r}: its data is not base64 ({error})") from None
+    kind = dtype_of(dtype)
+    if len(data) != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"input {name!r} has {len(data)} bytes; {dtype} of shape {shape} needs another number")
+    return np.frombuffer(data, kind).reshape(shape)
+
+
+def _read_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedRequest]:
+    arrays = {name: stored.read() for name, stored in stored_arrays(path).items()}
+    count = max((len(array) for array in arrays.values() if array.ndim), default=0)
+    times = arrays.pop("at") if (timed := "at" in arrays) else np.zeros(count)
+    if times.ndim != 1 or times.dtype.kind not in "iuf" or not np.isfinite(times).all():
+        raise DataError(f"{path}: array 'at' must be one finite number per request")
+    for name, array in arrays.items():
+        if array.ndim == 0 or len(array) != len(times):
+            raise DataError(f"{path}: array {name!r} has {array.shape}, and 'at' has {len(times)} requests; make equal")
+    for index, at in enumerate(times):
+        inputs = {name: array[index] for name, array in arrays.items()}
+        try:
+            _check_time(float(at))
+            _check(inputs, specs)
+        except (ValueError, EnginesmithError) as error:
+            raise DataError(f"{path}: request {index}: {error}") from None
+        yield RecordedRequest(float(at) if timed else math.nan, inputs)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two answers differ. sqnr_db: of the output that differs most; EQUAL_DB if equal, UNLIKE_DB if they cannot be
+    compared.  flipped: whether an argmax over the last axis differs."""
+
+    sqnr_db: float
+    flipped: bool
+
+
+def digest_of_outputs(outputs: Tensors) -> str:
+    """SHA-256 of the names, dtypes, shapes and bytes of arrays, whatever their order."""
+    sha = hashlib.sha256()
+    for name in sorted(outputs):
+        array = np.ascontiguousarray(outputs[name])
+        sha.update(f"{name}\0{array.dtype.name}\0{array.shape}\0".encode())
+        sha.update(array.tobytes())
+    return sha.hexdigest()
+
+
+def difference(candidate: Tensors, baseline: Tensors) -> Difference:
+    """How far the candidate's outputs are from the baseline's: UNLIKE_DB for other names or shapes, for a NaN, for an
+    infinity that only one of them has, and for integers that are not all equal. Infinities that both have are masks, as
+    in validation, and left out of the sums."""
+    if candidate.keys() != baseline.keys() or not baseline:
+        return Difference(UNLIKE_DB, True)
+    found = [_difference(np.asarray(candidate[name]), np.asarray(baseline[name])) for name in baseline]
+    return Difference(min(item.sqnr_db for item in found), any(item.flipped for item in found))
+
+
+def _difference(ours: np.ndarray, theirs: np.ndarray) -> Difference:
+    if ours.shape != theirs.shape:
+        return Difference(UNLIKE_DB, True)
+    if theirs.dtype.kind in "biu" or ours.dtype.kind in "biu":
+        same = bool(np.array_equal(ours, theirs))
+        return Difference(EQUAL_DB if same else UNLIKE_DB, not same)
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    masks = np.isinf(a) | np.isinf(b)
+    if np.isnan(a).any() or np.isnan(b).any() or not np.array_equal(a[masks], b[masks]):
+        return Difference(UNLIKE_DB, True)
+    flipped = bool(a.ndim and a.shape[-1] > 1 and a.size and (a.argmax(-1) != b.argmax(-1)).any())
+    a[masks] = b[masks] = 0.0
+    signal, noise = float(np.sum(b * b)), float(np.sum((a - b) ** 2))
+    if noise == 0.0:
+        return Difference(EQUAL_DB, flipped)
+    sqnr_db = 10.0 * math.log10(signal / noise) if signal > 0.0 else UNLIKE_DB
+    return Difference(max(UNLIKE_DB, min(EQUAL_DB, sqnr_db)), flipped)

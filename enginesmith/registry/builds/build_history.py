@@ -1,0 +1,239 @@
+"""The history of builds: what they took, the prediction of a build's seconds and memory from it, and their totals.
+
+The history is two documents for each backend: the builds of one model, and the newest of all models. Each is bounded
+in size and changed by compare-and-swap; a run reads them when it builds its first unit, and appends its builds in a few
+batches, so that a prediction costs one or two reads per run. A history is a cache: one that cannot be read is empty.
+
+The totals are counters over the life of a registry that only increase, with a histogram of build times whose buckets
+are cumulative, as Prometheus has them. Each run adds its builds to them, since its process is too short-lived to be
+scraped; `enginesmith metrics` prints them.
+"""
+
+import math
+import statistics
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from enginesmith.core import parsing
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import BuildRequest
+from enginesmith.registry.store.base import Store, change
+from enginesmith.registry.store.layout import TOTALS, history_key
+
+MAX_BYTES = 4 << 20
+# The newest so many of one unit, of one model, and of a backend.
+MOST_OF_UNIT = 10
+MOST_OF_MODEL = 300
+MOST_OF_BACKEND = 200
+# Number of builds nearest in graph size that predict a unit that was never built, and the largest factor between sizes.
+NEIGHBOURS = 5
+MOST_STRETCH = 8.0
+# Upper bounds in seconds of the histogram: from a CPU graph to a large engine that is tuned for hours.
+BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
+# The most combinations of state, target and backend that are counted; there are far fewer targets and backends.
+MOST_LINES = 2000
+
+
+@dataclass(frozen=True)
+class Past:
+    """One finished build. graph_bytes: size of its ONNX file with its shards.  seconds: wall clock time of its process;
+    peak_mib: its peak memory in MiB.  outcome: 'built' or 'failed'.  at: ISO 8601, UTC."""
+
+    model: str
+    target: str
+    precision: str
+    graph_bytes: int
+    seconds: float
+    peak_mib: float
+    outcome: str
+    at: str
+
+    @property
+    def unit(self) -> tuple[str, str, str]:
+        """Model, target and precision: the identity of a unit within its backend."""
+        return self.model, self.target, self.precision
+
+
+@dataclass(frozen=True)
+class _HistoryDocument:
+    builds: tuple[Past, ...]
+    format: int = 1
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The prediction of a build. builds: number of builds that it is based on.  basis: which builds, in words.
+
+    seconds: the median of successful builds, None without one.  peak_mib: the largest peak memory in MiB.
+    """
+
+    seconds: float | None
+    peak_mib: float
+    builds: int
+    basis: str
+
+    def describe_left(self, elapsed_s: float) -> str:
+        """The remaining time as text: '~40 s left (predicted from 3 builds of this unit)'; '' if it is unknown."""
+        if self.seconds is None:
+            return ""
+        rest = self.seconds - elapsed_s
+        text = f"~{math.ceil(rest)} s left" if rest > 0 else f"{-rest:.0f} s over the prediction"
+        return f"{text} (predicted from {self.basis})"
+
+
+class History:
+    """The build history of one registry, read once per document. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._read: dict[str, tuple[Past, ...]] = {}
+
+    def predict(self, model: str, request: BuildRequest, shard_bytes: int = 0) -> Expectation | None:
+        """The predicted time and memory of building this unit of `model`; None without similar builds. shard_bytes: of
+        its graph's shards.
+
+        From builds of the same unit, else from the backend's builds nearest in graph size, scaled by the ratio of the
+        sizes. None, too, where the store cannot be read.
+        """
+        try:
+            with self._lock:
+                return self._same(model, request) or self._near(request, shard_bytes)
+        except EnginesmithError:
+            return None
+
+    def _same(self, model: str, request: BuildRequest) -> Expectation | None:
+        unit = (model, request.target.name, request.precision)
+        found = [past for past in self._of(history_key(request.backend, model)) if past.unit == unit]
+        count = f"{pluralize(len(found), 'build')} of this unit"
+        return _expectation([(past, 1.0) for past in found], count) if found else None
+
+    def _near(self, request: BuildRequest, shard_bytes: int) -> Expectation | None:
+        size = max(1, self._store.size(request.model) + shard_bytes)
+        known = [past for past in self._of(history_key(request.backend)) if past.graph_bytes > 0]
+        alike = [past for past in known if past.target == request.target.name] or known
+        alike = [past for past in alike if past.precision == request.precision] or alike
+        alike.sort(key=lambda past: abs(math.log(size / past.graph_bytes)))
+        chosen = [
+            (past, min(max(size / past.graph_bytes, 1 / MOST_STRETCH), MOST_STRETCH)) for past in alike[:NEIGHBOURS]
+        ]
+        words = f"{pluralize(len(chosen), 'build')} of {request.backend}, scaled by the size of the graph"
+        return _expectation(chosen, words) if chosen else None
+
+    def _of(self, key: str) -> tuple[Past, ...]:
+        if key not in self._read:
+            self._read[key] = read_pasts(self._store.read(key))
+        return self._read[key]
+
+
+def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
+    """Append finished builds, by backend; concurrent writers lose nothing.
+
+    Raises UnavailableError, and ConflictError when a document keeps changing.
+    """
+
+    def add(key: str, new: Sequence[Past], most: int) -> None:
+        # Sets: where the response to a write was lost, the write is repeated, and must add nothing twice.
+        change(
+            store, key, lambda data: canonical_json(encode(_HistoryDocument(_newest({*read_pasts(data), *new}, most))))
+        )
+
+    for backend, pasts in builds.items():
+        for model in dict.fromkeys(past.model for past in pasts):
+            add(history_key(backend, model), [past for past in pasts if past.model == model], MOST_OF_MODEL)
+        add(history_key(backend), pasts, MOST_OF_BACKEND)
+
+
+def _newest(pasts: set[Past], most: int) -> tuple[Past, ...]:
+    """The newest of each unit and of all, oldest first."""
+    kept: list[Past] = []
+    seen: dict[tuple[str, str, str], int] = {}
+    for past in sorted(pasts, key=lambda past: (past.at, *past.unit), reverse=True):
+        seen[past.unit] = seen.get(past.unit, 0) + 1
+        if seen[past.unit] <= MOST_OF_UNIT and len(kept) < most:
+            kept.append(past)
+    return tuple(kept[::-1])
+
+
+def read_pasts(data: bytes | None) -> tuple[Past, ...]:
+    """The builds in a history document; empty where it is absent or malformed."""
+    try:
+        return parsing.parse_as(data, MAX_BYTES, _HistoryDocument).builds if data else ()
+    except IntegrityError:
+        return ()
+
+
+def _expectation(found: Sequence[tuple[Past, float]], basis: str) -> Expectation:
+    """The median time of the successful builds, and the largest peak memory. Memory is never scaled down: a compiler's
+    own share does not shrink with the model, and too small a reservation gets a build killed."""
+    seconds = [past.seconds * ratio for past, ratio in found if past.outcome == "built"]
+    peak = max(past.peak_mib * max(1.0, ratio) for past, ratio in found)
+    return Expectation(statistics.median(seconds) if seconds else None, round(peak, 1), len(found), basis)
+
+
+@dataclass(frozen=True)
+class BuildTally:
+    """Builds of a backend for a target with one final state: count, seconds (their sum), and the number that took at
+    most each of `BUCKETS_S`."""
+
+    state: str
+    target: str
+    backend: str
+    count: int = 0
+    seconds: float = 0.0
+    buckets: tuple[int, ...] = (0,) * len(BUCKETS_S)
+
+    @property
+    def labels(self) -> tuple[str, str, str]:
+        """State, target and backend."""
+        return self.state, self.target, self.backend
+
+    def with_build(self, seconds: float) -> "BuildTally":
+        """The tally with one more build that took `seconds`."""
+        buckets = tuple(n + (seconds <= bound) for n, bound in zip(self.buckets, BUCKETS_S, strict=True))
+        return replace(self, count=self.count + 1, seconds=round(self.seconds + seconds, 3), buckets=buckets)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The totals document. hits, misses: units that were in the build cache, and that were not."""
+
+    builds: tuple[BuildTally, ...] = ()
+    hits: int = 0
+    misses: int = 0
+    buckets_s: tuple[float, ...] = BUCKETS_S
+    format: int = 1
+
+
+def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: int, misses: int) -> None:
+    """Add finished builds, by backend. A write whose response was lost may be counted twice.
+
+    Raises UnavailableError, and ConflictError when the document keeps changing.
+    """
+
+    def add(data: bytes | None) -> bytes:
+        known = read_totals(data)
+        tallies = {tally.labels: tally for tally in known.builds}
+        for backend, pasts in builds.items():
+            for past in pasts:
+                new = BuildTally(past.outcome, past.target, backend)
+                if new.labels in tallies or len(tallies) < MOST_LINES:
+                    tallies[new.labels] = tallies.get(new.labels, new).with_build(past.seconds)
+        lines = tuple(tally for _, tally in sorted(tallies.items()))
+        return canonical_json(encode(Totals(lines, known.hits + hits, known.misses + misses)))
+
+    change(store, TOTALS, add)
+
+
+def read_totals(data: bytes | None) -> Totals:
+    """Parse the totals document; zeros where it is absent or malformed."""
+    try:
+        found = parsing.parse_as(data, MAX_BYTES, Totals) if data else Totals()
+    except IntegrityError:
+        return Totals()
+    whole = all(len(tally.buckets) == len(BUCKETS_S) for tally in found.builds)
+    return found if whole and found.buckets_s == BUCKETS_S else Totals()

@@ -1,0 +1,161 @@
+"""What garbage collection keeps: versions by rule, channel and pin, and blobs by reference; each document is read once.
+
+Any 64 hexadecimal digits in a document of a kept version count as a digest, whatever the field, so that blobs of
+documents that a later release adds beside a manifest (a signature, a bill of materials) are kept, too. A blob kept
+needlessly costs space; one deleted wrongly costs an engine.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from enginesmith.core.digest import digests_in
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.names import version_order
+from enginesmith.registry.collection.inventory import RegistryInventory, Version
+from enginesmith.registry.manifest import parse
+from enginesmith.registry.store.base import Store, place_of
+from enginesmith.registry.store.layout import MODELS, channel_history_key, manifest_key
+from enginesmith.registry.store.parallel import side_by_side
+from enginesmith.registry.versions.state import Channel, ChannelHistory, parse_channel, parse_history, with_state
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which versions are kept. versions: number of newest versions of each model.  moves: of each channel its version,
+    those of its last `moves` moves, and those that `moves` rollbacks would lead to."""
+
+    versions: int = 10
+    moves: int = 5
+
+
+@dataclass(frozen=True)
+class References:
+    """What a registry needs. kept: version that stays -> reasons, in words.  orphans: the stored blobs that no document
+    names.  channels: model -> channel -> the version that it points to.
+    """
+
+    kept: dict[Version, tuple[str, ...]]
+    orphans: set[str]
+    channels: dict[str, dict[str, str]]
+
+
+def find_references(
+    store: Store,
+    known: RegistryInventory,
+    stored: Iterable[str],
+    rules: Rules,
+) -> References:
+    """Read what names blobs: the documents of the versions that are kept, channels (canary reports), policies, pins,
+    runs (logs), timing documents and feeds (shards). stored: digests of the blobs.
+
+    Raises IntegrityError for a channel, or a manifest of a kept version, that cannot be read, as it may have named
+    anything, and InputError for a channel of a newer format.
+    """
+    orphans = set(stored)
+    marking = _Marking(store, known, orphans.difference_update)
+    marking.keep_newest(rules.versions)
+    marking.read_others(rules.moves)
+    marking.read_kept()
+    for _ in marking.read(known.outside):
+        pass
+    there = set(known.versions)
+    kept = {version: tuple(why) for version, why in sorted(marking.reasons.items()) if version in there}
+    return References(kept, orphans, marking.channels)
+
+
+def find_named_digests(store: Store, known: RegistryInventory) -> set[str]:
+    """The digests in all documents that may name blobs, and in their keys; of a damaged one those that are left."""
+    named: set[str] = set()
+    marking = _Marking(store, known, named.update)
+    keys = [key for version in known.versions for key in known.folders[version]]
+    for _ in marking.read([*keys, *known.others, *known.outside]):
+        pass
+    return named
+
+
+def find_served_versions(history: ChannelHistory, moves: int) -> set[str]:
+    """The versions that a channel points to, that its last `moves` moves led to, and that rollbacks would lead to."""
+    recent = [move.version for move in history.moves[-(moves + 1) :]]
+    return {*recent, *[move.version for move in history.active_promotions()[-(moves + 1) :]]}
+
+
+@dataclass
+class _Marking:
+    store: Store
+    known: RegistryInventory
+    note: Callable[[Iterable[str]], None]  # is given the digests that documents name; a set of them would be large
+    reasons: dict[Version, list[str]] = field(default_factory=dict)
+    channels: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def keep(self, version: Version, why: str) -> None:
+        self.reasons.setdefault(version, []).append(why)
+
+    def keep_newest(self, count: int) -> None:
+        by_model: dict[str, list[str]] = {}
+        for model, version in self.known.versions:
+            by_model.setdefault(model, []).append(version)
+        for model, found in by_model.items():
+            for version in _newest(found, count):
+                self.keep((model, version), "among the newest")
+
+    def read(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Read documents, and take the digests in them and in their keys; each that is there, with its bytes."""
+        documents = []
+        for key in keys:
+            self.note(digests_in(key.encode()))
+            if key.endswith(".json"):
+                documents.append(key)
+        for key, data in side_by_side(self.store.read, documents):
+            if data is not None:
+                self.note(digests_in(data))
+                yield key, data
+
+    def read_others(self, moves: int) -> None:
+        for key in self.known.others:
+            match key.removeprefix(MODELS).split("/"):
+                case [model, "pins", name] if name.endswith(".json"):
+                    self.keep((model, name.removesuffix(".json")), "pinned")
+        past = {key for key in self.known.others if key.removeprefix(MODELS).split("/")[1:2] == ["histories"]}
+        states: dict[str, Channel] = {}
+        for key, data in self.read(key for key in self.known.others if key not in past):
+            match key.removeprefix(MODELS).removesuffix(".json").split("/"):
+                case [model, "channels", name] if state := parse_channel(data, model, name, place_of(self.store, key)):
+                    states[channel_history_key(model, name)] = state
+        # After the states: a history holds what came before any state that was read earlier.
+        found = {key: parse_history(data, place_of(self.store, key)) for key, data in self.read({*past, *states})}
+        for key, state in states.items():
+            self._keep_served(state, with_state(self.store, found.get(key, ChannelHistory()), state), moves)
+
+    def _keep_served(self, state: Channel, history: ChannelHistory, moves: int) -> None:
+        """Keep the versions that a channel and its rollout lead to."""
+        self.channels.setdefault(state.model, {})[state.name] = state.version
+        for version in find_served_versions(history, moves):
+            self.keep((state.model, version), f"channel {state.name}")
+        if rollout := state.active_rollout:
+            self.keep((state.model, rollout.version), f"rollout {state.name}")
+
+    def read_kept(self) -> None:
+        """Read the documents of the versions that are kept, and of those that kept ensembles pin."""
+        there, done = set(self.known.versions), set[Version]()
+        while new := sorted((self.reasons.keys() & there) - done):
+            done.update(new)
+            manifests = {manifest_key(*version): version for version in new}
+            for key, data in self.read(key for version in new for key in self.known.folders[version]):
+                if key in manifests:
+                    self._read_graphs(key, data, *manifests[key])
+
+    def _read_graphs(self, key: str, data: bytes, model: str, version: str) -> None:
+        try:
+            manifest = parse(data, model=model, version=version, place=place_of(self.store, key))
+        except IntegrityError as error:
+            raise IntegrityError(f"{error}; nothing is collected while it is there") from error
+        for graph in manifest.graphs:
+            self.keep((graph.model, graph.version), f"graph of {model}@{version}")
+
+
+def _newest(versions: list[str], count: int) -> set[str]:
+    """The `count` newest versions by name, and the highest number: the next version's number is derived from it, so
+    that no number is used twice."""
+    found = sorted(versions, key=version_order)
+    numbers = sorted((version for version in versions if version.isdecimal()), key=int)
+    return {*found[max(0, len(found) - count) :], *numbers[-1:]}

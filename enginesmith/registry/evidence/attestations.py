@@ -1,0 +1,197 @@
+"""Attestations: validation reports made after a version was published, on machines that have the hardware.
+
+A manifest is never rewritten. Attestations are stored beside it under the engine's digest, and `judge_entries` combines
+both into each engine's current status. A CPU engine has a status on each kind of CPU
+(`enginesmith.core.hardware.targets`), since a run on one kind says nothing about the kernels of another.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from enginesmith.core import parsing
+from enginesmith.core.digest import canonical_json, digest_of, digest_of_bytes
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.parsing import Malformed
+from enginesmith.core.types import CPU_KIND
+from enginesmith.registry.ensembles import pinned_engines
+from enginesmith.registry.manifest import STATUSES, EngineEntry, Manifest, Status
+from enginesmith.registry.store.base import Documents, Store
+from enginesmith.registry.store.layout import attestation_key, evidence_prefix
+
+if TYPE_CHECKING:
+    from enginesmith.core.reports.proof import Report
+
+MAX_BYTES = 16 << 20
+DECIDED = ("proven", "failed")
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """The verdict of one report on one engine. engine, report: digests.  host: digest of the machine's description.
+    created_at: ISO 8601, UTC.  cpu: the machine's kind of CPU."""
+
+    engine: str
+    report: str
+    verdict: str
+    reason: str
+    host: str
+    created_at: str
+    cpu: str | None = None
+
+
+@dataclass(frozen=True)
+class JudgedEntry(EngineEntry):
+    """An engine with its current status. on: of a CPU engine, kind of CPU -> (status, reason) of runs there."""
+
+    on: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
+
+    def on_cpu(self, kind: str | None) -> "JudgedEntry":
+        """The engine with its status on a kind of CPU. Unchanged for None, for the kind that it was built for, and for
+        a GPU engine.
+
+        An engine that was only proven on other kinds is unproven; one that failed on the kind it was built for stays
+        failed, unless it was run on this kind.
+        """
+        if kind in (None, self.cpu) or self.cpu is None or (kind not in self.on and not self.usable):
+            return self
+        tried = ", ".join(f"{status} on {other}" for other, (status, _) in sorted(self.on.items()))
+        unknown = f"never run on {kind}, this kind of CPU" + (f" ({tried})" if tried else "")
+        status, reason = self.on.get(kind, ("unproven", unknown))
+        return replace(self, status=status, reason=reason)
+
+
+def attest(store: Store, manifest: Manifest, report: "Report") -> str:
+    """Attach a validation report to a published engine and return the report's digest.
+
+    Raises InputError for an engine that this version does not have, and for a report that is neither failed nor
+    approved by `proof.approve`.
+    """
+    from enginesmith.core.reports.proof import approve
+
+    engine = report.engine or ""
+    entry = next((entry for entry in manifest.engines if entry.digest == engine), None)
+    where = f"{manifest.model}@{manifest.version}"
+    if entry is None:
+        raise InputError(f"the report is about engine {engine or '(none)'}, which {where} does not have")
+    approved = report.verdict == "proven" and approve(report) is not None
+    if not approved and report.verdict != "failed":
+        raise InputError(f"the report about {entry.unit} says {report.verdict!r}; only 'proven' or 'failed' decides")
+    data = canonical_json(report.to_json())
+    _read(data, engine, digest_of_bytes(data))
+    store.create(attestation_key(manifest.model, manifest.version, engine, digest_of_bytes(data)), data)
+    return digest_of_bytes(data)
+
+
+def judge_entries(
+    store: Documents, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
+) -> tuple[JudgedEntry, ...]:
+    """The version's engines with their current status; of a CPU engine the one on the kind of CPU it was built for. An
+    engine of an ensemble is no better than those that it stands for.
+
+    counts: whether an attestation counts by a trust policy (`trust.Vouched.counts`); None: all of them do.
+    Raises IntegrityError for a damaged attestation.
+    """
+    found: dict[str, list[Attestation]] = {}
+    for attestation in attestations(store, manifest):
+        if counts is None or counts(attestation):
+            found.setdefault(attestation.engine, []).append(attestation)
+    judged = (_judge(entry, found.get(entry.digest or "", [])) for entry in manifest.engines)
+    if not manifest.graphs:
+        return tuple(judged)
+    return tuple(_judge_whole(store, manifest, entry, counts) if entry.usable else entry for entry in judged)
+
+
+def _judge_whole(
+    store: Documents, manifest: Manifest, entry: JudgedEntry, counts: Callable[[Attestation], bool] | None
+) -> JudgedEntry:
+    """An engine of an ensemble with the status of the worst engine that it stands for, where that is worse."""
+    engines: dict[str, JudgedEntry] = {}
+    try:
+        for graph, pinned, engine in pinned_engines(store, manifest, entry):
+            judged = judge_entries(store, pinned, counts)
+            engines[graph.name] = next(item for item in judged if item.unit == engine.unit)
+    except IntegrityError as error:
+        return replace(entry, status="failed", reason=str(error), on={})
+    status, reason = _worst((entry.status, entry.reason), engines)
+    on = {
+        kind: _worst(found, {name: engine.on_cpu(kind) for name, engine in engines.items()})
+        for kind, found in entry.on.items()
+    }
+    return replace(entry, status=status, reason=reason, on=on)
+
+
+def _worst(found: tuple[Status, str], engines: Mapping[str, EngineEntry]) -> tuple[Status, str]:
+    """Status and reason, those of an engine where that is worse. engines: by graph."""
+    for name, engine in engines.items():
+        if STATUSES.index(engine.status) > STATUSES.index(found[0]):
+            found = engine.status, f"graph {name!r}: {engine.reason}"
+    return found
+
+
+def attestations(store: Documents, manifest: Manifest) -> Iterator[Attestation]:
+    """All attestations of a version. Raises IntegrityError for a damaged one."""
+    return (attestation for attestation, _ in attestation_documents(store, manifest))
+
+
+def attestation_documents(store: Documents, manifest: Manifest) -> Iterator[tuple[Attestation, bytes]]:
+    """All attestations of a version with their bytes. Raises IntegrityError for a damaged one."""
+    prefix = evidence_prefix("attestations", manifest.model, manifest.version)
+    for key in store.list(prefix):
+        engine, _, name = key.removeprefix(prefix).partition("/")
+        try:
+            data = store.read(key) or b""
+            yield _read(data, engine, name.removesuffix(".json")), data
+        except Malformed as error:
+            raise IntegrityError(f"{key} of {store.uri}: {error}") from error
+
+
+def _judge(entry: EngineEntry, found: list[Attestation]) -> JudgedEntry:
+    """The engine with the status by the attestations on the kind of CPU it was built for; a GPU engine by all."""
+    judged = JudgedEntry(**vars(entry))
+    if entry.cpu is None or entry.digest is None:
+        status, reason = _combine(entry, found)
+        return replace(judged, status=status, reason=reason)
+    kinds = sorted({entry.cpu, *(item.cpu for item in found if item.cpu)})
+    statuses = {
+        kind: _combine(entry, [item for item in found if item.cpu == kind], kind == entry.cpu) for kind in kinds
+    }
+    status, reason = statuses[entry.cpu]
+    return replace(
+        judged,
+        status=status,
+        reason=reason,
+        on={kind: found for kind, found in statuses.items() if found[0] in DECIDED},
+    )
+
+
+def _combine(entry: EngineEntry, found: list[Attestation], published: bool = True) -> tuple[Status, str]:
+    """Status and reason by attestations: of each machine the newest counts, and one failure outweighs all passes.
+
+    published: whether the manifest's status counts, too.
+    """
+    newest = {item.host: item for item in sorted(found, key=lambda item: item.created_at)}
+    failed = [item for item in newest.values() if item.verdict == "failed"]
+    if not newest or (published and not entry.usable):
+        return entry.status, entry.reason
+    if failed:
+        return "failed", f"failed when validated later: {failed[-1].reason}"
+    latest = max(newest.values(), key=lambda item: item.created_at)
+    return "proven", f"proven by attestation {latest.report[:12]} of {latest.created_at}"
+
+
+def _read(data: bytes, engine: str, report: str) -> Attestation:
+    document = parsing.parse_json(data, MAX_BYTES)
+    stated = parsing.field(document, "engine", parsing.digest)
+    if digest_of_bytes(data) != report or stated != engine:
+        raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
+    host = document.get("host")
+    return Attestation(
+        engine=engine,
+        report=report,
+        verdict=parsing.field(document, "verdict", parsing.one_of("proven", "failed")),
+        reason=parsing.field(document, "reason", parsing.text),
+        host=digest_of(host),
+        created_at=parsing.field(document, "created_at", parsing.text),
+        cpu=parsing.optional(parsing.text)(host.get(CPU_KIND), CPU_KIND) if isinstance(host, dict) else None,
+    )

@@ -1,0 +1,142 @@
+"""Garbage collection: a sweep marks garbage, and deletes what was marked a grace period ago and still is garbage.
+
+`collection.garbage` finds what is garbage, `collection.sweep` marks and deletes. Nothing that a writer with a lease
+needs is deleted, at whatever moment (`leases`); docs/guides/retention.md ("Why a collection never hurts a publication")
+has the argument.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from enginesmith.registry import leases
+from enginesmith.registry.builds import build_lock
+from enginesmith.registry.builds.runs import prune, surplus
+from enginesmith.registry.collection.claim import hold_claim
+from enginesmith.registry.collection.garbage import Garbage, find_garbage
+from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.collection.sweep import Sweep
+from enginesmith.registry.latency_series import models_with_series
+from enginesmith.registry.marks import MarkShard, MarkState, read_shards, read_state
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import SERIES, lease_key
+from enginesmith.registry.versions.index import heal_index
+from enginesmith.registry.versions.lookup import versions
+
+GRACE = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageItem:
+    """One item of garbage. name: `model@version`, a digest or a key.  state: 'new' (not marked yet), 'waiting' (until
+    `due`), 'due', 'held' (by a lease) or 'deleted'.  size_bytes: of a blob."""
+
+    kind: str
+    name: str
+    why: str
+    size_bytes: int
+    state: str
+    due: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The result of a collection. kept: version that stays -> reasons.  leases: running writers in words.  acted:
+    whether garbage was marked and deleted."""
+
+    items: tuple[GarbageItem, ...]
+    kept: Mapping[str, tuple[str, ...]]
+    leases: tuple[str, ...]
+    acted: bool
+
+    def size_bytes(self, *states: str) -> int:
+        """Total size in bytes of the blobs in these states."""
+        return sum(item.size_bytes for item in self.items if item.state in states)
+
+
+def collect(
+    store: Store,
+    rules: Rules | None = None,
+    grace: timedelta = GRACE,
+    *,
+    delete: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Collected:
+    """Find garbage; with `delete`, mark new garbage and delete what was marked longer than `grace` ago.
+
+    rules: which versions are kept.  say: called with each name that is deleted.
+    Raises ConflictError while another collection is at work, IntegrityError for a channel, a lease, a kept manifest or
+    the garbage marks that cannot be read, since these may refer to anything.
+    """
+    if not delete:
+        found, state = find_garbage(store, rules or Rules()), read_state(store)
+        return _summarize(store, found, grace, state, read_shards(store, state.shards))
+    with hold_claim(store) as claim:
+        sweep = Sweep(claim, rules or Rules(), grace, say)
+        found = latest = sweep.run()
+        if not grace and any(shard.waiting for shard in sweep.shards.values()):
+            latest = sweep.run()  # what was just marked is due; only what was marked before a sweep began is deleted
+        _clean_up(sweep, latest)
+        claim.release(shard for shard, marks in sweep.shards.items() if marks == MarkShard())
+    return _summarize(store, found, grace, claim.state, sweep.shards, sweep.gone)
+
+
+def _clean_up(sweep: Sweep, found: Garbage) -> None:
+    """Delete what only garbage needed, and what writers that died left behind: records, series of latencies of models
+    without a version, leases that are over, what the index of models has wrong, build locks, unfinished uploads."""
+    store = sweep.store
+    sweep.delete_dead_records(found)
+    there = {listed.model for listed in found.listed}
+    for model in models_with_series(store):
+        if model not in there and not versions(store, model):
+            for key in list(store.list(f"{SERIES}{model}/")):
+                store.remove(key)
+                sweep.gone[key] = "series"
+    over = [lease for lease in leases.list_leases(store) if not lease.is_held(leases.now())]
+    left = [listed.without(sweep.gone) for listed in found.listed]
+    heal_index(store, left, [model for lease in over for model in lease.changes])
+    for lease in over:
+        store.remove(lease_key(lease.id))
+    build_lock.remove_stale_locks(store)
+    store.sweep()
+
+
+def _summarize(
+    store: Store,
+    found: Garbage,
+    grace: timedelta,
+    known: MarkState,
+    shards: Mapping[str, MarkShard],
+    gone: Mapping[str, str] | None = None,
+) -> Collected:
+    """The result of a collection, which also deletes the old runs if it acted. gone: name -> kind of what was deleted;
+    None if it did not act.
+
+    Nothing refers to a run's document, so that it needs no tombstone. Its logs are blobs, and garbage from then on.
+    """
+    acted, gone, now = gone is not None, gone or {}, leases.now()
+    marks = {name: mark for shard in shards.values() for name, mark in (*shard.waiting.items(), *shard.going.items())}
+    held = [lease for lease in leases.list_leases(store) if lease.is_held(now)]
+    oldest = min((lease.seen for lease in held), default=None)
+    dues: dict[datetime, datetime] = {}
+
+    def item(kind: str, name: str, why: str, size: int) -> GarbageItem:
+        tombstone = marks.get(name)
+        if name in gone:
+            return GarbageItem(kind, name, why, size, "deleted")
+        if tombstone is None or not known.counts(tombstone):
+            return GarbageItem(kind, name, why, size, "new")
+        due = dues.setdefault(tombstone.since, tombstone.since + grace)  # one time for all that it is due for
+        blocked = oldest is not None and tombstone.generation > oldest
+        return GarbageItem(kind, name, why, size, "waiting" if due > now else "held" if blocked else "due", due)
+
+    items = [item(*row) for row in found.rows()]
+    records = (key for key, kind in gone.items() if kind == "record")
+    items += [GarbageItem("record", key, "a blob it speaks of is deleted", 0, "deleted") for key in records]
+    series = (key for key, kind in gone.items() if kind == "series")
+    items += [GarbageItem("series", key, "its model has no version left", 0, "deleted") for key in series]
+    old, state = (prune(store), "deleted") if acted else (surplus(store), "due")
+    items += [GarbageItem("run", run, "newer runs are kept", 0, state) for run in old]
+    kept = {f"{model}@{version}": why for (model, version), why in found.kept.items()}
+    writers = tuple(f"{lease.what} ({lease.holder}, until {leases.stamp(lease.expires)})" for lease in held)
+    return Collected(tuple(items), kept, writers, acted)

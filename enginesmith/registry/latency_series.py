@@ -1,0 +1,154 @@
+"""Series of latencies: what was measured of a model's unit at one bucket on one kind of machine, point after point.
+
+Each series is a document of its own, to which points are only added, by compare-and-swap; the oldest go where there are
+more than MOST_POINTS. A point has two values: the median in seconds, which holds for the load of its machine, and the
+ratio of paired runs to a reference, an engine of an earlier version, which the load changes far less. The reference is
+opened by the runtime and driver of today, so that these change the median alone.
+
+Series outlive the versions that they name, and name no blob that garbage collection would keep.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+
+from enginesmith.core import parsing
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.names import is_name, version_order
+from enginesmith.core.reports.latency import MachineKind
+from enginesmith.registry.store.base import Store, change
+from enginesmith.registry.store.layout import SERIES, series_key
+
+MAX_BYTES = 8 << 20
+MOST_POINTS = 2000
+# Points whose median is the level that a new reference continues from.
+LEVEL_POINTS = 5
+
+
+@dataclass(frozen=True)
+class SeriesPoint:
+    """One measurement. at: ISO 8601, UTC.  engine: its digest.  median_s, low_s, high_s: with the 95 % interval.
+
+    relative, relative_low, relative_high: of the ratio to the series' reference; None where that could not be run.
+    toolchain: versions that the engine was built with, and runtimes it was run by ('now onnxruntime').  driver: of the
+    GPU, None on a CPU.  load: share of all cores' time that other processes used.  busy: as in a latency report.
+    """
+
+    at: str
+    version: str
+    engine: str
+    median_s: float
+    low_s: float | None
+    high_s: float | None
+    relative: float | None
+    relative_low: float | None
+    relative_high: float | None
+    toolchain: Mapping[str, str]
+    driver: str | None
+    load: float | None
+    busy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LatencySeries:
+    """A unit of a model ('cpu int8 onnxruntime') at a bucket on a kind of machine. points: oldest first.
+
+    reference: the version whose engine ratios are to, None before the first point.  base: the level of its engine in
+    the units of the first reference.
+    """
+
+    model: str
+    unit: str
+    bucket: str
+    machine: MachineKind
+    reference: str | None = None
+    base: float = 1.0
+    points: tuple[SeriesPoint, ...] = ()
+    format: int = 1
+
+    @property
+    def key(self) -> str:
+        """Key of its document."""
+        return series_key(self.model, digest_of([self.unit, self.bucket, encode(self.machine)]))
+
+    def with_reference(self, version: str) -> "LatencySeries":
+        """The series with another reference. Its level is the median of the newest points of that version, else of all:
+        the reference that is lost cannot be run against it."""
+        known = [point for point in self.points if point.relative is not None]
+        own = [point for point in known if point.version == version] or known
+        levels = [point.relative for point in own[-LEVEL_POINTS:] if point.relative is not None]
+        return replace(self, reference=version, base=median(levels) if levels else 1.0)
+
+
+def append_point(store: Store, series: LatencySeries, point: SeriesPoint) -> LatencySeries:
+    """Add a point to the stored series, and return that. series: what it is of, and its reference; its points count
+    only where none are stored. Of concurrent writers none loses a point.
+
+    Raises IntegrityError where the stored document cannot be read, and as `store.base.change`.
+    """
+
+    def add(data: bytes | None) -> bytes:
+        known = parse_series(data, series.key) if data else replace(series, points=())
+        return merged(replace(known, reference=series.reference, base=series.base), (point,))
+
+    def contains(data: bytes | None, _: bytes) -> bool:
+        return data is not None and point in parse_series(data, series.key).points
+
+    written = change(store, series.key, add, contains)
+    return parse_series(written or b"", series.key)
+
+
+def merge_series(source: Store, dest: Store, model: str) -> int:
+    """Add the points of a model's series to those of another registry; the number of series."""
+    count = 0
+    for series in list_series(source, model):
+
+        def add(data: bytes | None, new: LatencySeries = series) -> bytes:
+            return merged(parse_series(data, new.key) if data else replace(new, points=()), new.points)
+
+        change(dest, series.key, add)
+        count += 1
+    return count
+
+
+def merged(series: LatencySeries, points: tuple[SeriesPoint, ...]) -> bytes:
+    """The document with these points too, each once, in the order of time, the newest MOST_POINTS of all."""
+    known = {(point.at, point.engine, point.median_s): point for point in (*series.points, *points)}
+    ordered = [point for _, point in sorted(known.items(), key=lambda item: item[0])]
+    return canonical_json(encode(replace(series, points=tuple(ordered[-MOST_POINTS:]))))
+
+
+def read_series(store: Store, series: LatencySeries) -> LatencySeries:
+    """The stored series of what `series` is of; itself where none is stored. Raises IntegrityError."""
+    data = store.read(series.key)
+    return parse_series(data, series.key) if data else series
+
+
+def list_series(store: Store, model: str) -> list[LatencySeries]:
+    """All series of a model, in `order_of`. Raises IntegrityError for one that cannot be read."""
+    found = ((key, store.read(key)) for key in store.list(f"{SERIES}{model}/"))
+    return sorted((parse_series(data, key) for key, data in found if data), key=order_of)
+
+
+def order_of(series: LatencySeries) -> tuple[object, ...]:
+    """Sort key of series: by unit, bucket ('batch=8' before 'batch=32') and machine."""
+    return series.unit, version_order(series.bucket), str(series.machine)
+
+
+def models_with_series(store: Store) -> list[str]:
+    """The models that have series, whether or not they have versions."""
+    found = {key.removeprefix(SERIES).partition("/")[0] for key in store.list(SERIES)}
+    return sorted(filter(is_name, found))
+
+
+def parse_series(data: bytes, key: str) -> LatencySeries:
+    """A document of a series. Raises IntegrityError where it is none, or not the one that its key says."""
+    try:
+        found = parsing.parse_as(data, MAX_BYTES, LatencySeries)
+    except IntegrityError as error:
+        raise IntegrityError(f"{key} is no series of latencies: {error}; move it away, and a new one begins") from error
+    if found.key != key:
+        raise IntegrityError(f"{key} is the series of something else ({found.key}); move it away, and a new one begins")
+    return found

@@ -1,0 +1,63 @@
+"""The place of a registry in Azure Blob Storage: an `az://account/container/prefix?option=value` URI as a value.
+
+Credentials are never part of the URI; each machine has its own: a managed or workload identity, or what
+DefaultAzureCredential finds else; AZURE_STORAGE_KEY and AZURE_STORAGE_SAS_TOKEN, as for the az command, come first.
+"""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from enginesmith.core.errors import InputError
+from enginesmith.registry.store.objects.uris import BucketUri, check_bucket, check_endpoint, read_uri
+
+# https://learn.microsoft.com/azure/azure-resource-manager/management/resource-name-rules#microsoftstorage
+_ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+_CONTAINER = re.compile(r"[a-z0-9](-?[a-z0-9]){2,62}|\$(root|web)")
+OPTIONS = ("endpoint",)
+
+
+@dataclass(frozen=True)
+class AzureLocation:
+    """A container and how to reach it. prefix: '' or 'some/folder', without a slash at its ends.
+
+    endpoint: URL of the account, for other clouds than the public one and for emulators.
+    """
+
+    account: str
+    container: str
+    prefix: str = ""
+    endpoint: str | None = None
+
+    @property
+    def uri(self) -> str:
+        """The URI that `parse_azure_place` reads, everywhere with the same result."""
+        return self.locator("") + (f"?{urlencode({'endpoint': self.endpoint}, safe=':/')}" if self.endpoint else "")
+
+    @property
+    def url(self) -> str:
+        """The account's URL."""
+        return self.endpoint or f"https://{self.account}.blob.core.windows.net"
+
+    def locator(self, key: str) -> str:
+        """Where a key is: 'az://account/container/prefix/key'."""
+        return "az://" + "/".join(part for part in (self.account, self.container, self.prefix, key) if part)
+
+    def key(self, key: str) -> str:
+        """The key's name in the container."""
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+
+def parse_azure_place(text: str) -> AzureLocation:
+    """Read an az:// URI. Raises InputError, which never repeats what may be a secret."""
+    found = read_uri(text, OPTIONS)
+    if not _ACCOUNT.fullmatch(found.host):
+        raise InputError(
+            f"{found.where}: {found.host!r} is not the name of a storage account (3 to 24 of a-z 0-9); "
+            "write az://ACCOUNT/CONTAINER/PREFIX"
+        )
+    container, _, prefix = found.prefix.partition("/")
+    inner = BucketUri(found.host, prefix, found.options, found.where)
+    check_bucket(inner, container, _CONTAINER, "3 to 63 of a-z 0-9 -; az://ACCOUNT/CONTAINER/PREFIX", "container")
+    endpoint = found.options.get("endpoint")
+    return AzureLocation(found.host, container, prefix, check_endpoint(endpoint, "Azure") if endpoint else None)

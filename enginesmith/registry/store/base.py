@@ -1,0 +1,358 @@
+"""The protocol of a registry's stores, the functions that open them, and the change of a document with many writers.
+
+A store has blobs (immutable, by digest) and documents (small, by key, changed by compare-and-swap). It has no notion of
+models, so that another kind of store needs one file and passes the same tests.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from enginesmith.core.errors import ConflictError, InputError, UnavailableError, UndecidedError
+from enginesmith.registry.store.buckets import BUCKETS, SCHEMES, bucket_at, place_in_bucket
+from enginesmith.registry.store.download import Fill
+from enginesmith.registry.store.files import BlobDigest
+from enginesmith.registry.store.folder import FileStore, open_folder
+from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_format
+
+__all__ = [
+    "Documents",
+    "Doubting",
+    "FileStore",
+    "Store",
+    "absolute_uri",
+    "check_marker",
+    "open_store",
+    "split_places",
+    "written_at",
+]
+
+# Enough for dozens of concurrent writers of one document.
+_ATTEMPTS = 200
+# A writer that lost a race waits at random up to so long, times its attempts, so that not all retry at once.
+_LOSERS_PAUSE_S = 0.01
+
+
+class Documents(Protocol):
+    """What resolving a version reads: a whole store, or a snapshot of the version's documents (`versions.snapshots`).
+
+    Each method is that of `Store`.
+    """
+
+    @property
+    def uri(self) -> str:
+        """See `Store.uri`."""
+        ...
+
+    def locator(self, key: str) -> str:
+        """See `Store.locator`."""
+        ...
+
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """See `Store.read_blob`."""
+        ...
+
+    def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
+        ...
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`."""
+        ...
+
+
+class Store(Protocol):
+    """A place for blobs and documents.
+
+    Every method raises UnavailableError when the place is out of reach, full or read-only, and leaves no half-written
+    object then. Keys and digests are checked before they become a path (InputError).
+    """
+
+    @property
+    def uri(self) -> str:
+        """The URI that `open_store` opens this store with."""
+        ...
+
+    @property
+    def near(self) -> bool:
+        """Whether blobs are files of this machine, so that keeping copies of them in a cache gains nothing."""
+        ...
+
+    def locator(self, key: str) -> str:
+        """The URI of a document: 'file:///srv/registry/KEY', 's3://bucket/prefix/KEY'."""
+        ...
+
+    def put_file(self, path: Path) -> str:
+        """Store a file as a blob and return its digest. An intact blob of it stays, a corrupt one is replaced."""
+        ...
+
+    def put_and_digest_file(self, path: Path) -> BlobDigest:
+        """Like `put_file`; returns the BLAKE3 of the same bytes too, where the library is installed."""
+        ...
+
+    def put_bytes(self, data: bytes) -> str:
+        """Store bytes and return their digest."""
+        ...
+
+    def has(self, digest: str) -> bool:
+        """Whether a blob exists, without reading its bytes. A link out of the store is no blob."""
+        ...
+
+    def stored_size(self, digest: str) -> int | None:
+        """Size of a blob in bytes; None where `has` is False. Reads no bytes of it."""
+        ...
+
+    def size(self, digest: str) -> int:
+        """Size of a blob in bytes. Raises IntegrityError if it is missing."""
+        ...
+
+    def path(self, digest: str) -> Path:
+        """A local read-only file with a blob's bytes, not verified. Raises IntegrityError if the blob is missing.
+
+        For a remote registry it is a cached copy, which may be evicted later: open it at once, or use `fetch`.
+        """
+        ...
+
+    def fetch(self, digest: str, dest: Path) -> None:
+        """Copy a blob to `dest`, verified and atomically. Raises IntegrityError for a missing or corrupt blob."""
+        ...
+
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """A blob's bytes, verified, `most` at most: no more are held in memory, whatever size the server states.
+
+        Raises IntegrityError for a missing, corrupt or larger blob.
+        """
+        ...
+
+    def open_range(self, digest: str, start: int, size: int) -> AbstractContextManager[Fill]:
+        """Open `size` bytes of a blob from offset `start`: gives a function that fills a view with the next bytes.
+
+        The bytes are not verified. Several threads may each open a range. Raises IntegrityError, here or while filling,
+        when the blob is missing or too short.
+        """
+        ...
+
+    def rehash(self, digest: str) -> BlobDigest:
+        """The digests of a blob's stored bytes, read anew (with the BLAKE3 where its library is installed).
+
+        Raises IntegrityError if the blob is missing.
+        """
+        ...
+
+    def read(self, key: str) -> bytes | None:
+        """Read a document; None if it is absent."""
+        ...
+
+    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
+        """A document and its tag; (None, `tag`) if it still has that tag, without reading it; (None, '') if absent."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a document if it is absent, and return whether this call wrote it. Of several writers one wins."""
+        ...
+
+    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """Write a document if its content is `expected` (None: absent), and return whether this call wrote it.
+
+        Raises UndecidedError when the response was lost and the content does not show who wrote it: read it again.
+        """
+        ...
+
+    def remove(self, key: str) -> None:
+        """Delete a document or a blob by its key, if it exists.
+
+        Only `gc` may delete blobs, since it alone checks that nothing refers to them.
+        """
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """All keys under a prefix that ends in '/' (or is empty), blobs included, sorted part by part.
+
+        A remote store lists pages of keys, whatever the number of folders.
+        """
+        ...
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """The names directly under a prefix, sorted; folders end in '/'. Lists nothing deeper."""
+        ...
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Each key under a prefix that ends in '/', with its size in bytes, in any order.
+
+        A thousand of them cost a remote store one request. What is a link in a folder is left out: `stored_size` says
+        whether it counts.
+        """
+        ...
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """Each key under a prefix that ends in '/', with the time of its last write by the store's clock, in any order.
+
+        It costs what `sizes` costs.
+        """
+        ...
+
+    def now(self) -> datetime:
+        """The time in UTC by the clock that `stamps` are of. What lasts from one machine's write to another's is
+        measured by it, since the clocks of two machines differ."""
+        ...
+
+    def discard(self, digest: str) -> None:
+        """Move a corrupt blob to discarded/ for inspection, so that it counts as missing and can be stored again."""
+        ...
+
+    def strays(self) -> tuple[str, ...]:
+        """Files or uploads that dead writers left behind, in words; no key refers to them."""
+        ...
+
+    def sweep(self) -> int:
+        """Delete what `strays` lists, and return how many; nothing of a running process is deleted."""
+        ...
+
+
+@runtime_checkable
+class Doubting(Protocol):
+    """A store whose blobs may come from a copy of them, which can be damaged."""
+
+    def doubt(self, digest: str) -> None:
+        """Look at a blob's copy again, or read it elsewhere, because other bytes came from it. Raises nothing."""
+        ...
+
+
+def written_at(store: Store, key: str) -> datetime | None:
+    """When a document was written last, by the store's clock; None if it is absent."""
+    return dict(store.stamps(f"{key.rpartition('/')[0]}/")).get(key)
+
+
+def place_of(store: Documents, key: str) -> str:
+    """The place of a key for messages: a path, or a bucket's URI."""
+    uri = store.locator(key)
+    return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
+
+
+def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> Store:
+    """Open the registry at a path, or a `file://`, `s3://`, `gs://` or `az://` URI, or read-only behind `http(s)://`.
+
+    Of several with commas between them the last, which is the registry itself; those before it are nearer places to
+    read from (`enginesmith.registry.store.nearest`). With `create`, it is created if it is absent, and must be
+    writable. Without `check`, a remote one is asked for nothing before its first use, and `check_marker` says whether a
+    registry is there.
+
+    Raises InputError for what cannot be a registry (a file, a place with other content, a newer format, an unknown
+    scheme, a server without conditional writes) and UnavailableError for what is absent or not writable.
+    """
+    text = os.fspath(uri) if isinstance(uri, Path) else split_places(uri)[-1]
+    if isinstance(uri, Path) or "://" not in text:
+        return open_folder(Path(_not_empty(text)), create=create)
+    parts = _split(text)
+    if parts.scheme in ("http", "https"):
+        from enginesmith.registry.store.http.store import open_http
+
+        return open_http(text, create=create)
+    if parts.scheme in BUCKETS:
+        # Here, because boto3 takes a quarter of a second to import.
+        from enginesmith.registry.store.objects.store import open_registry
+
+        return open_registry(bucket_at(text), create=create, check=check)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
+    return open_folder(Path(unquote(parts.path)), create=create)
+
+
+def check_marker(store: Store) -> None:
+    """Raise UnavailableError where no registry is, InputError for one of a newer format; one request."""
+    marker = store.read(MARKER)
+    if marker is None:
+        raise UnavailableError(f"there is no registry at {store.uri}; `enginesmith build` makes one, or set --registry")
+    check_format(marker, store.uri)
+
+
+def absolute_uri(uri: str) -> str:
+    """The URI of a registry that is valid in every folder and on every machine with access; nothing is opened.
+
+    Of several with commas between them each is. Raises InputError for what cannot be a registry, as `open_store`.
+    """
+    return ",".join(_absolute(place) for place in split_places(uri))
+
+
+def split_places(uri: str) -> tuple[str, ...]:
+    """The places of a registry's URI: those to read from, nearest first, and the registry itself last.
+
+    They are separated by commas; a folder with a comma in its name is a `file://` URI, with %2C. Raises InputError for
+    an empty one.
+    """
+    return tuple(_not_empty(place.strip()) for place in uri.split(","))
+
+
+def _absolute(uri: str) -> str:
+    if "://" not in uri:
+        return f"file://{quote(str(Path(uri).expanduser().absolute()))}"
+    return place_in_bucket(uri).uri if _split(uri).scheme in BUCKETS else uri
+
+
+def _split(text: str) -> SplitResult:
+    """The parts of a file:// or http(s):// URI or one of a bucket. Raises InputError for any other, and for one with
+    credentials,
+    whose message repeats none of it.
+
+    A secret may hold '/', so that `urlsplit` takes a part of it for the path; only a file's path may hold '@'.
+    """
+    scheme, _, rest = text.partition("://")
+    if "@" in (rest.partition("/")[0] if scheme == "file" else rest):
+        raise InputError(
+            f"registry {scheme[:20]}://...: a URI without user and password is needed; give credentials in the usual "
+            "ways of its cloud (environment, profile, role), and a cache's token by ENGINESMITH_CACHE_TOKEN_FILE"
+        )
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise InputError(
+            f"registry {text[:200]!r} is not a URI ({error}); give a path, {SCHEMES} or http://"
+        ) from error
+    if parts.scheme not in ("file", "http", "https", *BUCKETS):
+        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path, {SCHEMES} or http://")
+    return parts
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise InputError(f"registry {text!r} is not a path; give --registry or set ENGINESMITH_REGISTRY")
+    return text
+
+
+def change(
+    store: Store,
+    key: str,
+    make: Callable[[bytes | None], bytes | None],
+    contains: Callable[[bytes | None, bytes], bool] = lambda found, written: found == written,
+) -> bytes | None:
+    """Replace a document by what `make` returns for its content (None: absent), and return the new content.
+
+    `make` may return None to change nothing, and is called again after every lost race. contains(found, written):
+    whether the content `found` includes the write `written`, whose response was lost; it is then not repeated. By
+    default they must be equal, so that a change may be made twice if others write, too.
+
+    Raises ConflictError when the document keeps changing, and whatever `make` raises.
+    """
+    for attempt in range(_ATTEMPTS):
+        time.sleep(random.uniform(0, _LOSERS_PAUSE_S) * min(attempt, 20))  # noqa: S311 - no secret
+        before = store.read(key)
+        after = make(before)
+        if after is None or after == before:
+            return before
+        try:
+            if store.replace(key, after, before):
+                return after
+        except UndecidedError:
+            if contains(found := store.read(key), after):
+                return found
+    raise ConflictError(f"{key} of {store.uri} keeps changing; run again when fewer others write it")

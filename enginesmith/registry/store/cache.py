@@ -1,0 +1,322 @@
+"""This machine's cache of blobs from remote registries, shared by all its processes.
+
+A blob is verified before it enters, under a lock of its digest, so that of several processes one downloads it. The
+cache is bounded: the least recently used blobs are evicted first, and none that is being read. Everything in it can be
+deleted at any time. A blob that was verified by a manifest's BLAKE3 is stored under the pair of both digests (see
+`files`), and under its SHA-256 only after that was computed. (`flock`: Linux and other Unixes; on NFS version 4.)
+
+A file that was verified is not digested again while its device, inode, size and the times of the last change of its
+content and of its inode are the same (`VerificationCache`; no program can set back the last of these, and git decides
+in the same way which files to read). Digesting a gigabyte takes seconds, and a look at these takes microseconds. A disk
+that changes bits by itself is not seen; `--rehash` reads every file.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from enginesmith.core.digest import check_digest
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.registry.store.download import journal_of
+from enginesmith.registry.store.files import (
+    BlobDigest,
+    make_folder,
+    reachable,
+    rename_durably,
+    start_atomic_write,
+    sweep,
+)
+
+DEFAULT_BYTES = 16 << 30
+# Partial downloads that were not written to for a week are deleted.
+PARTIAL_S = 7 * 24 * 3600.0
+# Locks are shared by digests of equal beginning, so that their number has a bound.
+_LOCK_DIGITS = 3
+
+# Writes a blob's bytes into a stream and returns the digest of what it wrote.
+Download = Callable[[BinaryIO], str]
+# Writes a blob's bytes into a file, which may hold some of them, and returns the digest of its content then.
+Bring = Callable[[Path], str]
+# Device, inode, size in bytes, and the times in ns of the last change of content and of the inode.
+Facts = list[int]
+
+# Files of one blob that are remembered; of more the oldest are forgotten.
+_KEPT = 8
+# A write within one tick of the kernel's clock leaves the times as they are: a new file is recorded some ticks later.
+_TICKS_S = 0.02
+
+
+@dataclass(frozen=True)
+class VerificationCache:
+    """Records of verified files, one small file in `folder` for each `BlobDigest.name`: a record of a BLAKE3 says
+    nothing about the SHA-256 that a manifest pairs it with. All may be deleted at any time."""
+
+    folder: Path
+
+    def is_verified(self, blob: BlobDigest, path: Path) -> bool:
+        """Whether a file holds the blob: by its record or its SHA-256's, else by digesting it. Raises OSError."""
+        before = _facts(path)
+        if before in self._read(blob.name) or before in self._read(blob.sha256_only.name):
+            return True
+        if not blob.matches(path):
+            return False
+        if _facts(path)[:4] == before[:4]:
+            self.add(blob, path)
+        return True
+
+    def add(self, blob: BlobDigest, path: Path) -> None:
+        """Record that `path` was verified just now. Where that cannot be written, it will be digested again."""
+        changed = path.stat().st_ctime_ns
+        time.sleep(max(0.0, min(_TICKS_S, _TICKS_S - (time.time() - changed / 1e9))))
+        found = _facts(path)
+        others = [facts for facts in self._read(blob.name) if facts[:2] != found[:2]]
+        with suppress(OSError):
+            make_folder(self.folder)
+            fresh = self.folder / f".{secrets.token_hex(8)}"
+            fresh.write_text(json.dumps([found, *others][:_KEPT]))
+            fresh.replace(self.folder / blob.name)
+
+    def forget(self, blob: BlobDigest) -> None:
+        """Delete the records of a blob's files."""
+        for name in {blob.name, blob.sha256_only.name}:
+            with suppress(OSError):
+                (self.folder / name).unlink(missing_ok=True)
+
+    def note_use(self, name: str) -> None:
+        """Note that what is kept under a blob's name was used just now."""
+        with suppress(OSError):
+            make_folder(self.folder)
+            (self.folder / name).touch()
+
+    def last_used(self, name: str) -> float | None:
+        """When a blob was last used, in seconds since 1970; None if it is unknown."""
+        with suppress(OSError):
+            return (self.folder / name).stat().st_mtime
+        return None
+
+    def _read(self, name: str) -> list[Facts]:
+        with suppress(OSError, ValueError, RecursionError):
+            found = json.loads((self.folder / name).read_bytes() or b"[]")
+            if isinstance(found, list):
+                return [item for item in found if isinstance(item, list) and len(item) == 5]
+        return []
+
+
+def _facts(path: Path) -> Facts:
+    facts = os.stat(path)  # noqa: PTH116 - follows links, as reading does
+    return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
+
+
+@dataclass(frozen=True)
+class BlobCache:
+    """A cache in `folder` of at most `limit_bytes`, which only blobs in use may exceed."""
+
+    folder: Path
+    limit_bytes: int = DEFAULT_BYTES
+
+    @contextmanager
+    def hold(self, digest: str, download: Download) -> Iterator[Path]:
+        """Keep a blob's file from eviction while the block reads it; `download` writes it if it is absent.
+
+        The file was verified when it was stored. Raises IntegrityError when `download` wrote other bytes, OSError when
+        the cache's disk is full or read-only, and whatever `download` raises.
+        """
+        path = self._blob(check_digest(digest))
+        stream = _open_shared(path) or self._open_or_download(digest, path, download)
+        try:
+            self.verifications.note_use(digest)
+            yield path
+        finally:
+            stream.close()
+
+    @contextmanager
+    def hold_verified(
+        self, blob: BlobDigest, bring: Bring, *, rehash: bool = False
+    ) -> Iterator[tuple[Path, BlobDigest]]:
+        """Like `hold`, and a file that changed since it was verified is verified again.
+
+        Gives the file, and the digest it was verified by: `blob`, or its SHA-256 only. The block may link to the file.
+        `bring` gets the file to write to, which keeps its content when `bring` fails, and returns the content's digest.
+        Raises IntegrityError when it wrote other bytes, OSError, and whatever `bring` raises.
+        """
+        with self._lock(blob.digest):
+            if rehash:
+                self.verifications.forget(blob)
+            found = self._sound(blob)
+            if found is None:
+                self._bring(blob, bring)
+                found = blob
+            self.verifications.note_use(found.name)
+            yield self._blob(found.name), found
+        self._evict()
+
+    def open_sound(self, digest: str, tell_damage: Callable[[], object] = lambda: None) -> BinaryIO | None:
+        """Open a blob's file, kept from eviction until it is closed; None where there is none, or it was damaged.
+
+        A file that changed since it was verified is digested, and if it holds other bytes, `tell_damage` is called and
+        it is deleted. Raises OSError.
+        """
+        path = self._blob(check_digest(digest))
+        stream = _open_shared(path)
+        with suppress(FileNotFoundError):  # another thread has found the damage first
+            if stream is None or self.verifications.is_verified(BlobDigest(digest), path):
+                self.verifications.note_use(digest)
+                return stream
+            path.unlink()
+            tell_damage()
+        if stream is not None:
+            stream.close()
+        return None
+
+    @property
+    def verifications(self) -> VerificationCache:
+        """The records of verified files."""
+        return VerificationCache(self.folder / "stamps")
+
+    def holds(self, digest: str) -> bool:
+        """Whether a blob is in the cache."""
+        return self._blob(check_digest(digest)).is_file()
+
+    def size_of(self, digest: str) -> int | None:
+        """Size of a blob in the cache in bytes, not verified; None where it is not there."""
+        with suppress(OSError):
+            return self._blob(check_digest(digest)).stat().st_size
+        return None
+
+    def drop(self, digest: str) -> None:
+        """Delete a blob, for example one whose file is damaged."""
+        with suppress(FileNotFoundError):
+            self._blob(check_digest(digest)).unlink()
+
+    def give_up(self, blob: BlobDigest) -> None:
+        """Delete a blob's partial download."""
+        partial = self.folder / "partial" / blob.name
+        for path in (partial, journal_of(partial)):
+            with suppress(OSError):
+                path.unlink()
+
+    def _blob(self, name: str) -> Path:
+        return self.folder / "blobs" / name
+
+    def _sound(self, blob: BlobDigest) -> BlobDigest | None:
+        """The digests under which the blob is stored, if possible its SHA-256 alone; None if it is not stored.
+
+        A damaged file is deleted.
+        """
+        for known in dict.fromkeys((blob.sha256_only, blob)):
+            path = self._blob(known.name)
+            if path.is_file():
+                if self.verifications.is_verified(known, path):
+                    return known
+                path.unlink()
+        return blob if blob == blob.sha256_only and self._adopt(blob) else None
+
+    def _adopt(self, blob: BlobDigest) -> bool:
+        """Whether a file that was verified by a BLAKE3 has this SHA-256; it is then renamed to that."""
+        for path in sorted((self.folder / "blobs").glob(f"{blob.name}-*")):
+            if blob.matches(path):
+                path.replace(self._blob(blob.name))
+                self.verifications.add(blob, self._blob(blob.name))
+                return True
+        return False
+
+    def _open_or_download(self, digest: str, path: Path, download: Download) -> BinaryIO:
+        """The blob's file, locked against eviction; downloaded unless another process just did that."""
+        with self._lock(digest):
+            # In a loop, because another process may have downloaded it, or have evicted it right after this one did.
+            while (stream := _open_shared(path)) is None:
+                if not self._adopt(BlobDigest(digest)):
+                    self._download(digest, path, download)
+        self._evict()
+        return stream
+
+    @contextmanager
+    def _lock(self, digest: str) -> Iterator[None]:
+        """Hold the lock of a digest, in a cache whose folders are there."""
+        for folder in ("blobs", "locks", "partial", "tmp"):
+            make_folder(self.folder / folder)
+        with (self.folder / "locks" / digest[:_LOCK_DIGITS]).open("ab") as lock:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+            yield
+
+    def _bring(self, blob: BlobDigest, bring: Bring) -> None:
+        partial, path = self.folder / "partial" / blob.name, self._blob(blob.name)
+        for entry in os.scandir(self.folder / "partial"):
+            with suppress(FileNotFoundError):
+                if not entry.name.startswith(blob.name) and entry.stat().st_mtime < time.time() - PARTIAL_S:
+                    Path(entry.path).unlink()
+        found = bring(partial)
+        if found != blob.expected:
+            raise IntegrityError(
+                f"blob {blob.digest} came as other bytes (their {blob.algorithm} is {found}); it was not kept"
+            )
+        rename_durably(partial, path, read_only=True)
+        self.verifications.add(blob, path)
+
+    def _download(self, digest: str, path: Path, download: Download) -> None:
+        sweep(self.folder / "tmp")
+        with start_atomic_write(self.folder / "tmp") as file:
+            found = download(file.stream)
+            if found != digest:
+                raise IntegrityError(f"blob {digest} came as other bytes (their digest is {found}); it was not kept")
+            file.commit(path, read_only=True)
+
+    def _evict(self) -> None:
+        """Delete the least recently used blobs until the rest fits, but none that is being read."""
+        found: list[tuple[float, int, Path]] = []
+        for entry in os.scandir(self.folder / "blobs"):
+            with suppress(FileNotFoundError):
+                facts, used = entry.stat(), self.verifications.last_used(entry.name)
+                found.append((facts.st_mtime if used is None else used, facts.st_size, Path(entry.path)))
+        excess = sum(size for _, size, _ in found) - self.limit_bytes
+        for _, size, path in sorted(found):
+            if excess <= 0:
+                return
+            with suppress(OSError), path.open("rb") as stream:
+                fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                excess -= size
+
+
+def local_cache() -> BlobCache | None:
+    """This machine's cache: in ENGINESMITH_CACHE, else $XDG_CACHE_HOME/enginesmith, else ~/.cache/enginesmith, of at
+    most ENGINESMITH_CACHE_BYTES (default 16 GiB). None when that is 0. Raises InputError when it is no number."""
+    text = os.environ.get("ENGINESMITH_CACHE_BYTES", "").strip()
+    if text and not text.isdecimal():
+        raise InputError(f"ENGINESMITH_CACHE_BYTES is {text!r}; give a number of bytes, or 0 for no cache")
+    limit = int(text) if text else DEFAULT_BYTES
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.environ.get("ENGINESMITH_CACHE") or f"{home}/enginesmith"
+    return BlobCache(Path(os.path.abspath(os.path.expanduser(folder))), limit) if limit else None  # noqa: PTH100, PTH111
+
+
+def cached_file(digest: str, download: Download) -> Path:
+    """This machine's cached copy of a remote blob, verified when it came; `download` brings it if it is absent.
+
+    Raises IntegrityError without a cache, UnavailableError where it cannot be written, and as `BlobCache.hold`.
+    """
+    cache = local_cache()
+    if cache is None:
+        raise IntegrityError(f"blob {check_digest(digest)} has no local file: ENGINESMITH_CACHE_BYTES is 0")
+    with reachable(f"caching blob {digest} in {cache.folder}"), cache.hold(digest, download) as path:
+        return path
+
+
+def _open_shared(path: Path) -> BinaryIO | None:
+    """The file, locked for reading; None if it is absent, or was deleted before it could be locked."""
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        return None
+    fcntl.flock(stream.fileno(), fcntl.LOCK_SH)
+    if os.fstat(stream.fileno()).st_nlink:
+        return stream
+    stream.close()
+    return None

@@ -1,0 +1,355 @@
+"""A registry in a folder, safe for many processes on one machine or one shared file system.
+
+Blobs and documents are written under a temporary name in `tmp/` and renamed (`files.start_atomic_write`). Documents
+that may have two writers are compared and swapped under one lock for the whole registry, held for one rename.
+"""
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from enginesmith.core.digest import check_digest, digest_of_bytes, digest_of_file
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
+from enginesmith.registry.store.download import Fill
+from enginesmith.registry.store.files import (
+    AtomicWrite,
+    BlobDigest,
+    copy_hashed,
+    digest_stream,
+    make_folder,
+    reachable,
+    start_atomic_write,
+    strays,
+    sweep,
+    sync_folder,
+)
+from enginesmith.registry.store.layout import (
+    MARKER,
+    MARKER_CONTENT,
+    MAX_DOCUMENT_BYTES,
+    blob_key,
+    check_format,
+    check_key,
+    is_key,
+    refuse_other,
+)
+
+_TEMPORARY = "tmp"
+_LOCK = "lock"
+_DISCARDED = "discarded"
+_OWN = frozenset({_TEMPORARY, _LOCK})
+
+
+@dataclass(frozen=True)
+class FileStore:
+    """The store in the folder `root`, an absolute path. `open_store` makes one and checks it."""
+
+    root: Path
+
+    @property
+    def uri(self) -> str:
+        """'file:///...'."""
+        return f"file://{quote(str(self.root))}"
+
+    @property
+    def near(self) -> bool:
+        """See `Store.near`."""
+        return True
+
+    def locator(self, key: str) -> str:
+        """See `Store.locator`."""
+        return f"{self.uri}/{check_key(key)}"
+
+    def put_file(self, path: Path) -> str:
+        """See `Store.put_file`."""
+        return self.put_and_digest_file(path).digest
+
+    def put_and_digest_file(self, path: Path) -> BlobDigest:
+        """See `Store.put_and_digest_file`."""
+        with reachable(f"copying {path} into {self.root}"), path.open("rb") as source, self._start_write() as file:
+            # One pass: to digest first and copy afterwards would read each new file twice.
+            found = digest_stream(source, file.stream)
+            if not self._holds(found.digest):
+                self._commit_blob(file, found.digest)
+        return found
+
+    def put_bytes(self, data: bytes) -> str:
+        """See `Store.put_bytes`."""
+        digest = digest_of_bytes(data)
+        with reachable(f"writing {len(data)} bytes into {self.root}"):
+            if not self._holds(digest):
+                with self._start_write() as file:
+                    file.stream.write(data)
+                    self._commit_blob(file, digest)
+        return digest
+
+    def has(self, digest: str) -> bool:
+        """See `Store.has`."""
+        return self.stored_size(digest) is not None
+
+    def stored_size(self, digest: str) -> int | None:
+        """See `Store.stored_size`."""
+        # Strings in place of path objects, here and in `read`: planning a catalog asks tens of thousands of times.
+        path = f"{self.root}/{blob_key(digest)}"
+        try:
+            facts = os.lstat(path)
+            # A link counts only where it leads to something in the registry.
+            if stat.S_ISLNK(facts.st_mode) and Path(path).resolve().is_relative_to(self.root.resolve()):
+                facts = os.stat(path)  # noqa: PTH116
+        except OSError:
+            return None
+        return facts.st_size if stat.S_ISREG(facts.st_mode) else None
+
+    def size(self, digest: str) -> int:
+        """See `Store.size`."""
+        found = self.stored_size(digest)
+        if found is None:
+            raise self._lost_error(digest)
+        return found
+
+    def path(self, digest: str) -> Path:
+        """See `Store.path`."""
+        blob = self._blob(digest)
+        if not self.has(digest):
+            raise self._lost_error(digest)
+        return blob
+
+    def fetch(self, digest: str, dest: Path) -> None:
+        """See `Store.fetch`."""
+        blob = self.path(digest)
+        with reachable(f"copying {blob} to {dest}"):
+            make_folder(dest.parent)
+            sweep(dest.parent)
+            with blob.open("rb") as source, start_atomic_write(dest.parent) as file:
+                self._check(digest, copy_hashed(source, file.stream))
+                file.commit(dest)
+
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """See `Store.read_blob`."""
+        blob = self.path(digest)
+        with reachable(f"reading {blob}"), blob.open("rb") as stream:
+            data = stream.read(min(os.fstat(stream.fileno()).st_size, most) + 1)
+        if len(data) > most:
+            raise IntegrityError(f"{blob} is over {most} bytes, which no blob of its kind is")
+        self._check(digest, digest_of_bytes(data))
+        return data
+
+    @contextmanager
+    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:  # noqa: ARG002 - the reader knows
+        """See `Store.open_range`."""
+        blob = self.path(digest)
+
+        def fill(into: memoryview) -> None:
+            with reachable(f"reading {blob}"):
+                if stream.readinto(into) != len(into):
+                    raise IntegrityError(
+                        f"blob {digest} of {self.uri} ends before it should; run `enginesmith verify --repair`"
+                    )
+
+        with reachable(f"reading {blob}"):
+            stream = blob.open("rb")
+        with stream:
+            stream.seek(start)
+            yield fill
+
+    def rehash(self, digest: str) -> BlobDigest:
+        """See `Store.rehash`."""
+        blob = self.path(digest)
+        with reachable(f"reading {blob}"), blob.open("rb") as stream:
+            return digest_stream(stream)
+
+    def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
+        path = f"{self.root}/{check_key(key)}"
+        with reachable(f"reading {path}"):
+            try:
+                # A buffer of the file's size: one of 64 MiB costs more than reading a small file.
+                with open(path, "rb", buffering=0) as stream:  # noqa: PTH123
+                    data = stream.read(min(os.fstat(stream.fileno()).st_size, MAX_DOCUMENT_BYTES) + 1)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise IntegrityError(f"{path} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is")
+        return data
+
+    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
+        """See `Store.read_if_changed`. Every write is a new file: inode number, time and size are the tag."""
+        path = self.root / check_key(key)
+        with reachable(f"reading {path}"):
+            try:
+                facts = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None, ""
+        found = f"{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_size}"
+        if found == tag:
+            return None, tag
+        # If it was replaced in between, the older tag makes the next call read it once more.
+        data = self.read(key)
+        return data, found if data is not None else ""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `Store.create`."""
+        return self.replace(key, data, None)
+
+    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """See `Store.replace`."""
+        path = self.root / check_key(key)
+        with reachable(f"writing {path}"), self._start_write() as file:
+            file.stream.write(data)
+            file.sync()
+            with (self.root / _LOCK).open("ab") as lock:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+                if self.read(key) != expected:
+                    return False
+                make_folder(path.parent)
+                file.commit(path)
+        return True
+
+    def remove(self, key: str) -> None:
+        """See `Store.remove`. Folders stay, since another process may be about to write into them."""
+        path = self.root / check_key(key)
+        with reachable(f"deleting {path}"):
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            sync_folder(path.parent)
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
+        for name in self.children(prefix):
+            key = f"{prefix}{name}"
+            if name.endswith("/") and is_key(key.removesuffix("/")):
+                yield from self.list(key)
+            else:
+                yield key
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`."""
+        folder = self.root / check_key(prefix.removesuffix("/")) if prefix else self.root
+        with reachable(f"listing {folder}"):
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+        for entry in entries:
+            if prefix or entry.name not in {*_OWN, _DISCARDED}:
+                yield f"{entry.name}/" if entry.is_dir() else entry.name
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """See `Store.sizes`."""
+        return ((key, facts.st_size) for key, facts in self._files(prefix))
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """See `Store.stamps`: the time of the file, which a file server stamps by its own clock."""
+        return ((key, datetime.fromtimestamp(facts.st_mtime, UTC)) for key, facts in self._files(prefix))
+
+    def now(self) -> datetime:
+        """See `Store.now`: the time of a file that is written now. This machine's time where nothing may be written,
+        since nothing is decided there."""
+        if not os.access(self.root, os.W_OK):
+            return datetime.now(UTC)
+        with reachable(f"writing into {self.root}"), self._start_write() as file:
+            file.stream.write(b"\n")
+            file.sync()
+            return datetime.fromtimestamp(os.fstat(file.stream.fileno()).st_mtime, UTC)
+
+    def _files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+        folder = self.root / check_key(prefix.removesuffix("/"))
+        with reachable(f"listing {folder}"):
+            for place, _, names in os.walk(folder, onerror=_raise_unless_absent):
+                below = Path(place).relative_to(self.root).as_posix()
+                for name in names:
+                    with suppress(FileNotFoundError):  # deleted meanwhile
+                        facts = os.lstat(f"{place}/{name}")
+                        if stat.S_ISREG(facts.st_mode):
+                            yield f"{below}/{name}", facts
+
+    def discard(self, digest: str) -> None:
+        """See `Store.discard`."""
+        blob = self._blob(digest)
+        with reachable(f"moving {blob} away"):
+            make_folder(self.root / _DISCARDED)
+            if blob.is_file():
+                blob.replace(self.root / _DISCARDED / digest)
+
+    def strays(self) -> tuple[str, ...]:
+        """See `Store.strays`."""
+        return tuple(str(path) for path in strays(self.root / _TEMPORARY))
+
+    def sweep(self) -> int:
+        """See `Store.sweep`."""
+        with reachable(f"cleaning {self.root / _TEMPORARY}"):
+            return sweep(self.root / _TEMPORARY)
+
+    def _blob(self, digest: str) -> Path:
+        return self.root / blob_key(check_digest(digest))
+
+    def _holds(self, digest: str) -> bool:
+        """Whether a blob is there and sound. Reading it costs less than writing it, and a corrupt one is replaced."""
+        return self.has(digest) and digest_of_file(self._blob(digest)) == digest
+
+    def _lost_error(self, digest: str) -> IntegrityError:
+        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith verify`, then build again")
+
+    def _check(self, digest: str, found: str) -> None:
+        if found != digest:
+            raise IntegrityError(
+                f"blob {digest} of {self.uri} holds other bytes (their digest is {found}); "
+                "run `enginesmith verify --repair`, then build again"
+            )
+
+    def _start_write(self) -> AbstractContextManager[AtomicWrite]:
+        make_folder(self.root / _TEMPORARY)
+        return start_atomic_write(self.root / _TEMPORARY)
+
+    def _commit_blob(self, file: AtomicWrite, digest: str) -> None:
+        blob = self._blob(digest)
+        make_folder(blob.parent)
+        file.commit(blob, read_only=True)
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+def open_folder(root: Path, *, create: bool) -> FileStore:
+    """Open the registry in a folder, or make one there. Raises InputError and UnavailableError; see `open_store`."""
+    store = FileStore(Path(os.path.abspath(root.expanduser())))  # noqa: PTH100 - resolve() would follow symlinks
+    if not _is_registry(store):
+        if not create:
+            raise UnavailableError(
+                f"there is no registry at {store.root}; `enginesmith build` makes one, or set --registry"
+            )
+        with reachable(f"making a registry at {store.root}"):
+            make_folder(store.root)
+        store.create(MARKER, MARKER_CONTENT)
+    if create:
+        if not os.access(store.root, os.W_OK | os.X_OK):
+            raise UnavailableError(f"registry {store.root} is not writable; give this user access, or set --registry")
+        store.sweep()
+    return store
+
+
+def _is_registry(store: FileStore) -> bool:
+    """Whether a registry is there; False if the folder is absent or empty. Raises InputError for any other."""
+    if not store.root.exists():
+        return False
+    if not store.root.is_dir():
+        raise InputError(f"registry {store.root} is a file; give a folder")
+    marker = store.read(MARKER)
+    if marker is not None:
+        check_format(marker, str(store.root))
+        return True
+    with reachable(f"listing {store.root}"):
+        others = {path.name for path in store.root.iterdir()} - _OWN
+    if others:
+        refuse_other(others, str(store.root), "give an empty or a new folder")
+    return False

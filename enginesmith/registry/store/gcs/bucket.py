@@ -1,0 +1,198 @@
+"""The requests of a bucket of Google Cloud Storage (`objects.api.BucketApi` documents them)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from urllib.parse import quote
+
+import requests
+from google.api_core import exceptions as api
+from google.cloud.storage import Blob
+
+from enginesmith.registry.store.gcs.place import GcsLocation
+from enginesmith.registry.store.gcs.requests import GcsConnection, answers, connect, raise_for, timeouts
+from enginesmith.registry.store.gcs.uploads import put_large, put_small
+from enginesmith.registry.store.layout import MARKER
+from enginesmith.registry.store.objects.api import (
+    CONDITION_FAILED,
+    NO_RANGE,
+    TOO_LARGE,
+    UNCHANGED,
+    Body,
+    Declined,
+    ListedObject,
+    ListedPage,
+    ObjectFacts,
+    parse_date,
+)
+from enginesmith.registry.store.objects.body import HttpBody, NoWholeAnswerError
+from enginesmith.registry.store.objects.source import UploadSource
+
+PAGE_KEYS = 1000
+_PARTIAL = 206
+_LENGTH, _GENERATION = "Content-Length", "X-Goog-Generation"
+
+
+@dataclass(frozen=True)
+class GcsBucket:
+    """The bucket at `place`. Tags are generations."""
+
+    place: GcsLocation
+
+    @property
+    def kind(self) -> str:
+        """See `BucketApi.kind`."""
+        return "Google Cloud Storage server"
+
+    @property
+    def never(self) -> str:
+        """See `BucketApi.never`: generations are times in microseconds."""
+        return "1"
+
+    def head(self, key: str) -> ObjectFacts:
+        """See `BucketApi.head`. The checksum is the MD5, which an object that was composed of others has not."""
+        with answers(self.place):
+            blob = self._blob(key)
+            blob.reload(timeout=timeouts(), retry=None)
+            if blob.generation is None or blob.size is None:
+                raise NoWholeAnswerError("no generation")
+            return ObjectFacts(blob.size, str(blob.generation), blob.md5_hash or "", dict(blob.metadata or {}))
+
+    def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
+        """See `BucketApi.get`. An unchanged object costs an answer without a body (304)."""
+        with answers(self.place), self._open(key, {"ifGenerationNotMatch": unless} if unless else {}) as response:
+            size, tag = int(response.headers[_LENGTH]), response.headers[_GENERATION]
+            if tag == unless:  # from a server that ignores this condition
+                raise Declined(UNCHANGED, "unchanged")
+            data = response.raw.read(limit + 1) if size <= limit else b""
+            if max(size, len(data)) > limit:
+                raise Declined(TOO_LARGE, "large")
+            if len(data) != size:
+                raise NoWholeAnswerError("it ends before")
+            return data, tag
+
+    def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
+        """See `BucketApi.open_from`."""
+        with answers(self.place):
+            asked = {"ifGenerationMatch": tag} if tag else {}
+            response = self._open(key, asked, f"bytes={start}-" if start else "")
+            try:
+                found, size = response.headers[_GENERATION], int(response.headers[_LENGTH])
+                if tag and found != tag:  # from a server that ignores this condition
+                    raise Declined(CONDITION_FAILED, "another")
+                if start and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+                    raise Declined(NO_RANGE, "no range")
+                return found, HttpBody(response.raw, size, partial(answers, self.place))
+            except BaseException:
+                response.close()
+                raise
+
+    def open_range(self, key: str, start: int, size: int) -> Body:
+        """See `BucketApi.open_range`."""
+        last = start + size - 1
+        with answers(self.place):
+            response = self._open(key, {}, f"bytes={start}-{last}")
+            whole = start == 0 and response.headers.get(_LENGTH) == str(size)
+            found = response.headers.get("Content-Range", "").partition("/")[0]
+            if found == f"bytes {start}-{last}" or (whole and response.status_code != _PARTIAL):
+                return HttpBody(response.raw, size, partial(answers, self.place))
+            response.close()
+            if response.status_code != _PARTIAL or found:
+                raise Declined(NO_RANGE, "it ends before")
+            raise NoWholeAnswerError("no range")
+
+    def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
+        """See `BucketApi.put`."""
+        with answers(self.place):
+            put_small(self._blob(key), data, expected, token)
+
+    def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
+        """See `BucketApi.put_large`: a resumable upload, of which Google keeps nothing that is not completed in a
+        week."""
+        with answers(self.place):
+            put_large(self._blob(key), source, expected)
+
+    def holds(self, found: ObjectFacts, source: UploadSource) -> bool | None:
+        """See `BucketApi.holds`: by the MD5."""
+        return found.checksum == source.md5() if found.checksum else None
+
+    def delete(self, key: str, tag: str = "") -> None:
+        """See `BucketApi.delete`. A bucket that keeps versions, or deletes softly, keeps the bytes for as long."""
+        with answers(self.place):
+            self._blob(key).delete(if_generation_match=int(tag) if tag else None, timeout=timeouts(), retry=None)
+
+    def copy(self, key: str, dest: str, tag: str) -> None:
+        """See `BucketApi.copy`. Large objects take several requests."""
+        rewrite, done = "", False
+        with answers(self.place):
+            while not done:
+                rewrite, _, _ = self._blob(dest).rewrite(
+                    self._blob(key),
+                    rewrite or None,
+                    if_source_generation_match=int(tag),
+                    timeout=timeouts(),
+                    retry=None,
+                )
+                done = not rewrite
+
+    def page(self, prefix: str, after: str, *, deep: bool) -> ListedPage:
+        """See `BucketApi.page`."""
+        top = self.place.key("")
+        with answers(self.place):
+            bucket = self._connection.bucket
+            found = bucket.list_blobs(
+                prefix=self.place.key(prefix) or None,
+                delimiter=None if deep else "/",
+                page_token=after or None,
+                page_size=PAGE_KEYS,
+                fields="items(name,size,generation,updated),prefixes,nextPageToken,kind",
+                timeout=timeouts(),
+                retry=None,
+            )
+            page = tuple(next(found.pages, ()))
+            if any(item.updated is None for item in page):
+                raise NoWholeAnswerError("no time")
+            items = tuple(
+                ListedObject(str(item.name).removeprefix(top), item.size, str(item.generation), item.updated)
+                for item in page
+            )
+            folders = tuple(str(name).removeprefix(top) for name in sorted(found.prefixes))
+            return ListedPage(items, folders, found.next_page_token or "")
+
+    def now(self) -> datetime:
+        """See `BucketApi.now`."""
+        with answers(self.place), self._open(MARKER, {}) as response:
+            return parse_date(response.headers.get("Date"))
+
+    def strays(self) -> tuple[str, ...]:
+        """See `BucketApi.strays`: none, since unfinished uploads cost nothing and end by themselves."""
+        return ()
+
+    def sweep(self) -> int:
+        """See `BucketApi.sweep`."""
+        return 0
+
+    @property
+    def _connection(self) -> GcsConnection:
+        return connect(self.place)
+
+    def _blob(self, key: str) -> Blob:
+        return self._connection.bucket.blob(self.place.key(key))
+
+    def _open(self, key: str, asked: Mapping[str, str], part: str = "") -> requests.Response:
+        """The response whose body is the object's bytes, or the range `part` of them: read as it comes, which the
+        methods of a Blob do not."""
+        where, name = self._connection, quote(self.place.key(key), safe="")
+        response: requests.Response = where.session.get(
+            f"{where.url}/download/storage/v1/b/{self.place.bucket}/o/{name}",
+            params={"alt": "media", **asked},
+            headers={"Accept-Encoding": "identity", **({"Range": part} if part else {})},
+            timeout=timeouts(),
+            stream=True,
+        )
+        raise_for(response)
+        if response.status_code not in (requests.codes.ok, _PARTIAL):
+            response.close()
+            raise api.Unknown(f"status {response.status_code}")
+        return response

@@ -1,0 +1,54 @@
+"""The place of a registry in Google Cloud Storage: a `gs://bucket/prefix?option=value` URI as a value.
+
+Credentials are never part of the URI; each machine has its own: Application Default Credentials.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from enginesmith.registry.store.objects.uris import check_bucket, check_endpoint, read_uri
+
+# https://cloud.google.com/storage/docs/buckets#naming
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+OPTIONS = ("endpoint",)
+
+
+@dataclass(frozen=True)
+class GcsLocation:
+    """A bucket and how to reach it. prefix: '' or 'some/folder', without a slash at its ends.
+
+    endpoint: URL of another server than Google's, such as an emulator; over plain http it gets no credentials.
+    """
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+
+    @property
+    def uri(self) -> str:
+        """The URI that `parse_gcs_place` reads, everywhere with the same result."""
+        return self.locator("") + (f"?{urlencode({'endpoint': self.endpoint}, safe=':/')}" if self.endpoint else "")
+
+    def locator(self, key: str) -> str:
+        """Where a key is, as other tools write it: 'gs://bucket/prefix/key'."""
+        return "gs://" + "/".join(part for part in (self.bucket, self.prefix, key) if part)
+
+    def key(self, key: str) -> str:
+        """The key's name in the bucket."""
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+
+def parse_gcs_place(text: str, environment: Mapping[str, str] = os.environ) -> GcsLocation:
+    """Read a gs:// URI. The endpoint may also come from STORAGE_EMULATOR_HOST, as for Google's own libraries.
+
+    Raises InputError, which never repeats what may be a secret.
+    """
+    found = read_uri(text, OPTIONS)
+    check_bucket(found, found.host, _BUCKET, "3 to 222 of a-z 0-9 . _ -")
+    given = found.options.get("endpoint") or environment.get("STORAGE_EMULATOR_HOST")
+    if given and "://" not in given:
+        given = f"http://{given}"  # as Google's libraries read that variable
+    return GcsLocation(found.host, found.prefix, check_endpoint(given, "Google Cloud Storage") if given else None)

@@ -1,0 +1,168 @@
+"""Google's client and session, and their errors as answers or failures, in words.
+
+A message has the status and the remedy, never the server's whole response: that may hold a token or a signed URL.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+import google.auth
+import requests
+from google.api_core import exceptions as api
+from google.auth import exceptions as auth
+from google.auth.credentials import AnonymousCredentials, Credentials
+from google.auth.transport.requests import AuthorizedSession
+from google.cloud.storage import Bucket, Client
+from google.cloud.storage import exceptions as storage
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
+
+from enginesmith.registry.store.gcs.place import GcsLocation
+from enginesmith.registry.store.objects import attempts
+from enginesmith.registry.store.objects.api import Declined, Failed
+from enginesmith.registry.store.objects.attempts import UNKNOWN_REQUEST
+
+GOOGLE = "https://storage.googleapis.com"
+_SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
+
+# Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
+_DECLINED = (304, 404, 409, 412, 416)
+# Besides 5xx: too many requests, too slow; 400 of an upload whose bytes have not the stated checksum.
+_PASSING = (408, 429)
+_CORRUPT = ("checksum", "md5", "crc32c", "content hash")
+
+# All that a request raises. KeyError and the like: where an answer was cut off, and Google's library takes it for
+# another kind.
+FAILURES = (
+    api.GoogleAPIError, auth.GoogleAuthError, storage.InvalidResponse, storage.DataCorruption,
+    requests.RequestException, HTTPError, OSError, KeyError, ValueError, TypeError,
+    AttributeError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GcsConnection:
+    """A client for a bucket, and the session for bodies that are read as they come. url: of the server."""
+
+    bucket: Bucket
+    session: AuthorizedSession
+    url: str
+
+
+def timeouts() -> tuple[float, float]:
+    """Seconds for a connection, and for each piece of an answer."""
+    return attempts.CONNECT_TIMEOUT_S, attempts.READ_TIMEOUT_S
+
+
+def connect(place: GcsLocation) -> GcsConnection:
+    """The connection, made at first use; one per process, because neither sockets nor locks survive a fork.
+
+    Raises Failed when the credentials cannot be used.
+    """
+    return _connect(place, os.getpid())
+
+
+@lru_cache(maxsize=16)
+def _connect(place: GcsLocation, _process: int) -> GcsConnection:
+    with answers(place):
+        credentials = _credentials(place)
+        session = AuthorizedSession(credentials)
+        pool = HTTPAdapter(pool_connections=attempts.CONNECTIONS, pool_maxsize=attempts.CONNECTIONS, max_retries=0)
+        session.mount("https://", pool)
+        session.mount("http://", pool)
+        options = {"api_endpoint": place.endpoint} if place.endpoint else {}
+        # A project is needed to list buckets, and for nothing here.
+        client = Client(project="enginesmith", credentials=credentials, client_options=options)
+        # For its traces it asks for the bucket, in a thread of its own, whether traces are wanted or not: a request
+        # that is nobody's, a permission more, and a thread that a fork may meet. The library looks whether this is set.
+        client._bucket_metadata_cache = None
+        return GcsConnection(client.bucket(place.bucket), session, place.endpoint or GOOGLE)
+
+
+def _credentials(place: GcsLocation) -> Credentials:
+    """Application Default Credentials; none to a server over plain http, where everybody could read the token."""
+    if place.endpoint and place.endpoint.startswith("http://"):
+        return AnonymousCredentials()
+    credentials: Credentials = google.auth.default(scopes=_SCOPES)[0]
+    return credentials
+
+
+@contextmanager
+def answers(place: GcsLocation) -> Iterator[None]:
+    """Turn what Google's libraries raise inside into Declined, where the server said no about the object, or Failed."""
+    try:
+        yield
+    except FAILURES as error:
+        status = status_of(error)
+        if status in _DECLINED and not _is_about_bucket(error):
+            raise Declined(status, type(error).__name__) from error
+        words = _explain_answer(place, status, error) if status else _explain_no_answer(place, error)
+        raise Failed(words, passing=is_transient(status, error), unknown=words == UNKNOWN_REQUEST) from error
+
+
+def raise_for(response: requests.Response) -> None:
+    """Raise what `answers` reads, for an answer that is an error."""
+    if response.status_code >= 300:
+        with response:
+            raise api.from_http_response(response)
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status; 0 when there was no answer."""
+    if isinstance(error, api.GoogleAPICallError):
+        return int(error.code or 0)
+    if isinstance(error, storage.InvalidResponse):
+        return int(error.response.status_code)
+    return 0
+
+
+def _is_about_bucket(error: Exception) -> bool:
+    return status_of(error) == 404 and "bucket does not exist" in str(error).lower()
+
+
+def is_transient(status: int, error: Exception) -> bool:
+    """Whether the same request may succeed in a moment."""
+    if status:
+        corrupt = status == 400 and any(word in str(error).lower() for word in _CORRUPT)
+        return (status >= 500 and status != 501) or status in _PASSING or corrupt or status < 400
+    if isinstance(error, auth.GoogleAuthError):
+        return isinstance(error, auth.TransportError) or bool(getattr(error, "retryable", False))
+    return not isinstance(error, requests.exceptions.SSLError | requests.exceptions.ProxyError)
+
+
+def _explain_answer(place: GcsLocation, status: int, error: Exception) -> str:
+    """What an error response of the server means, and the remedy."""
+    at = f" at {place.endpoint}" if place.endpoint else " at Google"
+    if status == 404:
+        return f"there is no bucket {place.bucket!r}{at}; create it, or check its name"
+    if status == 401:
+        return "the credentials are not accepted (401); check GOOGLE_APPLICATION_CREDENTIALS, or log in again"
+    if status == 403:
+        return (
+            "not allowed (403); docs/concepts/registry.md has the roles that are needed (without "
+            "storage.objects.list, Google answers so for what is absent, too)"
+        )
+    if status == 501:
+        return UNKNOWN_REQUEST
+    if is_transient(status, error):
+        return f"the server is overloaded or failing ({status}); run again later"
+    return f"the server refuses with {status}; check the URI's options"
+
+
+def _explain_no_answer(place: GcsLocation, error: Exception) -> str:
+    """Why there was no response, and the remedy."""
+    at = f" at {place.endpoint}" if place.endpoint else " at Google"
+    kind = type(error).__name__
+    if isinstance(error, auth.GoogleAuthError):
+        return (
+            f"no usable credentials ({kind}); set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth application-default "
+            "login`, or give this machine or its Kubernetes service account a Google service account"
+        )
+    if isinstance(error, requests.exceptions.SSLError):
+        return f"no TLS connection{at}; set REQUESTS_CA_BUNDLE to its certificate authority"
+    if isinstance(error, requests.exceptions.ProxyError):
+        return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+    return f"no whole answer{at} ({kind}); check the endpoint and the network, then run again"

@@ -1,0 +1,203 @@
+"""GET and HEAD requests to a registry behind HTTP: connections that are kept, what is asked again, errors in words.
+
+Of the standard library alone, because serving nodes read by it. No proxy is asked: a cache is near. A bearer token, if
+the server wants one, is read from the file that ENGINESMITH_CACHE_TOKEN_FILE names at every request, so that it may be
+renewed; redirections are not followed, so that no other host gets it.
+"""
+
+import atexit
+import os
+import random
+import ssl
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from pathlib import Path
+
+from enginesmith.core.errors import IntegrityError, RelayError, UnavailableError
+from enginesmith.registry.store.files import count_io
+from enginesmith.registry.store.http.place import HttpLocation
+
+TOKEN_FILE = "ENGINESMITH_CACHE_TOKEN_FILE"  # noqa: S105 - the name of a variable
+CONNECT_TIMEOUT_S = 5.0
+# More than a cache takes between two blocks of a blob that it is fetching itself.
+READ_TIMEOUT_S = 60.0
+# Requests before giving up: with the pauses between them about ten seconds.
+ATTEMPTS = 8
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+# Idle connections that are kept for each server.
+_KEPT = 32
+_MOST_REASON = 300
+
+# The object is not had here, whatever else the server has: absent, larger than it keeps, damaged where it reads from.
+_MISSING = (404, 410, 413, 416, 422)
+_PASSING = (408, 429, 500, 502, 504)
+# What http.client raises for a request; ValueError, where it reads a number from a header that was cut off.
+FAILURES = (OSError, HTTPException, ValueError)
+
+
+class AbsentError(IntegrityError):
+    """The server does not have this object, or not whole, or lists it for nobody."""
+
+
+@dataclass
+class _Idle:
+    """Connections without a request, of one process, since sockets must not be shared with a fork."""
+
+    process: int
+    connections: deque[HTTPConnection] = field(default_factory=deque)
+
+
+_idle: dict[HttpLocation, _Idle] = {}
+
+
+@atexit.register
+def close_idle() -> None:
+    """Close the connections that are kept."""
+    while _idle:
+        for connection in _idle.popitem()[1].connections:
+            connection.close()
+
+
+def pauses(attempts: int) -> Iterator[float | None]:
+    """One item for each attempt: the seconds to wait after it before the next one, growing and random; last None."""
+    for number in range(attempts - 1):
+        yield random.uniform(0.5, 1.0) * min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S)  # noqa: S311 - no secret
+    yield None
+
+
+@contextmanager
+def exchange(
+    place: HttpLocation, method: str, target: str, headers: Mapping[str, str] | None = None
+) -> Iterator[HTTPResponse]:
+    """Send one request and give its answer: 200, 206 or 304. target: the path, with a query.
+
+    The connection is kept if the body was read to its end. Raises AbsentError, RelayError, UnavailableError for a
+    request that the server refuses, and `FAILURES` for one that is worth another attempt.
+    """
+    connection, answer = _send(place, method, target, {**(headers or {}), **_authorization()})
+    try:
+        if answer.status not in (200, 206, 304):
+            _raise_status(place, target, answer)
+        yield answer
+    except BaseException:
+        answer.close()
+        connection.close()
+        raise
+    # Of a body that was not read to its end `length` is what is left.
+    if answer.isclosed() and not answer.length and not answer.will_close and len(kept := _kept(place)) < _KEPT:
+        kept.append(connection)
+    else:
+        answer.close()
+        connection.close()
+
+
+def read_whole(
+    place: HttpLocation, target: str, most: int, headers: Mapping[str, str] | None = None, attempts: int = ATTEMPTS
+) -> tuple[int, bytes, str]:
+    """Status (200 or 304), body and ETag of a GET, asked again where that may help. most: bytes of the body.
+
+    Raises AbsentError, RelayError and UnavailableError; IntegrityError for a longer body.
+    """
+    for pause in pauses(attempts):
+        try:
+            with exchange(place, "GET", target, headers) as answer:
+                body = answer.read(most + 1)
+                if len(body) > most or (answer.length or 0) > most:
+                    raise IntegrityError(f"{place.site}{target}: over {most} bytes, which no document of a registry is")
+                if answer.length:  # what is left of the stated length: `read` would take memory for it first
+                    raise IncompleteRead(body, answer.length)
+                return answer.status, body, answer.getheader("ETag") or ""
+        except FAILURES as error:
+            wait(place, target, error, pause)
+    raise AssertionError("unreachable")
+
+
+def wait(place: HttpLocation, target: str, error: Exception, pause: float | None) -> None:
+    """Wait `pause` seconds before another attempt; None: raise UnavailableError with the remedy."""
+    if pause is None or isinstance(error, ssl.SSLCertVerificationError):
+        count_io("errors")
+        raise UnavailableError(f"reading {place.site}{target}: {_explain(error)}") from error
+    count_io("retries")
+    time.sleep(pause)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "its certificate is not accepted; set SSL_CERT_FILE to its certificate authority"
+    reason = getattr(error, "strerror", None) or str(error)[:_MOST_REASON] or "no answer"
+    return f"no whole answer ({type(error).__name__}: {reason}); check that the cache runs and can be reached"
+
+
+def _send(
+    place: HttpLocation, method: str, target: str, headers: Mapping[str, str]
+) -> tuple[HTTPConnection, HTTPResponse]:
+    """Send over an idle connection, or a new one where the server has closed that meanwhile."""
+    while True:
+        kept = _kept(place)
+        connection, fresh = (kept.pop(), False) if kept else (_connect(place), True)
+        try:
+            connection.request(method, target, headers=dict(headers))
+            return connection, connection.getresponse()
+        except FAILURES:
+            connection.close()
+            if fresh:
+                raise
+
+
+def _connect(place: HttpLocation) -> HTTPConnection:
+    if place.scheme == "https":
+        context = ssl.create_default_context()
+        connection: HTTPConnection = HTTPSConnection(place.host, place.port, timeout=CONNECT_TIMEOUT_S, context=context)
+    else:
+        connection = HTTPConnection(place.host, place.port, timeout=CONNECT_TIMEOUT_S)
+    connection.connect()
+    connection.sock.settimeout(READ_TIMEOUT_S)
+    return connection
+
+
+def _kept(place: HttpLocation) -> deque[HTTPConnection]:
+    """This process's idle connections to a server."""
+    found = _idle.get(place)
+    if found is None or found.process != os.getpid():
+        found = _idle[place] = _Idle(os.getpid())
+    return found.connections
+
+
+def _authorization() -> dict[str, str]:
+    """The header with the bearer token; none without a file. Raises UnavailableError."""
+    if not (name := os.environ.get(TOKEN_FILE, "").strip()):
+        return {}
+    try:
+        token = Path(name).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"{TOKEN_FILE} is {name}, and it cannot be read; give a file with a token") from error
+    if not token.isprintable() or not token:
+        raise UnavailableError(f"{TOKEN_FILE} is {name}, and it holds no token: one line is needed")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _raise_status(place: HttpLocation, target: str, answer: HTTPResponse) -> None:
+    status, reason = answer.status, _reason(answer)
+    where = f"{place.site}{target}"
+    if status in _MISSING:
+        raise AbsentError(f"{where}: {reason or 'not there'} ({status})")
+    if status == 503:
+        raise RelayError(f"{where}: {reason or 'what it reads from does not answer'}; run again later")
+    if status in _PASSING:
+        raise HTTPException(f"status {status} {reason}")
+    if status in (401, 407):
+        raise UnavailableError(f"{where}: it wants a token; set {TOKEN_FILE} to the file that holds it")
+    raise UnavailableError(f"{where}: refused with {status} {reason}; check the URI")
+
+
+def _reason(answer: HTTPResponse) -> str:
+    """What the server says, as one short printable line; nothing where it says it in HTML."""
+    if not (answer.getheader("Content-Type") or "").startswith("text/plain"):
+        return ""
+    line = answer.read(_MOST_REASON).decode(errors="replace").partition("\n")[0]
+    return "".join(letter for letter in line if letter.isprintable())

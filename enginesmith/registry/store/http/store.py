@@ -1,0 +1,328 @@
+"""The store behind HTTP (`enginesmith.registry.store.base.Store` documents the methods): it is read, and never written.
+
+A document is `GET /KEY`, with `If-None-Match` where one is known; a blob `GET` with `Range`, its existence and size
+`HEAD`. `GET /PREFIX/?list=keys` is a JSON list of all keys below, `?list=names` of the names directly below; a cache
+lists what resolving a reference needs, and nothing else. What the server says is not believed: blobs are verified by
+whoever reads them, documents as those of any registry.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from http.client import HTTPResponse, IncompleteRead
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from enginesmith.core import parsing
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
+from enginesmith.registry.store.cache import cached_file
+from enginesmith.registry.store.download import Fill
+from enginesmith.registry.store.files import BlobDigest, make_folder, reachable, start_atomic_write, sweep
+from enginesmith.registry.store.http.place import HttpLocation, parse_location
+from enginesmith.registry.store.http.requests import (
+    ATTEMPTS,
+    FAILURES,
+    AbsentError,
+    exchange,
+    pauses,
+    read_whole,
+    wait,
+)
+from enginesmith.registry.store.layout import (
+    MARKER,
+    MAX_DOCUMENT_BYTES,
+    blob_key,
+    check_format,
+    check_key,
+    check_size,
+)
+
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class HttpStore:
+    """The store at `place`. `open_store` makes one and checks it. May be used by many threads and after a fork.
+
+    attempts: requests before giving up; fewer where another place can be asked instead.
+    """
+
+    place: HttpLocation
+    attempts: int = ATTEMPTS
+
+    @property
+    def uri(self) -> str:
+        """'http://host:port/prefix'."""
+        return self.place.uri
+
+    @property
+    def near(self) -> bool:
+        """See `Store.near`."""
+        return False
+
+    def locator(self, key: str) -> str:
+        """See `Store.locator`."""
+        return self.place.locator(check_key(key))
+
+    def put_file(self, path: Path) -> str:  # noqa: ARG002
+        """See `Store.put_file`. Raises InputError, as all that would write."""
+        self._refuse()
+
+    def put_and_digest_file(self, path: Path) -> BlobDigest:  # noqa: ARG002
+        """See `put_file`."""
+        self._refuse()
+
+    def put_bytes(self, data: bytes) -> str:  # noqa: ARG002
+        """See `put_file`."""
+        self._refuse()
+
+    def create(self, key: str, data: bytes) -> bool:  # noqa: ARG002
+        """See `put_file`."""
+        self._refuse()
+
+    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:  # noqa: ARG002
+        """See `put_file`."""
+        self._refuse()
+
+    def remove(self, key: str) -> None:  # noqa: ARG002
+        """See `put_file`."""
+        self._refuse()
+
+    def discard(self, digest: str) -> None:  # noqa: ARG002
+        """See `put_file`."""
+        self._refuse()
+
+    def rehash(self, digest: str) -> BlobDigest:  # noqa: ARG002
+        """See `put_file`: what is damaged is looked for where the registry is."""
+        self._refuse()
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:  # noqa: ARG002
+        """See `put_file`: only writers ask for it."""
+        self._refuse()
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:  # noqa: ARG002
+        """See `sizes`."""
+        self._refuse()
+
+    def now(self) -> datetime:
+        """See `sizes`."""
+        self._refuse()
+
+    def strays(self) -> tuple[str, ...]:
+        """See `Store.strays`: nobody writes here."""
+        return ()
+
+    def sweep(self) -> int:
+        """See `Store.sweep`."""
+        return 0
+
+    def has(self, digest: str) -> bool:
+        """See `Store.has`."""
+        return self.stored_size(digest) is not None
+
+    def stored_size(self, digest: str) -> int | None:
+        """See `Store.stored_size`."""
+        target = self.place.path(blob_key(digest))
+        for pause in pauses(self.attempts):
+            try:
+                with exchange(self.place, "HEAD", target) as answer:
+                    answer.read()
+                    return check_size(int(answer.headers["Content-Length"]), f"{self.place.site}{target}")
+            except AbsentError:
+                return None
+            except (*FAILURES, TypeError) as error:
+                wait(self.place, target, error, pause)
+        raise AssertionError("unreachable")
+
+    def size(self, digest: str) -> int:
+        """See `Store.size`."""
+        found = self.stored_size(digest)
+        if found is None:
+            raise self._lost_error(digest)
+        return found
+
+    def path(self, digest: str) -> Path:
+        """See `Store.path`. The file is this machine's cached copy, verified when it was downloaded."""
+        return cached_file(digest, lambda sink: self._stream_verified(digest, sink))
+
+    def fetch(self, digest: str, dest: Path) -> None:
+        """See `Store.fetch`."""
+        with reachable(f"copying blob {digest} of {self.uri} to {dest}"):
+            make_folder(dest.parent)
+            sweep(dest.parent)
+            with start_atomic_write(dest.parent) as file:
+                self._stream_verified(digest, file.stream)
+                file.commit(dest)
+
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """See `Store.read_blob`."""
+        for _ in range(2):
+            _, data, _ = read_whole(self.place, self.place.path(blob_key(digest)), most, attempts=self.attempts)
+            if hashlib.sha256(data).hexdigest() == digest:
+                return data
+            self.doubt(digest)
+        raise self._other_bytes(digest)
+
+    @contextmanager
+    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
+        """See `Store.open_range`."""
+        found = _BlobRange(self, blob_key(digest), start, start + size)
+        try:
+            yield found.fill
+        finally:
+            found.close()
+
+    def doubt(self, digest: str) -> None:
+        """Ask the server to read a blob's file again, because other bytes came from it; it fetches a damaged one anew.
+
+        Raises nothing: what comes next is verified like what came before.
+        """
+        with (
+            suppress(IntegrityError, UnavailableError, *FAILURES),
+            exchange(self.place, "HEAD", self.place.path(blob_key(digest)), {"Cache-Control": "no-cache"}) as answer,
+        ):
+            answer.read()
+
+    def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
+        return self.read_if_changed(key, "")[0]
+
+    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
+        """See `Store.read_if_changed`. The tag is the ETag; an unchanged document costs one request without a body."""
+        target = self.place.path(check_key(key))
+        try:
+            status, data, etag = read_whole(
+                self.place, target, MAX_DOCUMENT_BYTES, {"If-None-Match": tag} if tag else {}, self.attempts
+            )
+        except AbsentError:
+            return None, ""
+        # A server without ETags still answers; its documents are read each time.
+        return (None, tag) if status == 304 else (data, etag or "none")
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`. Raises InputError for what the server lists for nobody."""
+        yield from self._read_list(prefix, "keys")
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`. Raises InputError for what the server lists for nobody."""
+        yield from self._read_list(prefix, "names")
+
+    def _read_list(self, prefix: str, what: str) -> tuple[str, ...]:
+        if prefix:
+            check_key(prefix.removesuffix("/"))
+        target = f"{self.place.path(prefix)}?list={what}"
+        try:
+            _, data, _ = read_whole(self.place, target, MAX_DOCUMENT_BYTES, attempts=self.attempts)
+            found = parsing.load_json(data)
+        except AbsentError as absent:
+            raise InputError(
+                f"{self.uri} lists what resolving a reference needs, and not '{prefix}'; give the registry itself, not "
+                "its cache"
+            ) from absent
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise IntegrityError(
+                f"{self.uri}: its list of '{prefix}' is no JSON list of names; is it a registry's cache?"
+            )
+        return tuple(found)
+
+    def _stream_verified(self, digest: str, sink: BinaryIO) -> str:
+        """Write a blob's bytes to `sink` and return its digest; other bytes are read once more."""
+        size, start = self.size(digest), sink.tell()
+        block = memoryview(bytearray(_READ_BYTES))
+        for _ in range(2):
+            sink.seek(start)
+            sink.truncate()
+            sha, left = hashlib.sha256(), size
+            with self.open_range(digest, 0, size) as fill:
+                while left:
+                    view = block[: min(left, len(block))]
+                    fill(view)
+                    sha.update(view)
+                    sink.write(view)
+                    left -= len(view)
+            if sha.hexdigest() == digest:
+                return digest
+            self.doubt(digest)
+        raise self._other_bytes(digest)
+
+    def _refuse(self) -> NoReturn:
+        raise InputError(
+            f"{self.uri} is read-only: engines are pulled from it; give the registry itself to publish, move channels, "
+            "verify or collect"
+        )
+
+    def _lost_error(self, digest: str) -> IntegrityError:
+        return IntegrityError(
+            f"{self.uri} does not have blob {digest}; run `enginesmith verify` at the registry itself"
+        )
+
+    def _other_bytes(self, digest: str) -> IntegrityError:
+        return IntegrityError(
+            f"blob {digest} of {self.uri} holds other bytes; run `enginesmith verify` at the registry itself"
+        )
+
+
+class _BlobRange:
+    """The bytes of a blob from `start` to `end`, in order; not verified, which needs the whole blob."""
+
+    def __init__(self, store: HttpStore, key: str, start: int, end: int) -> None:
+        self._store, self._target = store, store.place.path(key)
+        self._at, self._end = start, end
+        self._stack = ExitStack()
+        self._body: HTTPResponse | None = None
+        self._furthest, self._waiting = start, pauses(store.attempts)
+
+    def fill(self, into: memoryview) -> None:
+        """Fill `into` with the next bytes; a body that breaks off is asked for again from there."""
+        have = 0
+        while have < len(into):
+            try:
+                body = self._body or self._open()
+                count = body.readinto(into[have : have + _READ_BYTES])
+                if not count:
+                    raise IncompleteRead(b"", self._end - self._at)
+            except FAILURES as error:
+                self.close()
+                if self._at > self._furthest:
+                    self._furthest, self._waiting = self._at, pauses(self._store.attempts)
+                wait(self._store.place, self._target, error, next(self._waiting))
+            else:
+                have += count
+                self._at += count
+
+    def close(self) -> None:
+        """Release the connection, for reuse if the whole range was read."""
+        body, self._body = self._body, None
+        if body is not None:
+            body.close()
+        self._stack.close()
+
+    def _open(self) -> HTTPResponse:
+        asks = {"Range": f"bytes={self._at}-{self._end - 1}"}
+        answer = self._stack.enter_context(exchange(self._store.place, "GET", self._target, asks))
+        length, part = answer.getheader("Content-Length"), answer.getheader("Content-Range") or ""
+        whole = answer.status == 200 and self._at == 0
+        ranged = answer.status == 206 and f"{part}/".startswith((f"bytes {self._at}-{self._end - 1}/", "/"))
+        if not (ranged or whole) or length != str(self._end - self._at):
+            answer.close()
+            raise AbsentError(
+                f"{self._store.place.site}{self._target}: it ends before it should, or the server has no ranges"
+            )
+        self._body = answer
+        return answer
+
+
+def open_http(uri: str, *, create: bool, attempts: int = ATTEMPTS) -> HttpStore:
+    """Open the registry at an http(s):// URI. Raises InputError and UnavailableError; see `open_store`."""
+    store = HttpStore(parse_location(uri), attempts)
+    if create:
+        store._refuse()
+    marker = store.read(MARKER)
+    if marker is None:
+        raise UnavailableError(f"there is no registry at {store.uri}; check the URI")
+    check_format(marker, store.uri)
+    return store

@@ -1,0 +1,297 @@
+"""Where things lie in a registry, the same in every store: the keys of blobs and documents, and the marker.
+
+A key is a relative path with '/' between its parts::
+
+    enginesmith-registry.json                                the marker, {"format": 1}: this place is a registry
+    blobs/sha256/ab/abcd...                               bytes, by digest
+    records/<kind>/<key>.json                             the result of a step (`enginesmith.registry.builds.records`)
+    records/copies/<key>.json                             copies of a model's records (`registry.record_copies`)
+    models/<model>/versions/<version>/manifest.json       the description of a version; never rewritten
+    models/<model>/versions/<version>/attestations/<engine>/<report>.json
+    models/<model>/versions/<version>/latency/<engine>/<report>.json
+    models/<model>/versions/<version>/attributions/<name>.json   what drifted in a graph or unit
+    models/<model>/versions/<version>/canaries/<target>/<report>.json    a canary's verdict on one target
+    models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json
+    models/<model>/versions/<version>/report.html         a copy of the report for people
+    models/<model>/versions/<version>/report.json         the data of that page
+    models/<model>/channels/<channel>.json                a channel and its rollout (`registry.versions.state`)
+    models/<model>/histories/<channel>.json               the moves and rollouts before that
+    failed/<model>/report.html, report.json               page of the model's last run that published nothing
+    models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
+    models/<model>/pins/<version>.json                    a version that is never deleted, and why
+    models/<model>/registered.json                        the model's last registered specs, with their files' digests
+    feeds/<feed>.json                                     where the channels of a group lead (`registry.versions.feeds`)
+    rollouts/<model>/<channel>/<rollout>.json             marks one that may run (`registry.versions.rolling`)
+    serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
+    turns/<digest>.json                                   a build lock (`enginesmith.registry.builds.build_lock`)
+    leases/<id>.json                                      a running writer (`enginesmith.registry.leases`)
+    runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs
+    history/<backend>/models/<model>.json, all.json       finished builds (`enginesmith.registry.builds.build_history`)
+    series/<model>/<digest>.json                          latencies of a unit (`registry.latency_series`)
+    history/totals.json                                   number of builds by outcome, and their times
+    timing/<product>/<driver>/<version>.json              which blob is a GPU's timing cache
+    index/<digit>.json                                    what versions models have
+                                                          (`enginesmith.registry.versions.index`)
+    gc/condemned.json, gc/marks/<two digits>.json         the garbage marks (`enginesmith.registry.marks`)
+"""
+
+import re
+from collections.abc import Collection
+from typing import Literal, NoReturn
+
+from enginesmith.core import parsing
+from enginesmith.core.digest import canonical_json, check_digest, digest_of
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.names import check_channel, check_model, check_version
+
+# The registry of commands and flows that name none.
+DEFAULT_REGISTRY = "./registry"
+
+# No document of a registry is larger, and no blob: uploads have at most 10,000 parts.
+MAX_DOCUMENT_BYTES = 64 << 20
+MAX_BLOB_BYTES = 1 << 40
+# Keys of one listing: a registry of a million documents is large.
+MAX_KEYS = 1 << 24
+
+MARKER = "enginesmith-registry.json"
+MARKER_MAX_BYTES = 64 << 10
+FORMAT = 1
+MARKER_CONTENT = canonical_json({"format": FORMAT})
+
+BLOBS = "blobs/sha256/"
+RECORDS = "records/"
+MODELS = "models/"
+FAILED = "failed/"
+MANIFEST = "manifest.json"
+LEASES = "leases/"
+BUILD_LOCKS = "turns/"
+# The key of an earlier format's only document, so that an enginesmith of that time refuses this one.
+MARKS = "gc/condemned.json"
+MARK_SHARDS = "gc/marks/"
+RUNS = "runs/"
+FEEDS = "feeds/"
+HISTORY = "history/"
+TOTALS = "history/totals.json"
+TIMING = "timing/"
+SERIES = "series/"
+ROLLOUTS = "rollouts/"
+SERVING = "serving/"
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it can be a path in no other place than the registry. Raises InputError."""
+    if is_key(key):
+        return key
+    raise InputError(f"registry key {key!r}: its parts must match {_PART.pattern}")
+
+
+def is_key(text: str) -> bool:
+    """Whether `text` can be a key: a relative path that climbs nowhere."""
+    return all(_PART.fullmatch(part) for part in text.split("/"))
+
+
+def check_size(size: int, where: str) -> int:
+    """Return the size in bytes that a server states of an object if an object can have it. Raises IntegrityError."""
+    if 0 <= size <= MAX_BLOB_BYTES:
+        return size
+    raise IntegrityError(f"{where} has {str(size)[:40]} bytes by what the server says, which nothing in a registry has")
+
+
+def blob_key(digest: str) -> str:
+    """Key of a blob."""
+    return f"{BLOBS}{check_digest(digest)[:2]}/{digest}"
+
+
+def record_key(kind: str, key: str) -> str:
+    """Key of the record of a step; `key` is the digest of what the step read."""
+    if not _KIND.fullmatch(kind):
+        raise InputError(f"record kind {kind!r} must match {_KIND.pattern}")
+    return f"{RECORDS}{kind}/{check_digest(key)}.json"
+
+
+def model_prefix(kind: Literal["versions", "channels", "pins"], model: str) -> str:
+    """Prefix of the documents of one kind of a model."""
+    return f"{MODELS}{check_model(model)}/{kind}/"
+
+
+def version_prefix(model: str, version: str) -> str:
+    """Prefix of everything about one version."""
+    return f"{model_prefix('versions', model)}{check_version(version)}/"
+
+
+def evidence_prefix(
+    kind: Literal["attestations", "latency", "canaries", "signatures", "attributions", "loads"],
+    model: str,
+    version: str,
+) -> str:
+    """Prefix of the documents of one kind that were stored beside a version after it was published."""
+    return f"{version_prefix(model, version)}{kind}/"
+
+
+def manifest_key(model: str, version: str) -> str:
+    """Key of a version's manifest."""
+    return f"{version_prefix(model, version)}{MANIFEST}"
+
+
+def page_key(model: str, version: str) -> str:
+    """Key of the copy of a version's HTML report."""
+    return f"{version_prefix(model, version)}report.html"
+
+
+def page_data_key(model: str, version: str) -> str:
+    """Key of the JSON that a version's HTML report is drawn from."""
+    return f"{version_prefix(model, version)}report.json"
+
+
+def failed_page_key(model: str) -> str:
+    """Key of the HTML report of a model's last run that published nothing."""
+    return f"{FAILED}{check_model(model)}/report.html"
+
+
+def failed_data_key(model: str) -> str:
+    """Key of the JSON that this report is drawn from."""
+    return f"{FAILED}{check_model(model)}/report.json"
+
+
+def attestation_key(model: str, version: str, engine: str, report: str) -> str:
+    """Key of one attestation: the report `report` about the engine `engine`, both digests."""
+    return f"{evidence_prefix('attestations', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def latency_key(model: str, version: str, engine: str, report: str) -> str:
+    """Key of one latency report about the engine `engine`; both are digests."""
+    return f"{evidence_prefix('latency', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def load_key(model: str, version: str, engine: str, report: str) -> str:
+    """Key of one report of a load test of the engine `engine`; both are digests."""
+    return f"{evidence_prefix('loads', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def attribution_key(model: str, version: str, name: str) -> str:
+    """Key of the attribution of a graph or a unit of a version. name: what it is called there."""
+    return f"{evidence_prefix('attributions', model, version)}{digest_of({'attribution': name})}.json"
+
+
+def canary_key(model: str, version: str, target: str, report: str) -> str:
+    """Key of one verdict: of the canary on `target` ('sm_89') whose report has this digest."""
+    return check_key(f"{evidence_prefix('canaries', model, version)}{target}/{check_digest(report)}.json")
+
+
+def signature_key(model: str, version: str, document: str, key_id: str) -> str:
+    """Key of one signature; the document and the key that signed it go by their digests."""
+    return f"{evidence_prefix('signatures', model, version)}{check_digest(document)}/{check_digest(key_id)}.sig.json"
+
+
+def channel_key(model: str, channel: str) -> str:
+    """Key of a channel's state."""
+    return f"{model_prefix('channels', model)}{check_channel(channel)}.json"
+
+
+def channel_history_key(model: str, channel: str) -> str:
+    """Key of the moves and rollouts of a channel before its state."""
+    return f"{MODELS}{check_model(model)}/histories/{check_channel(channel)}.json"
+
+
+def feed_key(feed: str) -> str:
+    """Key of the root of a feed."""
+    return f"{FEEDS}{check_channel(feed)}.json"
+
+
+def running_rollout_key(model: str, channel: str, rollout: str) -> str:
+    """Key of the mark of a rollout that may be unfinished."""
+    return check_key(f"{ROLLOUTS}{check_model(model)}/{check_channel(channel)}/{rollout}.json")
+
+
+def serving_prefix(model: str, channel: str, rollout: str | None = None) -> str:
+    """Prefix of what nodes report about a rollout of a channel, or (None) about all of them."""
+    where = f"{SERVING}{check_model(model)}/{check_channel(channel)}/"
+    return where if rollout is None else f"{check_key(f'{where}{rollout}')}/"
+
+
+def policy_key(model: str | None, channel: str) -> str:
+    """Key of the policy of a model's channel, or (None) of that channel of every model."""
+    where = f"{MODELS}{check_model(model)}/" if model is not None else ""
+    return f"{where}policies/{check_channel(channel)}.json"
+
+
+def registered_key(model: str) -> str:
+    """Key of a model's registered specs."""
+    return f"{MODELS}{check_model(model)}/registered.json"
+
+
+def build_lock_key(name: str) -> str:
+    """Key of a build lock; `name` is the digest of what is built."""
+    return f"{BUILD_LOCKS}{check_digest(name)}.json"
+
+
+def pin_key(model: str, version: str) -> str:
+    """Key of a version's pin."""
+    return f"{model_prefix('pins', model)}{check_version(version)}.json"
+
+
+def lease_key(lease: str) -> str:
+    """Key of a lease."""
+    return check_key(f"{LEASES}{lease}.json")
+
+
+def index_key(shard: str) -> str:
+    """Key of a part of the index of all models; `shard` is a hexadecimal digit."""
+    return check_key(f"index/{shard}.json")
+
+
+def mark_shard_key(shard: str) -> str:
+    """Key of a shard of the garbage marks; `shard` is two hexadecimal digits."""
+    return check_key(f"{MARK_SHARDS}{shard}.json")
+
+
+def run_key(run: str) -> str:
+    """Key of what became of a run."""
+    return check_key(f"{RUNS}{run}.json")
+
+
+def run_live_key(run: str) -> str:
+    """Key of what the running jobs of a run printed last."""
+    return check_key(f"{RUNS}{run}.live")
+
+
+def history_key(backend: str, model: str | None = None) -> str:
+    """Key of what builds of a backend took: of one model, or (None) of the newest of all."""
+    return check_key(f"{HISTORY}{backend}/" + ("all.json" if model is None else f"models/{check_model(model)}.json"))
+
+
+def series_key(model: str, series: str) -> str:
+    """Key of a series of latencies; `series` is the digest of what it is of."""
+    return f"{SERIES}{check_model(model)}/{check_digest(series)}.json"
+
+
+def timing_key(product: str, driver: str, version: str) -> str:
+    """Key of the document that names a GPU's timing cache; what a key cannot hold becomes '-'."""
+    parts = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-._").lower() or "unknown" for part in (product, driver, version)
+    )
+    return check_key(f"{TIMING}{'/'.join(parts)}.json")
+
+
+def refuse_other(names: Collection[str], where: str, remedy: str) -> NoReturn:
+    """Raise InputError for a place without a marker that holds other things; for a registry that has lost its marker,
+    say how it gets it back. names: what lies there.  remedy: for a place that is no registry."""
+    if {"blobs", "models"} & set(names):
+        raise InputError(
+            f"{where} looks like a registry that has lost its marker; if it is one, write "
+            f"{MARKER_CONTENT.decode()} into {where}/{MARKER}"
+        )
+    raise InputError(f"{where} holds {min(names)!r} and is no registry (no {MARKER}); {remedy}")
+
+
+def check_format(marker: bytes, where: str) -> None:
+    """Raise IntegrityError for a marker that cannot be read, InputError for a format this release does not know."""
+    try:
+        found = parsing.field(parsing.parse_json(marker, MARKER_MAX_BYTES), "format", parsing.count)
+    except parsing.Malformed as error:
+        raise IntegrityError(f"{where}/{MARKER} is damaged; write {MARKER_CONTENT.decode()} into it") from error
+    if found != FORMAT:
+        raise InputError(f"registry {where} has format {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")

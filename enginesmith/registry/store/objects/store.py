@@ -1,0 +1,306 @@
+"""The store in a bucket (`enginesmith.registry.store.base.Store` documents the methods), and how it is opened or
+made."""
+
+import io
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import IntegrityError, UnavailableError, UndecidedError
+from enginesmith.registry.store.cache import BlobCache, cached_file, local_cache
+from enginesmith.registry.store.download import Fill
+from enginesmith.registry.store.files import (
+    BlobDigest,
+    copy_hashed,
+    digest_stream,
+    make_folder,
+    reachable,
+    start_atomic_write,
+    sweep,
+)
+from enginesmith.registry.store.layout import (
+    MARKER,
+    MARKER_CONTENT,
+    MAX_BLOB_BYTES,
+    MAX_DOCUMENT_BYTES,
+    blob_key,
+    check_format,
+    check_key,
+    refuse_other,
+)
+from enginesmith.registry.store.objects.api import ABSENT, BucketApi, BucketPlace, Declined
+from enginesmith.registry.store.objects.attempts import ask
+from enginesmith.registry.store.objects.listing import keys_below, names_below, sizes_below, stamps_below
+from enginesmith.registry.store.objects.reading import (
+    HashingSink,
+    Range,
+    head,
+    read_changed,
+    read_document,
+    stream_blob,
+    tag_of,
+)
+from enginesmith.registry.store.objects.source import UploadSource
+from enginesmith.registry.store.objects.writing import put, require_conditional_writes, write
+
+_DISCARDED = "discarded"
+# Attempts when a registry is opened: few, since a wrong endpoint is likelier than a passing fault.
+_ATTEMPTS = 4
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """The store in `bucket`. `open_store` makes one and checks it. May be used by many threads and after a fork."""
+
+    bucket: BucketApi
+
+    @property
+    def place(self) -> BucketPlace:
+        """Where it is."""
+        return self.bucket.place
+
+    @property
+    def uri(self) -> str:
+        """'s3://bucket/prefix?endpoint=...', without credentials."""
+        return self.place.uri
+
+    @property
+    def near(self) -> bool:
+        """See `Store.near`."""
+        return False
+
+    def locator(self, key: str) -> str:
+        """See `Store.locator`."""
+        return self.place.locator(check_key(key))
+
+    def put_file(self, path: Path) -> str:
+        """See `Store.put_file`."""
+        return self.put_and_digest_file(path).digest
+
+    def put_and_digest_file(self, path: Path) -> BlobDigest:
+        """See `Store.put_and_digest_file`. Raises IntegrityError, and stores nothing, if the file changes meanwhile."""
+        self._check_writable()
+        with reachable(f"reading {path}"), path.open("rb") as stream:
+            found = digest_stream(stream)
+            put(self.bucket, UploadSource(stream, path.stat().st_size, found))
+        return found
+
+    def put_bytes(self, data: bytes) -> str:
+        """See `Store.put_bytes`."""
+        self._check_writable()
+        digest = digest_of_bytes(data)
+        put(self.bucket, UploadSource(io.BytesIO(data), len(data), BlobDigest(digest)))
+        return digest
+
+    def has(self, digest: str) -> bool:
+        """See `Store.has`."""
+        return self.stored_size(digest) is not None
+
+    def stored_size(self, digest: str) -> int | None:
+        """See `Store.stored_size`."""
+        found = head(self.bucket, blob_key(digest))
+        return None if found is None else found.size
+
+    def size(self, digest: str) -> int:
+        """See `Store.size`."""
+        found = self.stored_size(digest)
+        if found is None:
+            raise self._lost_error(digest)
+        return found
+
+    def path(self, digest: str) -> Path:
+        """See `Store.path`. The file is this machine's cached copy, verified when it was downloaded."""
+        return cached_file(digest, lambda sink: self._stream_verified(digest, sink))
+
+    def fetch(self, digest: str, dest: Path) -> None:
+        """See `Store.fetch`. A blob in this machine's cache is not downloaded again."""
+        cache = local_cache()
+        size = None if cache is not None and cache.holds(digest) else self.size(digest)
+        with reachable(f"copying blob {digest} of {self.uri} to {dest}"):
+            make_folder(dest.parent)
+            sweep(dest.parent)
+            with start_atomic_write(dest.parent) as file:
+                sink = file.stream
+                if cache is None or (size or 0) > cache.limit_bytes or not self._copy_from_cache(cache, digest, sink):
+                    self._stream_verified(digest, sink)
+                file.commit(dest)
+
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """See `Store.read_blob`."""
+        found = io.BytesIO()
+        self._stream_verified(digest, found, most)
+        return found.getvalue()
+
+    @contextmanager
+    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
+        """See `Store.open_range`."""
+
+        def fill(into: memoryview) -> None:
+            try:
+                found.fill(into)
+            except Declined as declined:
+                if declined.status == ABSENT:
+                    raise self._lost_error(digest) from declined
+                raise IntegrityError(
+                    f"blob {digest} of {self.uri} ends before it should; run `enginesmith verify --repair`, then build "
+                    "again"
+                ) from declined
+
+        with closing(Range(self.bucket, blob_key(digest), start, size)) as found:
+            yield fill
+
+    def rehash(self, digest: str) -> BlobDigest:
+        """See `Store.rehash`."""
+        try:
+            sink = HashingSink()
+            return BlobDigest(stream_blob(self.bucket, blob_key(digest), sink), sink.blake3)
+        except Declined as declined:
+            raise self._lost_error(digest) from declined
+
+    def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
+        found = read_document(self.bucket, check_key(key))
+        return None if found is None else found[0]
+
+    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
+        """See `Store.read_if_changed`. An unchanged document costs one request without a body."""
+        return read_changed(self.bucket, check_key(key), tag)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `Store.create`."""
+        # Undecided means that another writer's document is there: it is never replaced, so this call wrote none.
+        with suppress(UndecidedError):
+            return self.replace(key, data, None)
+        return False
+
+    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """See `Store.replace`."""
+        check_key(key)
+        self._check_writable()
+        if expected is None:
+            return write(self.bucket, key, data, None)
+        tag = tag_of(self.bucket, key, expected)
+        return tag is not None and write(self.bucket, key, data, tag)
+
+    def remove(self, key: str) -> None:
+        """See `Store.remove`. A bucket that keeps versions keeps the bytes until a rule of its own deletes them."""
+        check_key(key)
+        with suppress(Declined):
+            ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key))
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
+        found = keys_below(self.bucket, self._prefix(prefix))
+        return (key for key in found if prefix or not key.startswith(f"{_DISCARDED}/"))
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`."""
+        found = names_below(self.bucket, self._prefix(prefix))
+        return (name for name in found if prefix or name != f"{_DISCARDED}/")
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """See `Store.sizes`."""
+        return sizes_below(self.bucket, self._prefix(prefix))
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """See `Store.stamps`."""
+        return stamps_below(self.bucket, self._prefix(prefix))
+
+    def now(self) -> datetime:
+        """See `Store.now`: what the server's answer about the marker is dated."""
+        try:
+            return ask(self.bucket, "asking for the time", self.bucket.now)
+        except Declined as declined:
+            raise UnavailableError(f"there is no registry at {self.locator(MARKER)}; check the URI") from declined
+
+    def discard(self, digest: str) -> None:
+        """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
+        key = blob_key(digest)
+        found = head(self.bucket, key)
+        if found is None:
+            return
+        with suppress(Declined):
+            ask(
+                self.bucket,
+                f"moving {key} away",
+                lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", found.tag),
+            )
+            ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, found.tag))
+
+    def strays(self) -> tuple[str, ...]:
+        """See `Store.strays`."""
+        return self.bucket.strays()
+
+    def sweep(self) -> int:
+        """See `Store.sweep`."""
+        return self.bucket.sweep()
+
+    def _check_writable(self) -> None:
+        require_conditional_writes(self.bucket)
+
+    def _prefix(self, prefix: str) -> str:
+        if prefix:
+            check_key(prefix.removesuffix("/"))
+        return prefix
+
+    def _stream_verified(self, digest: str, sink: BinaryIO, most: int = MAX_BLOB_BYTES) -> str:
+        """Write a blob's bytes to `sink` and return its digest. Other bytes are downloaded once more, since the network
+        may have changed them; then IntegrityError is raised."""
+        start, found = sink.tell(), ""
+        for _ in range(2):
+            sink.seek(start)
+            sink.truncate()
+            try:
+                found = stream_blob(self.bucket, blob_key(digest), sink, most)
+            except Declined as declined:
+                raise self._lost_error(digest) from declined
+            if found == digest:
+                return found
+        raise IntegrityError(
+            f"blob {digest} of {self.uri} holds other bytes (their digest is {found}); "
+            "run `enginesmith verify --repair`, then build again"
+        )
+
+    def _copy_from_cache(self, cache: BlobCache, digest: str, sink: BinaryIO) -> bool:
+        """Write a blob's bytes to `sink` through the cache; False where that is full, read-only or damaged."""
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(cache.hold(digest, lambda file: self._stream_verified(digest, file)))
+                source = stack.enter_context(held.open("rb"))
+            except OSError:
+                return False
+            start = sink.tell()
+            if copy_hashed(source, sink) == digest:
+                return True
+        cache.drop(digest)
+        sink.seek(start)
+        sink.truncate()
+        return False
+
+    def _lost_error(self, digest: str) -> IntegrityError:
+        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith verify`, then build again")
+
+
+def open_registry(bucket: BucketApi, *, create: bool, check: bool = True) -> ObjectStore:
+    """Open the registry in a bucket, or make one. Raises InputError and UnavailableError; see `open_store`."""
+    if not (create or check):
+        return ObjectStore(bucket)
+    where = bucket.place.locator("")
+    marker = read_document(bucket, MARKER, attempts=_ATTEMPTS)
+    if marker is not None:
+        check_format(marker[0], where)
+    elif not create:
+        raise UnavailableError(f"there is no registry at {where}; `enginesmith build` makes one, or set --registry")
+    else:
+        if others := [name.removesuffix("/") for name in names_below(bucket, "") if name != MARKER]:
+            refuse_other(others, where, "give a prefix of its own")
+        write(bucket, MARKER, MARKER_CONTENT, None)
+    store = ObjectStore(bucket)
+    if create:
+        require_conditional_writes(bucket)
+        store.sweep()
+    return store

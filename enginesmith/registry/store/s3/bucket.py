@@ -1,0 +1,191 @@
+"""The requests of a bucket of Amazon S3 or a compatible server (`objects.api.BucketApi` documents them)."""
+
+import re
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+
+from botocore import exceptions as aws
+from botocore.response import StreamingBody
+
+from enginesmith.core.codec import JsonObject
+from enginesmith.core.parsing import find, read
+from enginesmith.registry.store.layout import MARKER
+from enginesmith.registry.store.objects.api import (
+    NO_RANGE,
+    TOKEN,
+    TOO_LARGE,
+    Body,
+    Declined,
+    ListedObject,
+    ListedPage,
+    ObjectFacts,
+    parse_date,
+)
+from enginesmith.registry.store.objects.body import HttpBody
+from enginesmith.registry.store.objects.source import UploadSource, md5_of
+from enginesmith.registry.store.s3.place import S3Location
+from enginesmith.registry.store.s3.requests import answers, client, whole
+from enginesmith.registry.store.s3.uploads import abort_abandoned, condition_of, list_abandoned, parts_etag, send
+
+_FACTS = ("ContentLength", "ETag")
+_PARTIAL = 206
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/")
+
+
+@dataclass(frozen=True)
+class S3Bucket:
+    """The bucket at `place`. Tags are ETags."""
+
+    place: S3Location
+
+    @property
+    def kind(self) -> str:
+        """See `BucketApi.kind`."""
+        return "S3 server"
+
+    @property
+    def never(self) -> str:
+        """See `BucketApi.never`: the ETag of an MD5 of zeros."""
+        return f'"{"0" * 32}"'
+
+    def head(self, key: str) -> ObjectFacts:
+        """See `BucketApi.head`. The checksum is the ETag where that can be an MD5: not with keys of KMS."""
+        with answers(self.place):
+            found = whole(client(self.place).head_object(**self._at(key)), *_FACTS)
+            etag = read(found, "ETag", str)
+            opaque = find(found, "ServerSideEncryption", str, "").startswith("aws:kms") and "-" not in etag
+            return ObjectFacts(
+                read(found, "ContentLength", int), etag, "" if opaque else etag, find(found, "Metadata", dict, {})
+            )
+
+    def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
+        """See `BucketApi.get`. An unchanged object costs an answer without a body (304)."""
+        asked = {"IfNoneMatch": unless} if unless else {}
+        with answers(self.place):
+            answer = whole(client(self.place).get_object(**self._at(key), **asked), *_FACTS)
+            with closing(read(answer, "Body", StreamingBody)) as body:
+                size = read(answer, "ContentLength", int)
+                # A body in chunks may be longer than is stated.
+                data = body.read(limit + 1) if size <= limit else b""
+                if max(size, len(data)) > limit:
+                    raise Declined(TOO_LARGE, "large")
+                if len(data) != size:
+                    raise aws.IncompleteReadError(actual_bytes=len(data), expected_bytes=size)
+                return data, read(answer, "ETag", str)
+
+    def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
+        """See `BucketApi.open_from`."""
+        asked = {**({"Range": f"bytes={start}-"} if start else {}), **({"IfMatch": tag} if tag else {})}
+        with answers(self.place):
+            answer = whole(client(self.place).get_object(**self._at(key), **asked), *_FACTS)
+            body = read(answer, "Body", StreamingBody)
+            if start and not find(answer, "ContentRange", str, "").startswith(f"bytes {start}-"):
+                body.close()
+                raise Declined(NO_RANGE, "no range")
+            return read(answer, "ETag", str), _body(self.place, body, read(answer, "ContentLength", int))
+
+    def open_range(self, key: str, start: int, size: int) -> Body:
+        """See `BucketApi.open_range`. Declines a server without ranges, too."""
+        last = start + size - 1
+        with answers(self.place):
+            answer = client(self.place).get_object(**self._at(key), Range=f"bytes={start}-{last}")
+            body = read(answer, "Body", StreamingBody)
+            if _is_range(answer, start, size):
+                return _body(self.place, body, size)
+            body.close()
+            if read(answer, "ResponseMetadata.HTTPStatusCode", int) != _PARTIAL:
+                raise Declined(NO_RANGE, "no ranges")
+            found = _RANGE.match(find(answer, "ContentRange", str, ""))
+            if found and int(found[1]) == start and int(found[2]) < last:
+                raise Declined(NO_RANGE, "it ends before")
+            # Headers that were cut off have another range, or none: worth another attempt.
+            raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=size)
+
+    def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
+        """See `BucketApi.put`."""
+        with answers(self.place):
+            client(self.place).put_object(
+                **self._at(key),
+                Body=data,
+                ContentMD5=md5_of(data),
+                Metadata={TOKEN: token} if token else {},
+                **self.place.encryption(),
+                **condition_of(expected),
+            )
+
+    def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
+        """See `BucketApi.put_large`: a multipart upload."""
+        send(self, key, source, expected)
+
+    def holds(self, found: ObjectFacts, source: UploadSource) -> bool | None:
+        """See `BucketApi.holds`: by the ETag, if it was put as this module does."""
+        if found.checksum == parts_etag(source):
+            return True
+        return False if found.checksum and "-" not in found.checksum else None
+
+    def delete(self, key: str, tag: str = "") -> None:
+        """See `BucketApi.delete`. A bucket that keeps versions keeps the bytes until a rule of its own deletes them."""
+        with answers(self.place):
+            client(self.place).delete_object(**self._at(key), **({"IfMatch": tag} if tag else {}))
+
+    def copy(self, key: str, dest: str, tag: str) -> None:
+        """See `BucketApi.copy`. Managed by boto3, because a single copy request takes at most 5 GiB."""
+        asked = {"CopySourceIfMatch": tag, **self.place.encryption()}
+        with answers(self.place):
+            client(self.place).copy(self._at(key), self.place.bucket, self.place.key(dest), ExtraArgs=asked)
+
+    def page(self, prefix: str, after: str, *, deep: bool) -> ListedPage:
+        """See `BucketApi.page`."""
+        asked = {**({} if deep else {"Delimiter": "/"}), **({"ContinuationToken": after} if after else {})}
+        top, start = self.place.key(""), self.place.key(prefix)
+        with answers(self.place):
+            found = client(self.place).list_objects_v2(Bucket=self.place.bucket, Prefix=start, **asked)
+            page = whole(found, "IsTruncated")
+            return ListedPage(
+                tuple(
+                    ListedObject(
+                        read(item, "Key", str).removeprefix(top),
+                        read(item, "Size", int),
+                        read(item, "ETag", str),
+                        read(item, "LastModified", datetime),
+                    )
+                    for item in find(page, "Contents", list, [])
+                ),
+                tuple(read(item, "Prefix", str).removeprefix(top) for item in find(page, "CommonPrefixes", list, [])),
+                read(page, "NextContinuationToken", str) if page.get("IsTruncated") else "",
+            )
+
+    def now(self) -> datetime:
+        """See `BucketApi.now`."""
+        with answers(self.place):
+            found = client(self.place).head_object(**self._at(MARKER))
+            return parse_date(find(found, "ResponseMetadata.HTTPHeaders.date", str, ""))
+
+    def strays(self) -> tuple[str, ...]:
+        """See `BucketApi.strays`."""
+        return tuple(str(upload) for upload in list_abandoned(self))
+
+    def sweep(self) -> int:
+        """See `BucketApi.sweep`."""
+        return abort_abandoned(self)
+
+    def _at(self, key: str) -> dict[str, str]:
+        return {"Bucket": self.place.bucket, "Key": self.place.key(key)}
+
+
+def _is_range(answer: JsonObject, start: int, size: int) -> bool:
+    """Whether it is exactly that range; from a server without ranges, the whole of a small object may be it."""
+    if read(answer, "ResponseMetadata.HTTPStatusCode", int) != _PARTIAL:
+        return start == 0 and answer.get("ContentLength") == size
+    found = _RANGE.match(find(answer, "ContentRange", str, ""))
+    return found is not None and (int(found[1]), int(found[2])) == (start, start + size - 1)
+
+
+def _body(place: S3Location, body: StreamingBody, size: int) -> HttpBody:
+    try:
+        return HttpBody(body.__enter__(), size, partial(answers, place))  # urllib3's response beneath botocore's body
+    except ValueError:
+        body.close()
+        raise

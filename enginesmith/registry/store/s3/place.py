@@ -1,0 +1,88 @@
+"""The place of a registry in a bucket: an `s3://bucket/prefix?option=value` URI as a value.
+
+The options are those that all machines of a run must agree on, so that build workers open the same place. Credentials
+are never part of the URI; each machine has its own, in the usual AWS ways.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from urllib.parse import urlencode
+
+from enginesmith.core.errors import InputError
+from enginesmith.registry.store.objects.uris import check_bucket, check_endpoint, read_uri
+
+# General purpose buckets: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_REGION = re.compile(r"[a-z0-9-]{1,64}")
+_ENCRYPTIONS = ("AES256", "aws:kms", "aws:kms:dsse")
+
+
+@dataclass(frozen=True)
+class S3Location:
+    """A bucket and how to reach it. prefix: '' or 'some/folder', without a slash at its ends.
+
+    endpoint: URL of a server other than AWS.  region: None leaves it to boto3.  path_style: whether the bucket's name
+    goes into the path instead of the host; None leaves it to boto3.  sse: 'AES256', 'aws:kms' or 'aws:kms:dsse', asked
+    for with every write; None leaves it to the bucket.  kms_key: id or ARN of the key for it.
+    """
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool | None = None
+    sse: str | None = None
+    kms_key: str | None = None
+
+    @property
+    def uri(self) -> str:
+        """The URI that `parse_place` reads, everywhere with the same result."""
+        found = {name: getattr(self, name) for name in OPTIONS}
+        options = {name: int(value) if value in (True, False) else value for name, value in found.items() if value}
+        if self.path_style is False:
+            options["path_style"] = 0
+        return self.locator("") + (f"?{urlencode(options, safe=':/')}" if options else "")
+
+    def locator(self, key: str) -> str:
+        """Where a key is, as other tools write it: 's3://bucket/prefix/key'."""
+        return "s3://" + "/".join(part for part in (self.bucket, self.prefix, key) if part)
+
+    def key(self, key: str) -> str:
+        """The key's name in the bucket."""
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def encryption(self) -> dict[str, str]:
+        """The encryption parameters of a write request."""
+        asked = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.kms_key}
+        return {name: value for name, value in asked.items() if value}
+
+
+OPTIONS = tuple(field.name for field in fields(S3Location) if field.name not in ("bucket", "prefix"))
+
+
+def parse_place(text: str, environment: Mapping[str, str] = os.environ) -> S3Location:
+    """Read an s3:// URI. The endpoint and the region may also come from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
+    AWS_REGION and AWS_DEFAULT_REGION. Raises InputError, which never repeats what may be a secret."""
+    found = read_uri(text, OPTIONS)
+    where, options = found.where, found.options
+    check_bucket(found, found.host, _BUCKET, "3 to 63 of a-z 0-9 . -")
+    endpoint = options.get("endpoint") or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    region = options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None
+    path_style, sse, key = (options.get(name) for name in ("path_style", "sse", "kms_key"))
+    _check_options(where, region, path_style, sse, key)
+    style = None if path_style is None else path_style in ("1", "true")
+    endpoint = check_endpoint(endpoint, "S3") if endpoint else None
+    return S3Location(found.host, found.prefix, endpoint, region, style, sse, key)
+
+
+def _check_options(where: str, region: str | None, path_style: str | None, sse: str | None, key: str | None) -> None:
+    if region is not None and not _REGION.fullmatch(region):
+        raise InputError(f"{where}: region {region[:40]!r} is not one; write it as in eu-central-1")
+    if path_style is not None and path_style not in ("0", "1", "false", "true"):
+        raise InputError(f"{where}: path_style is {path_style[:40]!r}; it must be 1 or 0")
+    if sse is not None and sse not in _ENCRYPTIONS:
+        raise InputError(f"{where}: sse is {sse[:40]!r}; it must be one of {', '.join(_ENCRYPTIONS)}")
+    if key is not None and (sse is None or not sse.startswith("aws:kms")):
+        raise InputError(f"{where}: kms_key needs sse=aws:kms")

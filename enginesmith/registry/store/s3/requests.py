@@ -1,0 +1,194 @@
+"""boto3's client, and its errors as answers or failures, in words.
+
+A message has the error's code and the remedy, never the server's whole response: that may hold a key's name, a token or
+a signed URL.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from threading import RLock
+from typing import Any
+
+import boto3
+from botocore import exceptions as aws
+from botocore.config import Config
+from botocore.parsers import ResponseParserError
+from botocore.response import StreamingBody
+
+from enginesmith.core.codec import JsonObject
+from enginesmith.core.parsing import find
+from enginesmith.registry.store.objects import attempts
+from enginesmith.registry.store.objects.api import Declined, Failed
+from enginesmith.registry.store.objects.attempts import UNKNOWN_REQUEST
+from enginesmith.registry.store.s3.place import S3Location
+
+# Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
+_DECLINED = (304, 404, 409, 412, 416)
+_ELSEWHERE = ("NoSuchBucket", "NotImplemented")
+# The ETag of an uploaded part was cut off, so that the parts cannot be put together.
+_GARBLED = ("InvalidPart", "InvalidPartOrder")
+_PASSING = (
+    "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled", "RequestLimitExceeded", "InternalError",
+    "ServiceUnavailable", "RequestTimeout", "TooManyRequests", "BadDigest", "IncompleteBody",
+    "XAmzContentSHA256Mismatch",
+)  # fmt: skip
+_CREDENTIALS = (
+    "SignatureDoesNotMatch", "InvalidAccessKeyId", "InvalidToken", "AuthorizationHeaderMalformed",
+    "TokenRefreshRequired", "UnrecognizedClientException", "InvalidClientTokenId",
+)  # fmt: skip
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
+
+# All that botocore raises for a request; ValueError, where it reads a number or a date from a header that was cut off.
+FAILURES = (aws.BotoCoreError, aws.ClientError, ResponseParserError, ValueError)
+_NO_WHOLE_ANSWER = (
+    aws.HTTPClientError, aws.ConnectionError, aws.IncompleteReadError, ResponseParserError, ValueError,
+)  # fmt: skip
+
+
+@contextmanager
+def answers(place: S3Location) -> Iterator[None]:
+    """Turn what boto3 raises inside into Declined, where the server said no about the object, or Failed."""
+    try:
+        yield
+    except FAILURES as error:
+        status, code = status_of(error), code_of(error)
+        if (status in _DECLINED and code not in _ELSEWHERE) or code in _GARBLED:
+            raise Declined(status, code) from error
+        words = explain(place, error)
+        raise Failed(words, passing=is_transient(error), unknown=words == UNKNOWN_REQUEST) from error
+
+
+def whole(answer: JsonObject, *names: str) -> JsonObject:
+    """The answer, if it has these fields. Raises IncompleteReadError otherwise: a connection that ends among the
+    headers looks to Python like an answer that has no more of them, and no body."""
+    missing = [name for name in names if name not in answer]
+    if missing:
+        if body := find(answer, "Body", StreamingBody, None):
+            body.close()
+        raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=missing[0])
+    return answer
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status; 0 when there was no answer."""
+    if not isinstance(error, aws.ClientError):
+        return 0
+    return find(error.response, "ResponseMetadata.HTTPStatusCode", int, 0)
+
+
+def code_of(error: Exception) -> str:
+    """S3's code such as 'NoSuchKey'; '' when there was no answer."""
+    return find(error.response, "Error.Code", str, "") if isinstance(error, aws.ClientError) else ""
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether the same request may succeed in a moment."""
+    if isinstance(error, aws.ClientError):
+        return (status_of(error) >= 500 and status_of(error) != 501) or code_of(error) in _PASSING
+    if isinstance(error, aws.SSLError | aws.ProxyConnectionError):
+        return False
+    return isinstance(error, _NO_WHOLE_ANSWER)
+
+
+def explain(place: S3Location, error: Exception) -> str:
+    """What happened, and the remedy."""
+    at = f" at {place.endpoint}" if place.endpoint else " at AWS"
+    words = _explain_answer if isinstance(error, aws.ClientError) else _explain_no_answer
+    return words(place, at, error)
+
+
+def _explain_answer(place: S3Location, at: str, error: Exception) -> str:
+    """What an error response of the server means, and the remedy. at: where the server is, for messages."""
+    code, status = code_of(error), status_of(error)
+    if code == "NoSuchBucket":
+        return f"there is no bucket {place.bucket!r}{at}; create it, or check its name"
+    if code in _EXPIRED:
+        return f"the credentials have expired ({code}); renew them and run again"
+    if code in _CREDENTIALS:
+        return (
+            f"the credentials are not accepted ({code}); check the access key, its secret, the session token and the "
+            f"region{at}"
+        )
+    if code in ("RequestTimeTooSkewed", "RequestInTheFuture"):
+        return f"this machine's clock differs from the server's ({code}); set it"
+    if status in (301, 307, 400) and code in ("301", "307", "400", "PermanentRedirect", "TemporaryRedirect"):
+        return (
+            f"refused with {status} and no reason: the bucket is in another region (give ?region=...), or the "
+            "credentials have expired"
+        )
+    if status == 403 or code in ("AccessDenied", "AllAccessDisabled"):
+        return (
+            "not allowed (AccessDenied); docs/concepts/registry.md has the policy that is needed (without "
+            "s3:ListBucket, S3 answers so for what is absent, too)"
+        )
+    if status == 501 or code == "NotImplemented":
+        return UNKNOWN_REQUEST
+    if code in _PASSING or status >= 500:
+        return f"the server is overloaded or failing ({code or status}); run again later"
+    return f"the server refuses with {status} {code[:60]}; check the URI's options"
+
+
+def _explain_no_answer(_place: S3Location, at: str, error: Exception) -> str:
+    """Why there was no response, and the remedy."""
+    kind = type(error).__name__
+    if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
+        return (
+            f"no usable credentials ({kind}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give "
+            "this machine a role"
+        )
+    if isinstance(error, aws.ProfileNotFound | aws.ConfigParseError | aws.TokenRetrievalError | aws.SSOError):
+        return f"the AWS configuration cannot be used ({kind}); check AWS_PROFILE and ~/.aws"
+    if isinstance(error, aws.SSLError):
+        return f"no TLS connection{at}; set AWS_CA_BUNDLE to its certificate authority"
+    if isinstance(error, aws.ProxyConnectionError):
+        return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+    if isinstance(error, _NO_WHOLE_ANSWER):
+        return f"no whole answer{at} ({kind}); check the endpoint and the network, then run again"
+    return f"{kind}{at}; check the URI's options and the AWS configuration"
+
+
+def client(place: S3Location) -> Any:
+    """boto3's client, made at first use; one per process, because neither sockets nor locks survive a fork.
+
+    Credentials, profile, proxies and CA bundle are found as boto3 finds them. Raises Failed when the AWS configuration
+    cannot be used.
+    """
+    return _client(place, os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _session() -> Any:
+    """What boto3 reads once: service descriptions, profile, credentials. It has no sockets, so a fork may share it, but
+    locks that it holds while it makes a client: `_making` keeps forks out of that."""
+    return boto3.session.Session()
+
+
+_making = RLock()
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
+
+
+@lru_cache(maxsize=16)
+def _client(place: S3Location, _process: int) -> Any:
+    style = {} if place.path_style is None else {"addressing_style": "path" if place.path_style else "virtual"}
+    config = Config(
+        connect_timeout=attempts.CONNECT_TIMEOUT_S,
+        read_timeout=attempts.READ_TIMEOUT_S,
+        max_pool_connections=attempts.CONNECTIONS,
+        tcp_keepalive=True,
+        # `attempts.ask` repeats requests.
+        retries={"total_max_attempts": 1},
+        # Checksums of newer SDKs are refused by older servers; parts carry Content-MD5, and readers check SHA-256.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3=style,
+        user_agent_extra="enginesmith",
+    )
+    try:
+        with _making:
+            session = _session()
+            region = place.region or session.region_name or "us-east-1"
+            return session.client("s3", endpoint_url=place.endpoint, region_name=region, config=config)
+    except (aws.BotoCoreError, ValueError) as error:
+        raise Failed(explain(place, error)) from error

@@ -1,0 +1,269 @@
+"""Signatures of documents: how they are read, and whether one was made by a signer that a policy names.
+
+A stored signature is a Sigstore bundle around an in-toto statement, as OpenSSF model-signing writes it. `read_bundle`
+reads it strictly and without cryptography: the document and the key that it names are claims until `objection` has
+verified them with model-signing, an optional dependency that takes seconds to import.
+"""
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from enginesmith.core import parsing
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.parsing import Malformed, field
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+    from model_signing import verifying
+
+MAX_BYTES = 256 << 10
+# The file name under which a document of each kind is signed, so that a signature of one kind counts for no other.
+MANIFEST_FILE = "manifest.json"
+ATTESTATION_FILE = "attestation.json"
+
+_PAYLOAD = "application/vnd.in-toto+json"
+_STATEMENT = "https://in-toto.io/Statement/v1"
+_MATERIALS = ("publicKey", "certificate", "x509CertificateChain")
+_PREDICATE = "https://model_signing/signature/v1.0"
+
+
+@dataclass(frozen=True)
+class SignatureBundle:
+    """The claims of a signature. key_id: of the key that made it.  certificate: its certificate (DER), if it has one.
+
+    file, digest: file name and SHA-256 of the signed document.  data: the bundle as it is stored.
+    """
+
+    key_id: str
+    file: str
+    digest: str
+    certificate: bytes | None
+    data: bytes
+
+
+def read_bundle(data: bytes) -> SignatureBundle:
+    """Read a stored signature. Raises Malformed for what is not one signature of exactly one file."""
+    document = parsing.parse_json(data, MAX_BYTES)
+    _only(document, "document", "mediaType", "verificationMaterial", "dsseEnvelope")
+    material = field(document, "verificationMaterial", parsing.mapping)
+    envelope = field(document, "dsseEnvelope", parsing.mapping)
+    _only(envelope, "dsseEnvelope", "payload", "payloadType", "signatures")
+    if (kind := field(envelope, "payloadType", parsing.text, "dsseEnvelope")) != _PAYLOAD:
+        raise Malformed(f"dsseEnvelope.payloadType is {kind[:80]!r}; it must be {_PAYLOAD}")
+    if len(field(envelope, "signatures", parsing.many(parsing.mapping), "dsseEnvelope")) != 1:
+        raise Malformed("dsseEnvelope.signatures must hold exactly one signature")
+    payload = parsing.parse_json(field(envelope, "payload", _base64, "dsseEnvelope"), MAX_BYTES)
+    file, digest = _resource(payload)
+    certificate = _certificate(material)
+    if certificate is not None:
+        return SignatureBundle(key_id_of_certificate(certificate), file, digest, certificate, data)
+    key = field(material, "publicKey", parsing.mapping, "verificationMaterial")
+    key_id = field(key, "hint", parsing.digest, "verificationMaterial.publicKey")
+    return SignatureBundle(key_id, file, digest, None, data)
+
+
+def key_id_of_pem(pem: bytes) -> str:
+    """Id of a public key: the SHA-256 of its PEM (SubjectPublicKeyInfo), as model-signing has it.
+
+    Raises Malformed for what is no public key.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        return _key_id(serialization.load_pem_public_key(pem))
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise Malformed(f"is no public key in PEM ({error})") from error
+
+
+def key_id_of_certificate(der: bytes) -> str:
+    """Id of the key in a certificate. Raises Malformed for what is no certificate."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        return _key_id(x509.load_der_x509_certificate(der).public_key())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise Malformed(f"holds what is no certificate ({error})") from error
+
+
+def _key_id(key: "PublicKeyTypes") -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(pem).hexdigest()
+
+
+def _resource(payload: dict[str, object]) -> tuple[str, str]:
+    for name, wanted in (("_type", _STATEMENT), ("predicateType", _PREDICATE)):
+        if (found := field(payload, name, parsing.text, "payload")) != wanted:
+            raise Malformed(f"payload.{name} is {found[:80]!r}; it must be {wanted}")
+    predicate = field(payload, "predicate", parsing.mapping, "payload")
+    resources = field(predicate, "resources", parsing.many(parsing.mapping), "payload.predicate")
+    # A signature of no file, with the document's name among the ignored ones, would agree with any document.
+    if len(resources) != 1:
+        raise Malformed(f"payload.predicate.resources has {len(resources)} items; a document's signature has one")
+    where = "payload.predicate.resources[0]"
+    field(resources[0], "algorithm", parsing.one_of("sha256"), where)
+    file = field(resources[0], "name", parsing.one_of(MANIFEST_FILE, ATTESTATION_FILE), where)
+    return file, field(resources[0], "digest", parsing.digest, where)
+
+
+def _certificate(material: dict[str, object]) -> bytes | None:
+    where = "verificationMaterial"
+    _only(material, where, *_MATERIALS, "tlogEntries", "timestampVerificationData")
+    if (found_kinds := sum(kind in material for kind in _MATERIALS)) != 1:
+        raise Malformed(f"{where} has {found_kinds} of {', '.join(_MATERIALS)}; it must have one")
+    if "certificate" in material:
+        return field(field(material, "certificate", parsing.mapping, where), "rawBytes", _base64, where)
+    if "x509CertificateChain" not in material:
+        return None
+    chain = field(material, "x509CertificateChain", parsing.mapping, where)
+    found = field(chain, "certificates", parsing.many(parsing.mapping), where)
+    if not found or len(found) > 16:
+        raise Malformed(f"{where}.x509CertificateChain has {len(found)} certificates; 1 to 16 are read")
+    return field(found[0], "rawBytes", _base64, f"{where}.x509CertificateChain.certificates[0]")
+
+
+def _only(data: dict[str, object], path: str, *known: str) -> None:
+    """Raise Malformed for any other field: a library might accept another spelling of a known one."""
+    if unknown := sorted(set(data) - set(known)):
+        raise Malformed(f"{path}.{unknown[0][:80]} is no field of a signature")
+
+
+def _base64(value: object, path: str) -> bytes:
+    try:
+        return base64.b64decode(parsing.text(value, path), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Malformed(f"{path} is not base64 ({error})") from error
+
+
+def import_model_signing() -> tuple[ModuleType, ModuleType, object]:
+    """model-signing's modules `signing` and `verifying`, and how documents are hashed: whole, with SHA-256, no links.
+
+    Raises UnavailableError when the extra is not installed.
+    """
+    try:
+        from model_signing import hashing, signing, verifying
+    except ImportError as error:
+        raise UnavailableError(
+            f"signatures need the extra `signing` ({error}); run `pip install 'enginesmith[signing]'`"
+        ) from error
+    hashes = hashing.Config().use_file_serialization(hashing_algorithm="sha256", allow_symlinks=False)
+    return signing, verifying, hashes
+
+
+@dataclass(frozen=True)
+class KeySigner:
+    """The holder of the private key of `public_key` (PEM)."""
+
+    name: str
+    public_key: bytes
+    key_id: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (key {self.key_id[:12]})"
+
+
+@dataclass(frozen=True)
+class CertificateSigner:
+    """The holder of a certificate for `identity` under one of `roots` (PEM).
+
+    identity: the certificate's common name, or one of its alternative names (DNS, e-mail, URI), letter for letter.
+    """
+
+    name: str
+    roots: tuple[bytes, ...]
+    identity: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (certificate of {self.identity!r})"
+
+
+@dataclass(frozen=True)
+class KeylessSigner:
+    """An OpenID Connect identity, as Sigstore's public instance certifies it. Needs the network; not tested here."""
+
+    name: str
+    identity: str
+    issuer: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.identity!r} by {self.issuer})"
+
+
+Signer = KeySigner | CertificateSigner | KeylessSigner
+
+
+def claims(bundle: SignatureBundle, signer: Signer) -> bool:
+    """Whether a signature claims to be this signer's, which proves nothing; no cryptography."""
+    if isinstance(signer, KeySigner):
+        return bundle.certificate is None and bundle.key_id == signer.key_id
+    if bundle.certificate is None:
+        return False
+    return isinstance(signer, KeylessSigner) or signer.identity in identities(bundle.certificate)
+
+
+def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes) -> str | None:
+    """Why a signature is no valid one of this document by this signer; None if it is one.
+
+    file, content: the document's file name and bytes. Raises UnavailableError without model-signing.
+    """
+    if (bundle.file, bundle.digest) != (file, digest_of_bytes(content)):
+        return f"it is about another {bundle.file} ({bundle.digest[:12]}): it was moved there by hand"
+    if not claims(bundle, signer):
+        return f"it is not by {signer}"
+    import tempfile  # here, because a client without a policy does without
+
+    _, library, hashes = import_model_signing()
+    config = library.Config().set_hashing_config(hashes)
+    with tempfile.TemporaryDirectory(prefix="enginesmith-verify-") as folder:
+        place, stored = Path(folder) / "document", Path(folder) / "signature.json"
+        place.mkdir()
+        (place / file).write_bytes(content)
+        stored.write_bytes(bundle.data)
+        # Three libraries read untrusted bytes here, each with errors of its own; each error means that it is not valid.
+        try:
+            _use(config, signer, Path(folder))
+            config.verify(place, stored)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            return f"it does not verify: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
+    return None
+
+
+def _use(config: "verifying.Config", signer: Signer, folder: Path) -> None:
+    if isinstance(signer, KeySigner):
+        (folder / "key.pem").write_bytes(signer.public_key)
+        config.use_elliptic_key_verifier(public_key=folder / "key.pem")
+    elif isinstance(signer, CertificateSigner):
+        paths = [folder / f"root{index}.pem" for index in range(len(signer.roots))]
+        for path, root in zip(paths, signer.roots, strict=True):
+            path.write_bytes(root)
+        config.use_certificate_verifier(certificate_chain=paths)
+    else:
+        config.use_sigstore_verifier(identity=signer.identity, oidc_issuer=signer.issuer)
+
+
+def identities(der: bytes) -> tuple[str, ...]:
+    """The names that a certificate (DER) is issued to: common name, DNS, e-mail, URI. Empty if they cannot be read."""
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        names = [str(item.value) for item in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return tuple(names)
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+        return ()
+    kinds = (x509.DNSName, x509.RFC822Name, x509.UniformResourceIdentifier)
+    return (*names, *(str(item.value) for item in extension.value if isinstance(item, kinds)))

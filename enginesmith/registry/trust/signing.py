@@ -1,0 +1,214 @@
+"""Signing the documents of a version with OpenSSF model-signing.
+
+What is signed is the manifest as it is stored. It names every blob by digest, so one signature covers all bytes of the
+version; and it names its model and version, so a signature that is moved to another version is invalid there.
+Attestations come later than manifests, and are signed one by one in the same way.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.registry.evidence.attestations import attestation_documents
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, change
+from enginesmith.registry.store.layout import manifest_key, signature_key
+from enginesmith.registry.trust.signatures import (
+    ATTESTATION_FILE,
+    MANIFEST_FILE,
+    MAX_BYTES,
+    KeySigner,
+    SignatureBundle,
+    import_model_signing,
+    objection,
+    read_bundle,
+)
+
+if TYPE_CHECKING:
+    from model_signing import signing
+
+PASSWORD = "ENGINESMITH_SIGNING_KEY_PASSWORD"  # noqa: S105 - the name of the variable
+LARGEST_KEY_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A private key (PEM; NIST P-256, P-384 or P-521) on this machine, with its certificate (PEM) if it has one.
+
+    chain: the certificates between that one and the root that verifiers trust.
+    """
+
+    private_key: Path
+    certificate: Path | None = None
+    chain: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Keyless:
+    """Sigstore: an identity of OpenID Connect instead of a key. Needs the network; not run by this project's tests.
+
+    identity_token: None takes what the CI system offers, else asks in a browser.  staging: Sigstore's test instance.
+    """
+
+    identity_token: str | None = None
+    staging: bool = False
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A signature in the registry. what: 'manifest', or 'attestation ...'.  new: whether this call wrote it."""
+
+    what: str
+    key_id: str
+    key: str
+    new: bool
+
+
+def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tuple[Signed, ...]:
+    """Sign a version's manifest and the attestations it has by now; what this key signed before stays.
+
+    A stored signature under the key's name that is invalid or has another certificate is replaced: others who can write
+    to the registry may have put it there.
+    Raises InputError for a key that cannot sign, UnavailableError when the extra `signing` is not installed,
+    IntegrityError when the stored manifest is not the one given.
+    """
+    data = store.read(manifest_key(manifest.model, manifest.version))
+    if data is None or data != manifest.to_bytes():
+        raise IntegrityError(
+            f"{manifest.model}@{manifest.version} is stored in other bytes than its canonical ones; "
+            "run `enginesmith verify`, and sign nothing until it is sound"
+        )
+    make = _maker(signer)
+    name = f"{manifest.model}@{manifest.version}"
+    documents = [("manifest", MANIFEST_FILE, data)]
+    for item, content in attestation_documents(store, manifest):
+        documents.append((f"attestation {item.report[:12]} ({item.verdict})", ATTESTATION_FILE, content))
+    public = _public_key(signer)
+    return tuple(
+        _put(store, manifest, what, (file, content), make(name, file, content), public)
+        for what, file, content in documents
+    )
+
+
+def check_signer(signer: SigningKey | Keyless) -> None:
+    """Raise InputError for a key that cannot sign, UnavailableError without the extra; signs nothing."""
+    _maker(signer)
+
+
+def _put(
+    store: Store, manifest: Manifest, what: str, document: tuple[str, bytes], signature: bytes, public: bytes | None
+) -> Signed:
+    """Write a signature of a document (file name, content) unless as good a one is there."""
+    bundle = read_bundle(signature)
+    if bundle.digest != digest_of_bytes(document[1]):
+        raise IntegrityError(f"the signature of {what} is about {bundle.digest}; sign again")
+    key = signature_key(manifest.model, manifest.version, bundle.digest, bundle.key_id)
+
+    def make(before: bytes | None) -> bytes | None:
+        return None if before is not None and _as_good(before, bundle, document, public) else signature
+
+    return Signed(what, bundle.key_id, key, new=change(store, key, make) == signature)
+
+
+def _as_good(before: bytes, fresh: SignatureBundle, document: tuple[str, bytes], public: bytes | None) -> bool:
+    """Whether a stored signature is this key's, valid for the document, and has the certificates of the fresh one.
+
+    Certificates are not part of what is signed, so the key alone decides. A keyless signature (public: None) has a key
+    of its own, which is another each time.
+    """
+    try:
+        found = read_bundle(before)
+    except IntegrityError:
+        return False
+    field = "verificationMaterial"
+    stored = json.loads(before)
+    if public is None or stored[field] != json.loads(fresh.data)[field]:
+        return False
+    # The bundle as if its key had signed without a certificate.
+    data = json.dumps({**stored, field: {"publicKey": {"hint": fresh.key_id}}}).encode()
+    by_key = replace(found, key_id=fresh.key_id, certificate=None, data=data)
+    return objection(by_key, KeySigner("this key", public, fresh.key_id), *document) is None
+
+
+def _public_key(signer: SigningKey | Keyless) -> bytes | None:
+    """The public key (PEM) of a signing key; None for an identity."""
+    if isinstance(signer, Keyless):
+        return None
+    from cryptography.hazmat.primitives import serialization
+
+    password = None if signer.certificate else _password()  # as model-signing has it
+    public = serialization.load_pem_private_key(signer.private_key.read_bytes(), password).public_key()
+    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
+    """A function from (name, file name, content) to the bytes of a signature."""
+    library, _, hashes = import_model_signing()
+    config: signing.Config = library.Config().set_hashing_config(hashes)
+    if isinstance(signer, Keyless):
+        token = signer.identity_token
+        ambient = {"use_ambient_credentials": token is None, "use_staging": signer.staging}
+        _explain("keyless", lambda: config.use_sigstore_signer(identity_token=token, **ambient))
+    else:
+        _explain(str(signer.private_key), lambda: _with_key(config, signer))
+
+    def make(name: str, file: str, content: bytes) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="enginesmith-sign-") as folder:
+            place = Path(folder) / name
+            place.mkdir()
+            (place / file).write_bytes(content)
+            out = Path(folder) / "signature.json"
+            _explain(name, lambda: config.sign(place, out))
+            return out.read_bytes()[: MAX_BYTES + 1]
+
+    return make
+
+
+def _with_key(config: "signing.Config", signer: SigningKey) -> None:
+    for path in (signer.private_key, signer.certificate, *signer.chain):
+        if path is not None:
+            check_key_file(path)
+    if signer.certificate is not None:
+        # model-signing takes no empty chain; the certificate once more adds nothing to what verifiers trust.
+        chain = signer.chain or (signer.certificate,)
+        config.use_certificate_signer(
+            private_key=signer.private_key, signing_certificate=signer.certificate, certificate_chain=chain
+        )
+        return
+    password = cast("str | None", _password())  # cryptography wants bytes, whatever model-signing's annotation says
+    config.use_elliptic_key_signer(private_key=signer.private_key, password=password)
+
+
+def _password() -> bytes | None:
+    password = os.environ.get(PASSWORD)
+    return password.encode() if password is not None else None
+
+
+def check_key_file(path: Path) -> None:
+    """Raise InputError for what can be no key or certificate file."""
+    try:
+        size = path.stat().st_size if path.is_file() else -1
+    except OSError as error:
+        raise InputError(f"key {path}: {error.strerror}; give the path of a PEM file") from error
+    if not 0 <= size <= LARGEST_KEY_BYTES:
+        raise InputError(f"key {path} is no file of at most {LARGEST_KEY_BYTES} bytes; give the path of a PEM file")
+
+
+def _explain(what: str, work: Callable[[], object]) -> None:
+    """Run `work`, and turn any error of model-signing and its libraries into InputError: `what` cannot sign."""
+    try:
+        work()
+    except InputError:
+        raise
+    except Exception as error:
+        said = (str(error) or type(error).__name__).splitlines()[0][:300]
+        raise InputError(
+            f"signing with {what}: {said}; the key must be a private EC key in PEM (`openssl ecparam -name prime256v1 "
+            f"-genkey -noout`), its password in {PASSWORD}; see docs/concepts/security.md"
+        ) from error

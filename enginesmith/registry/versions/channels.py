@@ -1,0 +1,263 @@
+"""Moves channels: promotes a version to a channel, and rolls a channel back. A move is one write of the channel's state
+(`versions.state`), which ends a rollout that runs.
+
+Channels other than `candidate` accept only versions whose engines are all proven, unless they are set to serve the
+proven ones only; that is recorded with the move, and pulls through the channel then never yield an unproven engine.
+A move forward by which nodes lose targets or precisions is refused unless the loss is accepted, and is recorded
+(`losses`). Rolling back is exempt: it goes back to what was served.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from enginesmith.registry.evidence.attestations import Attestation, judge_entries
+from enginesmith.registry.leases import Guard, secure_version
+from enginesmith.registry.manifest import Manifest, parse
+from enginesmith.registry.rollouts.state import MOST_BY, MOST_WHY, Rollout, parse_time
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import manifest_key
+from enginesmith.registry.versions import policies
+from enginesmith.registry.versions.index import hold_change
+from enginesmith.registry.versions.lookup import find_lost_of
+from enginesmith.registry.versions.losses import AcceptedLosses, list_losses, loss_refusal
+from enginesmith.registry.versions.policies import CanaryPass
+from enginesmith.registry.versions.refresh import with_snapshots, write_feeds
+from enginesmith.registry.versions.state import Channel, Move, change_channel, count_moves, read_channel, read_history
+
+
+def promote(
+    store: Store,
+    manifest: Manifest,
+    name: str,
+    *,
+    by: str = "",
+    why: str = "",
+    proven_only: bool = False,
+    canaries: Sequence[CanaryPass] = (),
+    from_other_registry: bool = False,
+    counts: Callable[[Attestation], bool] | None = None,
+    ending: tuple[Rollout, Rollout] | None = None,
+    accepted_losses: AcceptedLosses = (),
+) -> Channel:
+    """Point a channel at a version; nothing changes if it points there already.
+
+    canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: their baseline was served in
+    another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
+    ending: the rollout whose end this move is, as it must be, and as it is then.
+    Raises InputError when the channel's policy does not allow it or nodes lose what is not accepted, ConflictError if
+    the channel keeps changing or serves another version than a canary's baseline by now, IntegrityError if the version
+    was deleted or has lost a blob.
+    """
+    refusal = policy_refusal(
+        store,
+        manifest,
+        name,
+        proven_only=proven_only,
+        canaries=canaries,
+        counts=counts,
+        in_waves=ending is not None,
+        accepted_losses=accepted_losses,
+    )
+    if refusal:
+        raise InputError(refusal)
+    with hold_change(store, [manifest.model], f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
+        secure_version(guard, manifest)
+        if lost := find_lost_of(store, manifest):
+            reference = f"{manifest.model}@{manifest.version}"
+            lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in lost.items()]
+            remedy = f"restore it, or build again; `enginesmith verify {reference}` says more"
+            raise IntegrityError("\n".join([f"channel {name!r}: {reference} is damaged; {remedy}:", *lines]))
+        guard.secure(item.report for item in canaries)
+        return point(
+            guard,
+            manifest,
+            name,
+            by,
+            why,
+            proven_only=proven_only,
+            canaries=canaries,
+            from_other_registry=from_other_registry,
+            ending=ending,
+            counts=counts,
+            accepted_losses=accepted_losses,
+        )
+
+
+def point(
+    guard: Guard,
+    manifest: Manifest,
+    name: str,
+    by: str = "",
+    why: str = "",
+    *,
+    proven_only: bool = False,
+    canaries: Sequence[CanaryPass] = (),
+    from_other_registry: bool = False,
+    ending: tuple[Rollout, Rollout] | None = None,
+    counts: Callable[[Attestation], bool] | None = None,
+    accepted_losses: AcceptedLosses = (),
+) -> Channel:
+    """Point a channel at a version as `promote` does, without those of its checks that hold whatever the channel
+    serves: the caller did them and holds the lease.
+
+    Raises as `promote` does.
+    """
+    store = guard.store
+    if lost := [item.report for item in canaries if not store.has(item.report)]:
+        raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
+    reports = tuple(item.report for item in canaries)
+    move = Move(manifest.version, manifest.digest, _now(store), by, why, proven_only, canary=reports)
+
+    def next_move(channel: Channel | None) -> Move | None:
+        if ending and (channel is None or channel.rollout != ending[0]):
+            raise ConflictError(f"the rollout of {manifest.model}:{name} was changed by somebody else meanwhile")
+        if (
+            not ending
+            and channel is not None
+            and channel.manifest == move.manifest
+            and channel.proven_only == proven_only
+        ):
+            return None
+        if (
+            channel
+            and not from_other_registry
+            and any(channel.manifest not in (manifest.digest, item.baseline) for item in canaries)
+        ):
+            raise ConflictError(
+                f"channel {channel.model}:{name} serves {channel.version} by now, not what the canary saw"
+            )
+        losses = list_losses(store, channel, manifest, proven_only, counts)
+        if refusal := loss_refusal(losses, accepted_losses, manifest, channel):
+            raise InputError(refusal)
+        return replace(move, losses=losses)
+
+    return _move(guard, manifest.model, name, next_move, ending[1] if ending else None)
+
+
+def rollback(
+    store: Store, model: str, name: str, *, by: str = "", why: str = "", serving: str | None = None
+) -> Channel:
+    """Point a channel at the version it served before. Raises UnknownNameError if there is none or it was deleted.
+
+    No policy is checked, so that a rollback is never refused in an emergency.
+    serving: digest of the manifest that the channel must serve now; otherwise ConflictError, and nothing changes.
+    """
+
+    def next_move(channel: Channel | None) -> Move:
+        if channel and serving not in (None, channel.manifest):
+            raise ConflictError(f"channel {model}:{name} serves version {channel.version} by now, another one")
+        previous = read_history(store, channel).previous() if channel else None
+        if previous is None:
+            reason = f"served nothing before version {channel.version}" if channel else "does not exist"
+            raise UnknownNameError(f"channel {model}:{name} {reason}; there is nothing to roll back to")
+        data = store.read(manifest_key(model, previous.version))
+        manifest = None if data is None else parse(data, model=model, version=previous.version)
+        if manifest is None or manifest.digest != previous.manifest:
+            raise UnknownNameError(
+                f"channel {model}:{name} served version {previous.version} before, which was deleted since; "
+                f"promote another one: `enginesmith list {model}` shows them"
+            )
+        secure_version(guard, manifest)
+        return Move(previous.version, previous.manifest, _now(store), by, why, previous.proven_only, "rollback")
+
+    with hold_change(store, [model], f"rolling back {model}:{name}") as guard:
+        return _move(guard, model, name, next_move)
+
+
+def policy_refusal(
+    store: Store,
+    manifest: Manifest,
+    name: str,
+    *,
+    proven_only: bool = False,
+    canaries: Sequence[CanaryPass] = (),
+    counts: Callable[[Attestation], bool] | None = None,
+    in_waves: bool = False,
+    accepted_losses: AcceptedLosses = (),
+) -> str | None:
+    """The reason why a channel does not accept a version, with the rule and the remedy; None if it does.
+
+    in_waves: whether a rollout brings it; else a channel whose policy asks for one, or that has one, refuses.
+    """
+    entries = judge_entries(store, manifest, counts)
+    policy = policies.of_channel(store, manifest.model, name)
+    at_once = None if in_waves else policies.rollout_refusal(policy, manifest, name) or _busy(store, manifest, name)
+    return (
+        at_once
+        or policies.common_refusal(manifest, entries, name, proven_only=proven_only)
+        or policies.refusal(policy, manifest, name, entries, canaries, proven_only=proven_only)
+        or policies.signature_refusal(store, policy, manifest, name)
+        or _loss(store, manifest, name, proven_only, counts, accepted_losses)
+    )
+
+
+def _loss(
+    store: Store,
+    manifest: Manifest,
+    name: str,
+    proven_only: bool,
+    counts: Callable[[Attestation], bool] | None,
+    accepted: AcceptedLosses,
+) -> str | None:
+    """`loss_refusal` of what the channel serves at this moment."""
+    if accepted is None:
+        return None
+    channel = read_channel(store, manifest.model, name)
+    return loss_refusal(list_losses(store, channel, manifest, proven_only, counts), accepted, manifest, channel)
+
+
+def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
+    """Why a channel that has a rollout takes no version beside it; None where it has none."""
+    channel = read_channel(store, manifest.model, name)
+    found = channel.active_rollout if channel else None
+    if found is None:
+        return None
+    where = found.where
+    return (
+        f"a rollout of {found.version} to {where} is {found.state} (wave {found.wave + 1} of {len(found.plan.waves)}): "
+        f"wait for its end, or `enginesmith rollout abort {where} --why TEXT`"
+    )
+
+
+def _move(
+    guard: Guard,
+    model: str,
+    name: str,
+    next_move: Callable[[Channel | None], Move | None],
+    ended: Rollout | None = None,
+) -> Channel:
+    """Make the move that `next_move` returns for a channel's state (None: none), and return the new state.
+
+    `next_move` is called again after a lost race, so that no move is lost. ended: the channel's rollout as it is then;
+    None: one that runs is aborted.
+    """
+
+    def make(channel: Channel | None) -> Channel | None:
+        move = next_move(channel)
+        if move is None:
+            return None
+        moves = channel.moves if channel else count_moves(guard.store, model, name)
+        move = replace(move, by=move.by[:MOST_BY], why=move.why[:MOST_WHY])
+        rollout = ended or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
+        before = channel or Channel(model, name, moves, move)
+        return with_snapshots(guard, replace(before, moves=moves + 1, move=move, rollout=rollout))
+
+    found = change_channel(guard.store, model, name, make)
+    if found is None:  # `next_move` makes a move, or raises, where there is no channel
+        raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
+    write_feeds(guard, found)
+    return found
+
+
+def _now(store: Store) -> str:
+    """The time of a move: by the store's clock, as that of evidence that comes later."""
+    return store.now().isoformat(timespec="seconds")
+
+
+def _end_rollout(rollout: Rollout, move: Move) -> Rollout:
+    """A rollout as a move of its channel leaves it: one that runs is aborted."""
+    if rollout.is_finished:
+        return rollout
+    why = f"the channel was moved to {move.version} by {move.by or '?'}"
+    return rollout.decide(parse_time(move.at), "aborted", move.by, why, state="aborted")

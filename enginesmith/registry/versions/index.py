@@ -1,0 +1,222 @@
+"""The index of all models: versions and what channels serve, in 16 documents, so that a list asks for few of them.
+
+It is a view of `models/`, made where a list had to look at many models, and complete from then on: who changes a model
+holds a lease that names it, and writes the model's entry anew before the lease goes. So an entry is what the registry
+holds unless a lease names its model; such models are looked at themselves. A list reads the leases first: a writer that
+came later had changed nothing when the list began. A writer that dies leaves its lease, which stays until a collection
+has written the entry; a collection also rewrites every entry that is not what it found, whoever changed it. The index
+may be deleted at any time.
+
+An entry is written by compare-and-swap from what the registry holds after the document was read, and every write
+counts the document's serial number up: of two writers of one model the later one has seen what the earlier one did.
+"""
+
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from enginesmith.core import parsing
+from enginesmith.core.digest import canonical_json, digest_of_bytes
+from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.parsing import Malformed
+from enginesmith.registry.leases import PUBLISHING, Guard, list_leases, take_lease, version_name
+from enginesmith.registry.store import base
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import MODELS, index_key, lease_key
+from enginesmith.registry.store.parallel import side_by_side
+from enginesmith.registry.versions.lookup import Listed, catalogue, read_channel
+
+FORMAT = 1
+MAX_BYTES = 48 << 20
+# The first digits of the digests of models' names.
+SHARDS = "0123456789abcdef"
+# A list that looked at so many models makes the index.
+WORTH_AN_INDEX = 100
+_VERSIONS = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}( [a-z0-9][a-z0-9._-]{0,62})*")
+# Stands for the version of a channel that cannot be read, so that the other channels are still listed.
+UNREADABLE = "(unreadable)"
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A model, its versions in the order of their names, and the version that each of its channels points to."""
+
+    model: str
+    versions: tuple[str, ...]
+    channels: Mapping[str, str]
+
+    def without(self, gone: Container[str]) -> "ListedModel":
+        """With the versions that are not among `gone`, which are names such as 'model@version'."""
+        return replace(self, versions=tuple(one for one in self.versions if version_name(self.model, one) not in gone))
+
+
+@dataclass(frozen=True)
+class IndexShard:
+    """The entries of the models of a shard. serial: number of writes.  complete: whether it has all of its models."""
+
+    serial: int = 0
+    complete: bool = False
+    models: Mapping[str, ListedModel] | None = None
+
+    def to_bytes(self) -> bytes:
+        """The document as it is stored."""
+        models = {
+            name: {"versions": " ".join(item.versions), "channels": dict(item.channels)}
+            for name, item in (self.models or {}).items()
+        }
+        return canonical_json({"format": FORMAT, "serial": self.serial, "complete": self.complete, "models": models})
+
+    def updated(self, found: Mapping[str, ListedModel | None], *, complete: bool = False) -> "IndexShard":
+        """With other entries: None for a model that has no version any more."""
+        models = {**(self.models or {}), **found}
+        kept = {name: item for name, item in models.items() if item is not None}
+        return IndexShard(self.serial + 1, self.complete or complete, kept)
+
+
+def list_all(store: Store) -> list[ListedModel]:
+    """Every model that has a version, by name. Reads the index where there is one; otherwise looks at every model, and
+    makes the index of many, where this user may write."""
+    if (indexed := read_index(store)) is not None:
+        return indexed
+    found = look_at(store, catalogue(store))
+    if len(found) >= WORTH_AN_INDEX:
+        with suppress(EnginesmithError):  # a registry that may only be read, or others write: the next list looks again
+            make_index(store)
+    return found
+
+
+def read_index(store: Store) -> list[ListedModel] | None:
+    """Every model by the index, by name; None without a complete one. Raises UnavailableError."""
+    if store.read(index_key(SHARDS[0])) is None:
+        return None
+    changing = {model for lease in list_leases(store) for model in lease.changes}
+    found: dict[str, ListedModel] = {}
+    for _, data in side_by_side(store.read, [index_key(shard) for shard in SHARDS]):
+        shard = _parse(data)
+        if shard is None or not shard.complete:
+            return None
+        found |= shard.models or {}
+    found |= {item.model: item for item in _look(store, sorted(changing))}
+    return [found[name] for name in sorted(found) if found[name].versions]
+
+
+def make_index(store: Store) -> None:
+    """Write the index anew from what the registry holds. Raises EnginesmithError while others write it."""
+    for shard in SHARDS:  # from now on writers keep it
+        base.change(store, index_key(shard), lambda data: None if data else IndexShard().to_bytes())
+    before = dict(side_by_side(store.read, [index_key(shard) for shard in SHARDS]))
+    found = {item.model: item for item in look_at(store, catalogue(store))}
+    for key, data in before.items():
+        known = _parse(data) or IndexShard()
+        here = {name: item for name, item in found.items() if index_key(_shard_of(name)) == key}
+        gone: dict[str, ListedModel | None] = dict.fromkeys((known.models or {}).keys() - here.keys())
+        store.replace(key, known.updated({**gone, **here}, complete=True).to_bytes(), data)
+
+
+def refresh_index(store: Store, models: Iterable[str]) -> None:
+    """Write the entries of models anew, where there is an index. Called after a model was changed, while the lease
+    that names it is still there."""
+    by_shard: dict[str, list[str]] = {}
+    for model in sorted(set(models)):
+        by_shard.setdefault(_shard_of(model), []).append(model)
+    for _ in side_by_side(lambda shard: _refresh(store, index_key(shard), by_shard[shard]), list(by_shard)):
+        pass
+
+
+def heal_index(store: Store, found: Sequence[ListedModel], over: Iterable[str] = ()) -> list[str]:
+    """Write anew the entries that differ from what a collection found, and those of `over`, models of leases that are
+    over; their names. Documents that cannot be read are deleted, so that a list makes them again."""
+    wrong, truth = set(over), {item.model: item for item in found if item.versions}
+    for key, data in side_by_side(store.read, [index_key(shard) for shard in SHARDS]):
+        if data is None:
+            continue
+        if (shard := _parse(data)) is None:
+            store.remove(key)
+            continue
+        models = shard.models or {}
+        here = {name for name in truth if index_key(_shard_of(name)) == key} if shard.complete else models.keys()
+        wrong |= {name for name in {*here, *models} if models.get(name) != truth.get(name)}
+    refresh_index(store, wrong)
+    return sorted(wrong)
+
+
+@contextmanager
+def hold_change(store: Store, models: Iterable[str], what: str, lasts: timedelta = PUBLISHING) -> Iterator[Guard]:
+    """`leases.hold_lease` for a block that changes versions or channels of these models; their entries are written anew
+    when it ends. Where that fails the lease stays, so that nobody trusts the entries."""
+    names = tuple(sorted(set(models)))
+    lease = take_lease(store, what, lasts, names)
+    try:
+        yield Guard(store, lease)
+    finally:
+        with suppress(EnginesmithError):  # out of reach, or damaged: the lease expires, and a collection does the rest
+            refresh_index(store, names)
+            store.remove(lease_key(lease.id))
+
+
+def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:
+    """Models with the versions that their channels point to. Reads the channels, side by side."""
+    names = [(listed.model, name) for listed in models for name in listed.channels]
+    pointing: dict[str, dict[str, str]] = {}
+    for (model, name), version in side_by_side(lambda each: _read_pointer(store, *each), names):
+        if version is not None:
+            pointing.setdefault(model, {})[name] = version
+    return [ListedModel(item.model, tuple(item.versions), pointing.get(item.model, {})) for item in models]
+
+
+def _look(store: Store, models: Sequence[str]) -> list[ListedModel]:
+    """The entries of models, without versions where they have none."""
+    found = []
+    for model, listed in side_by_side(lambda model: catalogue(store, f"{MODELS}{model}/"), models):
+        found += listed or [Listed(model, (), ())]
+    return look_at(store, found)
+
+
+def _refresh(store: Store, key: str, models: list[str]) -> None:
+    def make(data: bytes | None) -> bytes | None:
+        if data is None:
+            return None  # there is no index
+        found = {item.model: item if item.versions else None for item in _look(store, models)}
+        # One that cannot be read is replaced too, so that who makes the index anew sees that it changed meanwhile.
+        return (_parse(data) or IndexShard()).updated(found).to_bytes()
+
+    base.change(store, key, make)
+
+
+def _read_pointer(store: Store, model: str, name: str) -> str | None:
+    try:
+        channel = read_channel(store, model, name)
+    except IntegrityError:
+        return UNREADABLE
+    return channel.version if channel is not None else None
+
+
+def _shard_of(model: str) -> str:
+    return digest_of_bytes(model.encode())[0]
+
+
+def _parse(data: bytes | None) -> IndexShard | None:
+    """A document of the index; None where there is none that this release can read."""
+    try:
+        document = parsing.parse_json(data or b"", MAX_BYTES)
+        if parsing.field(document, "format", parsing.count) != FORMAT:
+            return None
+        serial, complete = (
+            parsing.field(document, "serial", parsing.count),
+            parsing.field(document, "complete", parsing.truth),
+        )
+        models = parsing.field(document, "models", parsing.mapping_of(parsing.mapping))
+        return IndexShard(serial, complete, {name: _entry(name, item) for name, item in models.items()})
+    except Malformed:
+        return None
+
+
+def _entry(name: str, item: dict[str, object]) -> ListedModel:
+    # One text in place of a list, since 200,000 values in JSON take a second to read.
+    versions = parsing.field(item, "versions", parsing.text, name)
+    if not _VERSIONS.fullmatch(versions):
+        raise Malformed(f"{name}.versions is {versions[:80]!r}; it must be versions with a space between them")
+    channels = parsing.field(item, "channels", parsing.mapping_of(parsing.text), name)
+    return ListedModel(parsing.name(name, "models"), tuple(versions.split(" ")), channels)

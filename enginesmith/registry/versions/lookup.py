@@ -1,0 +1,221 @@
+"""Finds models, versions and channels, resolves a reference to a version's manifest, and finds blobs that are lost.
+
+A blob is lost when it is missing, truncated, or a link out of the registry, which one stat or HEAD request shows. Other
+bytes of the same size are found when they are read: by a pull, and by `verify`.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from enginesmith.core.errors import IntegrityError, UnknownNameError
+from enginesmith.core.names import STABLE, Reference, is_name, version_order
+from enginesmith.core.text import suggest
+from enginesmith.registry.manifest import EngineEntry, Manifest, parse
+from enginesmith.registry.store.base import Documents, Store, place_of
+from enginesmith.registry.store.layout import MANIFEST, MODELS, manifest_key, model_prefix
+from enginesmith.registry.versions.state import Channel as Channel
+from enginesmith.registry.versions.state import Move as Move
+from enginesmith.registry.versions.state import read_channel as read_channel
+
+DEFAULT_CHANNELS = (STABLE, "candidate")
+# Concurrent requests to a remote registry.
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Located:
+    """The manifest that a reference resolves to, and the channel that it was found through, or None.
+
+    signed_by: the trust policy's names of its signers, once that was checked; empty where no signature is needed.
+    documents: the version's documents out of a snapshot; None where they are read from the registry.
+    """
+
+    reference: Reference
+    manifest: Manifest
+    channel: Channel | None = None
+    signed_by: tuple[str, ...] = ()
+    documents: Documents | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def proven_only(self) -> bool:
+        """Whether the channel serves only proven engines."""
+        return self.channel is not None and self.channel.proven_only
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A model, its versions in the order of their names, and the names of its channels."""
+
+    model: str
+    versions: tuple[str, ...]
+    channels: tuple[str, ...]
+
+
+def catalogue(store: Documents, prefix: str = MODELS) -> list[Listed]:
+    """The models that have a version, sorted. Lists keys, and reads no document.
+
+    prefix: 'models/' for all models, or 'models/<model>/' for one.
+    """
+    versions: dict[str, list[str]] = {}
+    channels: dict[str, list[str]] = {}
+    for key in store.list(prefix):
+        match key.removeprefix(MODELS).split("/"):
+            case [model, "versions", version, name] if name == MANIFEST and is_name(model) and is_name(version):
+                versions.setdefault(model, []).append(version)
+            case [model, "channels", name] if name.endswith(".json") and is_name(name.removesuffix(".json")):
+                channels.setdefault(model, []).append(name.removesuffix(".json"))
+    return [
+        Listed(model, tuple(sorted(found, key=version_order)), tuple(channels.get(model, ())))
+        for model, found in sorted(versions.items())
+    ]
+
+
+def page(store: Store, limit: int, after: str | None = None) -> list[Listed]:
+    """At most `limit` models that have a version, sorted, with names after `after`. Lists the names of all models, and
+    the keys of these only."""
+    folders = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
+    names = sorted(name for name in folders if is_name(name) and (after is None or name > after))
+    found: list[Listed] = []
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        # Models without a version are left out, so more names may be needed.
+        while names and len(found) < limit:
+            count = limit - len(found)
+            for listed in pool.map(lambda name: catalogue(store, f"{MODELS}{name}/"), names[:count]):
+                found += listed
+            names = names[count:]
+    return found
+
+
+def folder_names(store: Documents) -> list[str]:
+    """The names of models with any document at all, sorted. Lists names, and no keys below them."""
+    return [name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/")]
+
+
+def models(store: Documents) -> list[str]:
+    """The models that have a version, sorted."""
+    return [listed.model for listed in catalogue(store)]
+
+
+def versions(store: Documents, model: str) -> list[str]:
+    """A model's versions in the order of their names ('2' before '10'). Lists keys, and reads no manifest."""
+    prefix = model_prefix("versions", model)
+    parts = (key.removeprefix(prefix).split("/") for key in store.list(prefix))
+    complete = [part[0] for part in parts if len(part) == 2 and part[1] == MANIFEST and is_name(part[0])]
+    return sorted(complete, key=version_order)
+
+
+def channel_names(store: Store, model: str) -> list[str]:
+    """The names of a model's channels, sorted."""
+    files = (name for name in store.children(model_prefix("channels", model)) if name.endswith(".json"))
+    return [name for name in (file.removesuffix(".json") for file in files) if is_name(name)]
+
+
+def load(store: Documents, model: str, version: str) -> Manifest:
+    """Read a version's manifest. Raises UnknownNameError if there is none, IntegrityError if it is damaged."""
+    if manifest := load_if_there(store, model, version):
+        return manifest
+    if known := versions(store, model):
+        raise _unknown(store, f"version of {model}", version, known)
+    raise _unknown(store, "model", model, folder_names(store))
+
+
+def load_if_there(store: Documents, model: str, version: str) -> Manifest | None:
+    """Read a version's manifest; None if there is none. Raises IntegrityError if it is damaged."""
+    key = manifest_key(model, version)
+    data = store.read(key)
+    return None if data is None else parse(data, model=model, version=version, place=place_of(store, key))
+
+
+def locate(store: Store, reference: Reference) -> Located:
+    """Resolve a reference. A name alone means the channel `stable`, else `candidate`, else the newest version.
+
+    Raises UnknownNameError if there is no such model, version or channel, IntegrityError where the channel's digest and
+    the manifest disagree.
+    """
+    model = reference.model
+    if reference.version is not None:
+        return Located(reference, load(store, model, reference.version))
+    for name in (reference.channel,) if reference.channel else DEFAULT_CHANNELS:
+        if channel := read_channel(store, model, name):
+            return Located(reference, load_served(store, channel), channel)
+    known = versions(store, model)
+    if not known:
+        raise _unknown(store, "model", model, folder_names(store))
+    if reference.channel:
+        raise _unknown(store, f"channel of {model}", reference.channel, channel_names(store, model))
+    return Located(reference, load(store, model, known[-1]))
+
+
+def load_served(store: Documents, channel: Channel) -> Manifest:
+    """The manifest of the version that a channel leads to. Raises IntegrityError where that is gone, or another one."""
+    try:
+        manifest = load(store, channel.model, channel.version)
+    except UnknownNameError as error:
+        raise IntegrityError(
+            f"channel {channel.model}:{channel.name} points nowhere: {error}; promote a version to it that is there"
+        ) from error
+    if manifest.digest != channel.manifest:
+        raise IntegrityError(
+            f"channel {channel.model}:{channel.name} was promoted to manifest {channel.manifest} of version "
+            f"{channel.version}, and that is now {manifest.digest}: it was replaced by hand; restore it, or promote a "
+            "version again"
+        )
+    return manifest
+
+
+def _unknown(store: Documents, kind: str, name: str, known: list[str]) -> UnknownNameError:
+    known_text = f"known: {', '.join(known[-10:])}" if known else "there is none yet; `enginesmith build` publishes one"
+    return UnknownNameError(f"no {kind} {name!r} in {store.uri}; {suggest(name, known, known_text)}")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A problem of a blob. kind: 'missing' or 'size', as in `verify`.  detail: the problem in words."""
+
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+MISSING = Loss("missing", "published, and no file of this registry: it is not there, or a link that leads out of it")
+
+
+def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
+    """Missing or truncated blobs by digest. sizes: digest -> expected size in bytes, None where it is unknown."""
+    if store.near or len(sizes) < 2:
+        found = [store.stored_size(digest) for digest in sizes]
+    else:
+        with ThreadPoolExecutor(min(_AT_ONCE, len(sizes))) as pool:
+            found = list(pool.map(store.stored_size, sizes))
+    lost: dict[str, Loss] = {}
+    for (digest, size), stored in zip(sizes.items(), found, strict=True):
+        if stored is None:
+            lost[digest] = MISSING
+        elif size not in (None, stored):
+            lost[digest] = Loss("size", f"{stored} bytes; the manifest says {size}")
+    return lost
+
+
+def find_lost_of(store: Store, manifest: Manifest) -> dict[str, Loss]:
+    """Missing or truncated blobs of a version by digest. Only the engines' sizes are compared."""
+    sizes = engine_sizes(manifest)
+    return find_lost(store, {digest: sizes.get(digest) for digest in manifest.blobs()})
+
+
+def find_lost_engines(store: Store, entries: Sequence[EngineEntry]) -> dict[str, Loss]:
+    """Missing or truncated engines, or models with their weights, by the engine's digest."""
+    sizes: dict[str, int | None] = {str(entry.digest): entry.size_bytes for entry in entries}
+    models = {str(entry.digest): entry.graph for entry in entries if entry.is_stripped}
+    lost = find_lost(store, {**{model: None for model in models.values() if model}, **sizes})
+    found = {digest: lost.get(digest) or lost.get(models.get(digest) or "") for digest in sizes}
+    return {digest: loss for digest, loss in found.items() if loss}
+
+
+def engine_sizes(manifest: Manifest) -> dict[str, int | None]:
+    """The sizes of a version's engines, compile caches and shards in bytes, by digest."""
+    entries = (*manifest.engines, *manifest.caches)
+    engines: dict[str, int | None] = {entry.digest: entry.size_bytes for entry in entries if entry.digest}
+    return engines | {shard: size for shards in manifest.shards.values() for shard, size in shards.items()}

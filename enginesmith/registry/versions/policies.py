@@ -1,0 +1,322 @@
+"""Channel policies: which proven engines, canary passes and signatures a channel requires of a version.
+
+A policy is a document of the registry and is checked by the commands that promote. It does not protect from those
+who can write to the store directly: see docs/concepts/security.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from enginesmith.core import parsing
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UndecidedError
+from enginesmith.core.hardware.cpu_kinds import kind_named
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.parsing import Malformed
+from enginesmith.core.text import join_first, now
+from enginesmith.registry.evidence.attestations import JudgedEntry
+from enginesmith.registry.evidence.canaries import covers, list_served, targets_named
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.rollouts.state import RolloutPlan
+from enginesmith.registry.rollouts.waves import check_waves
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import policy_key
+from enginesmith.registry.versions.losses import AcceptedLosses
+
+if TYPE_CHECKING:
+    from enginesmith.registry.trust.signatures import KeySigner
+
+OPEN_CHANNELS = ("candidate",)
+FORMAT = 1
+MAX_BYTES = 1 << 20
+REPORT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class CanaryPass:
+    """A canary that passed. report: digest of its report, a blob.  engine: digest of the candidate's engine.
+    baseline: digest of the manifest that it was compared with.  target: the target it ran on, '' if unknown."""
+
+    report: str
+    engine: str
+    baseline: str
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class ChannelPolicy:
+    """What a channel requires of a version.
+
+    proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; without
+    targets one PASS is enough.  canary_on: GPU generations and kinds of CPU (`canaries.targets_named`) that each need a
+    PASS.  signed_by: public keys (PEM), one of which must have signed the version.  rollout: the waves in which a
+    version comes to the channel; None: at once.  at, by, why: of its last change.
+    """
+
+    proven: tuple[str, ...] = ()
+    canary: bool = False
+    canary_on: tuple[str, ...] = ()
+    signed_by: tuple[str, ...] = ()
+    at: str = ""
+    by: str = ""
+    why: str = ""
+    rollout: RolloutPlan | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """The document as it is stored. One without waves has no field for them, as before there were any."""
+        found = {"format": FORMAT, **asdict(self)}
+        rollout = {"rollout": encode(self.rollout)} if self.rollout else {}
+        return {name: value for name, value in found.items() if name != "rollout"} | rollout
+
+
+def canary_pass(store: Store, report: str) -> CanaryPass:
+    """Read the PASS of a stored canary report. Raises IntegrityError for a blob that is no PASS.
+
+    Reads only these fields: `validation.canary.report` checked that the verdict follows from the criteria when the
+    report was stored.
+    """
+    try:
+        document = parsing.parse_json(store.read_blob(report, REPORT_BYTES), REPORT_BYTES)
+        parsing.field(document, "verdict", parsing.one_of("PASS"))
+        candidate = parsing.field(document, "candidate", parsing.mapping)
+        baseline = parsing.field(document, "baseline", parsing.mapping)
+        target = str(document.get("target") or "")
+        return CanaryPass(report, str(candidate.get("engine")), str(baseline.get("manifest")), target)
+    except Malformed as error:
+        raise IntegrityError(f"canary report {report}: {error}") from error
+
+
+def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
+    """Read the policy of a model's channel, or with model None of that channel of every model; None without one.
+
+    Raises IntegrityError if it cannot be read.
+    """
+    return _parse(store.read(policy_key(model, channel)), model, channel)
+
+
+def of_channel(store: Store, model: str, channel: str) -> ChannelPolicy:
+    """The policy that applies to a channel: the model's own, else the one for all models, else an empty one.
+
+    Raises IntegrityError if it cannot be read.
+    """
+    return read(store, model, channel) or read(store, None, channel) or ChannelPolicy()
+
+
+def normalize(policy: ChannelPolicy, where: str) -> ChannelPolicy:
+    """A policy with the canonical names of its targets. where: the policy's name, for errors.
+
+    Raises UnknownNameError for an unknown target, InputError for an alias of several targets or a malformed key.
+    """
+    _signers(policy, where)
+    proven: set[str] = set()
+    for name in policy.proven:
+        found = parse_targets(name)
+        if len(found) != 1:
+            names = ", ".join(item.name for item in found)
+            raise InputError(f"target {name!r} stands for {names}; name the ones needed")
+        proven.add(found[0].name)
+    if policy.rollout:
+        check_waves(policy.rollout.waves)
+    return replace(policy, proven=tuple(sorted(proven)), canary_on=targets_named(policy.canary_on))
+
+
+def write(
+    store: Store, model: str | None, channel: str, policy: ChannelPolicy, *, by: str = "", why: str = ""
+) -> ChannelPolicy:
+    """Set a channel's policy and return it. Raises as `normalize`, and ConflictError for a concurrent change."""
+    at = now()
+    after = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
+    key = policy_key(model, channel)
+    try:
+        written = store.replace(key, canonical_json(after.to_json()), store.read(key))
+    except UndecidedError:
+        written = False
+    if not written:
+        raise ConflictError(
+            f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
+        )
+    return after
+
+
+def describe_built_in(channel: str) -> str:
+    """What a channel requires of a version whatever its policy, in words."""
+    if channel in OPEN_CHANNELS:
+        return "any version with a usable engine; a promotion may lose nothing that is served (--accept-loss)"
+    return (
+        "every engine proven, or --proven-only, which serves the proven ones alone; and a move may lose nothing that "
+        "is served (--accept-loss)"
+    )
+
+
+def losses_of_build(channel: str) -> AcceptedLosses:
+    """Losses that a build may bring a channel: any to one that takes every version, and shows what the spec gives now;
+    none to others."""
+    return None if channel in OPEN_CHANNELS else ()
+
+
+def rollout_refusal(policy: ChannelPolicy, manifest: Manifest, channel: str) -> str | None:
+    """The reason why a policy rejects a move at once; None where versions need not come in waves."""
+    if policy.rollout is None:
+        return None
+    reference, where = f"{manifest.model}@{manifest.version}", f"{manifest.model}:{channel}"
+    waves = ", ".join(map(str, policy.rollout.waves))
+    return (
+        f"the policy of {where} has versions come in waves ({waves}): `enginesmith rollout start {reference} {where}`"
+    )
+
+
+def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool) -> str | None:
+    """The reason why a channel does not accept a version, whatever its policy; None if it may. name: the channel's.
+
+    entries: the version's engines with their current status.
+    """
+    reference = f"{manifest.model}@{manifest.version}"
+    proven = [entry for entry in entries if entry.status == "proven"]
+    unproven = [entry for entry in entries if entry.status == "unproven"]
+    remedy = _remedy(reference, unproven)
+    serve = "add --proven-only and the channel serves only the proven ones"
+    if not proven and not unproven:
+        return f"channel {name!r}: {reference} has no usable engine; `enginesmith show {reference}` says why"
+    if proven_only and not proven:
+        return f"channel {name!r}: {reference} has no proven engine; {remedy}"
+    failing = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
+    if failing and not proven_only and name not in OPEN_CHANNELS:
+        return (
+            f"channel {name!r} takes only proven engines; {reference} has failed where it was validated: "
+            f"{', '.join(failing[:3])}; `enginesmith show {reference}` says why"
+            f"{f'; {serve}' if proven else ''}"
+        )
+    if unproven and not proven_only and name not in OPEN_CHANNELS:
+        listed = join_first([entry.unit for entry in unproven], 3)
+        return (
+            f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
+            f"{remedy}{f', or {serve}' if proven else ''}"
+        )
+    return None
+
+
+def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
+    """What proves engines: a run on their hardware, or golden data by which all of them is measured."""
+    said = []
+    if any(entry.is_measured for entry in unproven) or not unproven:
+        said.append(f"run `enginesmith validate {reference}` on such a node")
+    if blind := next((entry for entry in unproven if not entry.is_measured), None):
+        said.append(f"build again with other golden data ({blind.unit}: {blind.reason})")
+    return " and ".join(said)
+
+
+def refusal(
+    policy: ChannelPolicy,
+    manifest: Manifest,
+    channel: str,
+    entries: Sequence[EngineEntry],
+    canaries: Sequence[CanaryPass],
+    *,
+    proven_only: bool = False,
+) -> str | None:
+    """The reason why a policy rejects a version, with the rule and the remedy; None if it accepts it.
+
+    entries: the version's engines with their current status.  proven_only: the channel will serve only proven ones.
+    """
+    where = f"the policy of {manifest.model}:{channel}"
+    reference = f"{manifest.model}@{manifest.version}"
+    for target in policy.proven:
+        if not any(_is_proven(entry, target) for entry in entries):
+            return (
+                f"{where} needs a proven engine for {target}, and {reference} has none: build one "
+                f"(`enginesmith plan` says why there is none), or run `enginesmith validate {reference}` on such a "
+                "node; "
+                f"`enginesmith policy show` has the rule"
+            )
+    if not policy.canary and not policy.canary_on:
+        return None
+    passed = {item.engine for item in canaries}
+    if not passed and not policy.canary_on:
+        return (
+            f"{where} needs a canary's PASS: run `enginesmith canary run --candidate {reference} "
+            f"--baseline {manifest.model}:{channel}` (or another version, while the channel serves nothing), "
+            "then promote with --canary REPORT"
+        )
+    lacking = [name for name in policy.canary_on if not any(covers(item.target, name) for item in canaries)]
+    if lacking:
+        return (
+            f"{where} needs the PASS of a canary on {', '.join(policy.canary_on)}, and there is none of {reference} on "
+            f"{', '.join(lacking)}: run one there, and give each report with --canary"
+        )
+    entries = list_served(entries, proven_only)
+    left = [entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in passed]
+    if left and policy.canary:
+        return (
+            f"{where} needs a canary's PASS for every engine of {', '.join(policy.proven)}; none ran "
+            f"{join_first(left, 3)}: run one for each (--target, --precision), and "
+            "give each report with --canary"
+        )
+    return None
+
+
+def _is_proven(entry: EngineEntry, target: str) -> bool:
+    """Whether an engine is proven on a target, which may be another kind of CPU than it was built for."""
+    if kind_named(target) and isinstance(entry, JudgedEntry):
+        return entry.on.get(target, ("",))[0] == "proven"
+    return entry.target == target and entry.status == "proven"
+
+
+def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, channel: str) -> str | None:
+    """The reason why a policy rejects a version without a signature by its keys; None if it accepts it.
+
+    Raises InputError for a malformed key in the policy.
+    """
+    if not policy.signed_by:
+        return None
+    from enginesmith.registry.trust.requirement import signers_of
+
+    where = f"the policy of {manifest.model}:{channel}"
+    valid, refused = signers_of(store, manifest, _signers(policy, where))
+    if valid:
+        return None
+    reference = f"{manifest.model}@{manifest.version}"
+    why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
+    return (
+        f"{where} needs a signature, and none of {reference} counts ({why}): `enginesmith sign {reference} --key KEY`"
+    )
+
+
+def _signers(policy: ChannelPolicy, where: str) -> tuple["KeySigner", ...]:
+    if not policy.signed_by:
+        return ()
+    from enginesmith.registry.trust.signatures import KeySigner, key_id_of_pem
+
+    try:
+        ids = [(key_id_of_pem(pem.encode()), pem.encode()) for pem in policy.signed_by]
+    except Malformed as error:
+        raise InputError(f"a key of {where} {error}; `openssl ec -in KEY -pubout` writes one") from error
+    return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in ids)
+
+
+def _parse(data: bytes | None, model: str | None, channel: str) -> ChannelPolicy | None:
+    if data is None:
+        return None
+    try:
+        document = parsing.parse_json(data, MAX_BYTES)
+        found = ChannelPolicy(
+            proven=parsing.field(document, "proven", parsing.many(parsing.name)),
+            canary=parsing.field(document, "canary", parsing.truth),
+            canary_on=parsing.field(document, "canary_on", parsing.many(parsing.name)),
+            signed_by=parsing.field(document, "signed_by", parsing.many(parsing.text)),
+            at=parsing.field(document, "at", parsing.text),
+            by=parsing.field(document, "by", parsing.text),
+            why=parsing.field(document, "why", parsing.text),
+            rollout=decode(document["rollout"], RolloutPlan) if "rollout" in document else None,
+        )
+        lists = {name: list(getattr(found, name)) for name in ("proven", "canary_on", "signed_by")}
+        if {**found.to_json(), **lists} != document:
+            raise Malformed(
+                f"has fields or a format that this enginesmith does not know; it reads {FORMAT}: upgrade it"
+            )
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginesmith policy set`"
+        ) from error
+    return found

@@ -1,0 +1,303 @@
+"""Publishing a version: first the blobs, then the manifest atomically, last the channel; killed anywhere, no partial
+version is left.
+
+Only engines with an `Approved` report are published as usable: `publish` gets each with its proof, and everything else
+is a failure or a refusal, which has no engine.
+
+`find_same` finds the version that a publication would repeat: the same engines with the same proofs, made from other
+inputs (a comment in the entry point, a renamed file, a calibration sample that changes no scale).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from enginesmith.core import parsing
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.errors import (
+    ConflictError,
+    InputError,
+    IntegrityError,
+    UnavailableError,
+    UndecidedError,
+    UnknownNameError,
+)
+from enginesmith.registry.builds.records import recall, remember
+from enginesmith.registry.evidence.attestations import MAX_BYTES
+from enginesmith.registry.leases import Guard, hold_lease, secure_graphs, secure_version, version_name
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import manifest_key, page_data_key, page_key
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.index import hold_change
+from enginesmith.registry.versions.lookup import find_lost_of, load_if_there, versions
+from enginesmith.registry.versions.policies import losses_of_build
+
+if TYPE_CHECKING:
+    from enginesmith.core.reports.proof import Approved, Report
+
+_RECORD = "publish"
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_ATTEMPTS = 200
+_RECENT = 32
+# Parts of a spec that determine the engines, and so show in them. The others determine how engines are proven.
+_MAKING = ("source", "precisions", "targets", "backends", "calibration", "quantization")
+# Fields of a report about the time and the machine, not the engine.
+_CIRCUMSTANCES = ("created_at", "host")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version in the registry. existed: an earlier run published the same content, and nothing was written.
+
+    channel_refusal: the reason why the channel did not move (the version is published anyway), or None.
+    repeated: other inputs gave the same engines and proofs as this version, so no channel moved (`find_same`).
+    """
+
+    manifest: Manifest
+    existed: bool
+    channel_refusal: str | None = None
+    repeated: bool = False
+
+    @property
+    def version(self) -> str:
+        """The version's name."""
+        return self.manifest.version
+
+    @property
+    def digest(self) -> str:
+        """Digest of its manifest."""
+        return self.manifest.digest
+
+
+def publish(
+    store: Store,
+    draft: Manifest,
+    approved: Sequence[tuple[EngineEntry, "Approved"]],
+    others: Sequence[EngineEntry] = (),
+    *,
+    caches: Sequence[tuple[EngineEntry, "Approved"]] = (),
+    unmade: Sequence[EngineEntry] = (),
+    channel: str | None = "candidate",
+    wanted_version: str | None = None,
+    by: str = "",
+    why: str = "",
+) -> Published:
+    """Publish a version of `draft`, a manifest without version and engines, and move the channel to it.
+
+    approved: each usable engine with its proof.  others: failed and refused units.  caches, unmade: the same of compile
+    caches.
+    The version's name is `wanted_version`, or 1 + the highest number so far; if the same content was published before,
+    it is that version. Raises ConflictError when the wanted version exists with other content, InputError when an entry
+    and its proof disagree, IntegrityError when a blob is missing.
+    """
+    manifest = replace(draft, engines=_entries(approved, others), caches=_entries(caches, unmade))
+    with hold_change(store, [manifest.model], f"publishing {manifest.model}") as guard:
+        secure_graphs(guard, manifest)
+        seen = 0 if wanted_version else _highest_number(store, manifest.model)
+        existing = _find_existing(store, manifest, wanted_version)
+        if existing:
+            secure_version(guard, existing.manifest)
+        published = existing or _write(guard, manifest, wanted_version, seen)
+        with published_without(published.manifest, f"the move of channel {channel}" if channel else "the memory of it"):
+            if not published.existed:
+                remember(store, _RECORD, _memo_key(published.manifest), {"version": published.version})
+            if channel is None:
+                return published
+            refusal = _move(guard, published.manifest, channel, by, why)
+        return replace(published, channel_refusal=refusal)
+
+
+def _move(guard: Guard, manifest: Manifest, channel: str, by: str, why: str) -> str | None:
+    """Point a channel at a version that was built; the reason why it does not accept it, None where it does."""
+    accepted = losses_of_build(channel)
+    refusal = channels.policy_refusal(guard.store, manifest, channel, accepted_losses=accepted)
+    if refusal is None:
+        try:
+            channels.point(guard, manifest, channel, by=by, why=why, accepted_losses=accepted)
+        except InputError as error:  # the channel was moved since it was asked
+            return str(error)
+    return refusal
+
+
+@contextmanager
+def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
+    """Re-raise an error of the block with a message that the version is published, and what is missing of it."""
+    try:
+        yield
+    except (UnavailableError, IntegrityError, ConflictError) as error:
+        name = f"{manifest.model}@{manifest.version}"
+        raise type(error)(f"{name} is published, but {missing} could not be written: {error}") from error
+
+
+def find_published(store: Store, manifest: Manifest) -> Manifest | None:
+    """The published version that equals a manifest, or None. Reads no blob.
+
+    Equal means: the same content went in, every unit has the same status, and all blobs are present. (The engines'
+    bytes may differ: compilers are not deterministic, and two builds of equal inputs are interchangeable.)
+    """
+    found = recall(store, _RECORD, _memo_key(manifest))
+    theirs = _alike(store, manifest, str(found.get("version"))) if found else None
+    return theirs or _recent(store, manifest, _highest_number(store, manifest.model))
+
+
+def find_same(
+    store: Store, manifest: Manifest, reports: Sequence["Report"], wanted_version: str | None = None
+) -> Manifest | None:
+    """The newest version, or the wanted one if it exists, if its engines and proofs equal those of `manifest`; or None.
+
+    manifest: as it would be published, with its engines.  reports: of its usable engines.
+    """
+    name = wanted_version or next(reversed(versions(store, manifest.model)), None)
+    theirs = _load_sound(store, manifest.model, name) if name else None
+    if theirs is None or _comparable_content(theirs) != _comparable_content(manifest):
+        return None
+    if not all(map(store.has, theirs.blobs())):
+        return None
+    ours = {report.unit: _comparable_report(report.to_json()) for report in reports}
+    try:
+        for entry in theirs.engines:
+            if entry.usable:
+                report = parsing.parse_json(store.read_blob(str(entry.report)), MAX_BYTES)
+                if _comparable_report(report) != ours[entry.unit]:
+                    return None
+    except IntegrityError:  # a damaged report proves nothing
+        return None
+    with hold_lease(store, f"counting on {theirs.model}@{theirs.version}") as guard:
+        secure_version(guard, theirs)
+    return theirs
+
+
+def attach_page(store: Store, manifest: Manifest, page: bytes, data: bytes) -> str:
+    """Write a copy of the version's HTML report and its JSON data beside the manifest, and return the page's key."""
+    key = page_key(manifest.model, manifest.version)
+    for place, content in ((page_data_key(manifest.model, manifest.version), data), (key, page)):
+        with suppress(UndecidedError):  # another writer's copy is there
+            store.replace(place, content, store.read(place))
+    return key
+
+
+def _entries(
+    approved: Sequence[tuple[EngineEntry, "Approved"]], others: Sequence[EngineEntry]
+) -> tuple[EngineEntry, ...]:
+    for entry, proof in approved:
+        report = proof.report
+        stated = (entry.digest, entry.status, entry.target, entry.precision, entry.backend)
+        if stated != (report.engine, report.verdict, report.target, report.precision, report.backend):
+            raise InputError(f"engine {entry.unit} ({entry.status}, {entry.digest}) has the proof of another one")
+    for entry in others:
+        if entry.usable or entry.digest is not None:
+            raise InputError(
+                f"engine {entry.unit} is {entry.status} and has no approved report; it cannot be published"
+            )
+    return (*(entry for entry, _ in approved), *others)
+
+
+def _find_existing(store: Store, manifest: Manifest, wanted: str | None) -> Published | None:
+    theirs = load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest)
+    if theirs is None:
+        return None
+    published = _same_or_conflict(theirs, manifest)
+    if lost := find_lost_of(store, theirs):
+        what = theirs.blobs()[next(iter(lost))]
+        raise IntegrityError(
+            f"{theirs.model}@{theirs.version} has lost its {what}, and building again gave other bytes; "
+            "versions never change: restore it, or choose another version"
+        )
+    return published
+
+
+def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> Published:
+    """Write the manifest under its name or the next number. seen: the highest number known to differ."""
+    store = guard.store
+    guard.secure(manifest.blobs())
+    for digest, loss in find_lost_of(store, manifest).items():
+        what = f"{manifest.blobs()[digest]} ({digest})"
+        if loss.kind == "missing":
+            raise IntegrityError(f"{what} is not in {store.uri}; put it there before publishing")
+        raise IntegrityError(f"{what} in {store.uri} has {loss.detail}")
+    newest = 0
+    for _ in range(_ATTEMPTS):
+        # A listing may be stale on servers with weaker consistency than S3; then the rejected number counts.
+        newest = max(_highest_number(store, manifest.model), newest)
+        if wanted is None and (theirs := _recent(store, manifest, newest, seen)):
+            secure_version(guard, theirs)
+            return Published(theirs, existed=True)
+        seen = newest
+        version = wanted or str(newest + 1)
+        mine = replace(manifest, version=version)
+        guard.secure([version_name(manifest.model, version)])
+        if store.create(manifest_key(manifest.model, version), mine.to_bytes()):
+            return Published(mine, existed=False)
+        if wanted and (theirs := load_if_there(store, manifest.model, wanted)):
+            return _same_or_conflict(theirs, manifest)
+        newest += wanted is None
+    raise ConflictError(f"versions of {manifest.model} are being published faster than this one; run again")
+
+
+def _recent(store: Store, manifest: Manifest, newest: int, seen: int = 0) -> Manifest | None:
+    """The version equal to `manifest` among the newest numbered versions after `seen`: of a run that was killed before
+    it wrote its record, or of a concurrent one."""
+    numbers = range(newest, max(seen, newest - _RECENT), -1)
+    found = (_alike(store, manifest, str(number)) for number in numbers)
+    return next((theirs for theirs in found if theirs), None)
+
+
+def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
+    """The published version, if it equals `manifest` and is undamaged, else None."""
+    theirs = _load_sound(store, manifest.model, version)
+    return theirs if theirs and _same(theirs, manifest) and not find_lost_of(store, theirs) else None
+
+
+def _load_sound(store: Store, model: str, version: str) -> Manifest | None:
+    """A version's manifest; None if it is absent or damaged. (`verify` reports damage.)"""
+    try:
+        return load_if_there(store, model, version)
+    except (IntegrityError, UnknownNameError):
+        return None
+
+
+def _same(theirs: Manifest, mine: Manifest) -> bool:
+    return theirs.content == mine.content and _outcome(theirs) == _outcome(mine)
+
+
+def _outcome(manifest: Manifest) -> list[list[str]]:
+    return sorted([entry.unit, entry.status] for entry in _made(manifest))
+
+
+def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
+    if _same(theirs, mine):
+        return Published(theirs, existed=True)
+    differs = "results" if theirs.content == mine.content else "content"
+    raise ConflictError(
+        f"{mine.model}@{theirs.version} exists with other {differs} (manifest {theirs.digest[:12]}, published "
+        f"{theirs.created_at}); versions never change: choose another version, or leave it out"
+    )
+
+
+def _highest_number(store: Store, model: str) -> int:
+    return max((int(name) for name in versions(store, model) if _NUMBER.fullmatch(name)), default=0)
+
+
+def _memo_key(manifest: Manifest) -> str:
+    return digest_of({"model": manifest.model, "content": manifest.content, "outcome": _outcome(manifest)})
+
+
+def _made(manifest: Manifest) -> tuple[EngineEntry, ...]:
+    return (*manifest.engines, *manifest.caches)
+
+
+def _comparable_content(manifest: Manifest) -> bytes:
+    """The parts of a manifest about its engines and how they are proven, without the reports' digests, as bytes."""
+    entries = sorted((entry.unit, replace(entry, report=None).to_json()) for entry in _made(manifest))
+    spec = {name: part for name, part in manifest.spec.items() if name not in _MAKING}
+    validation = parsing.mapping(spec.pop("validation", {}), "validation")
+    validation.pop("latency", None)
+    golden = parsing.mapping(spec.pop("golden", None) or {}, "golden").get("metric")
+    return canonical_json([entries, spec, validation, golden, manifest.sources.get("golden")])
+
+
+def _comparable_report(report: dict[str, object]) -> bytes:
+    return canonical_json({name: part for name, part in report.items() if name not in _CIRCUMSTANCES})

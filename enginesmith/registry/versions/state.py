@@ -1,0 +1,315 @@
+"""The state of a channel, one document: the version that it serves, and the rollout that brings another one.
+
+Nodes read this document, and it alone decides: a move, and each step, halt or end of a rollout, is one compare-and-swap
+of it. So there is no moment at which the channel says one thing and nodes follow another, and a writer that is killed
+leaves the state before or the state after (docs/decisions/0026-one-document-for-a-channel.md).
+
+It holds the last move and the last rollout alone, so that nodes may read it after every change. The moves and rollouts
+before those are in the channel's history, a document that grows. Who replaces a move or a rollout writes it there
+first, so that the two documents together always hold all moves. Everything else that repeats the state (feeds, the
+marks of running rollouts, the index) is written after it, and anew by whoever looks next.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from enginesmith.core import parsing
+from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
+from enginesmith.core.digest import canonical_json, is_digest
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.names import is_name
+from enginesmith.core.parsing import Malformed
+from enginesmith.registry.rollouts.state import EarlierRollout, Rollout, check_rollout
+from enginesmith.registry.rollouts.waves import ServingNode
+from enginesmith.registry.store.base import Documents, Store, change, place_of
+from enginesmith.registry.store.layout import FORMAT as REGISTRY_FORMAT
+from enginesmith.registry.store.layout import channel_history_key, channel_key
+
+FORMAT = 1
+# Of the state, which all nodes read; and of the history.
+MAX_BYTES, HISTORY_MAX_BYTES = 256 << 10, 16 << 20
+MOST_EARLIER = 50
+
+Action = Literal["promote", "rollback"]
+
+
+@dataclass(frozen=True)
+class Move:
+    """One entry of a channel's history: the version, when (ISO 8601, UTC), by whom and why.
+
+    manifest: digest of the version's manifest.  canary: digests of the canary reports that it was promoted with, which
+    are blobs of the registry.  losses: what was served before and not after it, as was accepted (`losses.list_losses`).
+    """
+
+    version: str
+    manifest: str
+    at: str
+    by: str = ""
+    why: str = ""
+    proven_only: bool = False
+    action: Action = "promote"
+    canary: tuple[str, ...] = ()
+    losses: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A name such as `stable` that points at one version.
+
+    moves: how many moves it has had.  move: the last one.  rollout: the one that runs, or the last one.  snapshots: by
+    a manifest's digest that of the blob with the version's documents (`snapshots`); a version that has none is read
+    document by document.  revision: number of the write.  registry: the format of the registry, so that who reads this
+    needs no marker.
+    """
+
+    model: str
+    name: str
+    moves: int
+    move: Move
+    rollout: Rollout | None = field(default=None, metadata=OMIT_NONE)
+    snapshots: Mapping[str, str] = field(default_factory=dict)
+    revision: int = 0
+    registry: int = REGISTRY_FORMAT
+    format: int = FORMAT
+
+    @property
+    def version(self) -> str:
+        """The version it serves."""
+        return self.move.version
+
+    @property
+    def manifest(self) -> str:
+        """Digest of that version's manifest."""
+        return self.move.manifest
+
+    @property
+    def proven_only(self) -> bool:
+        """Whether it serves only proven engines."""
+        return self.move.proven_only
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two states of a channel the newer has the greater one."""
+        return self.moves, self.revision
+
+    @property
+    def active_rollout(self) -> Rollout | None:
+        """The rollout that is not finished."""
+        return self.rollout if self.rollout and not self.rollout.is_finished else None
+
+    def served_to(self, node: ServingNode | None) -> Move:
+        """The version that a node gets, as the move to it. node: None is one that no rollout reaches."""
+        rollout = self.rollout
+        if rollout is None or node is None or not rollout.serves(node):
+            return self.move
+        return Move(rollout.version, rollout.manifest, rollout.history[0].at, proven_only=rollout.proven_only)
+
+    @property
+    def served(self) -> dict[str, str]:
+        """The versions that nodes get, by the digest of the manifest."""
+        rollout = self.active_rollout
+        return {self.manifest: self.version} | ({rollout.manifest: rollout.version} if rollout else {})
+
+    def shorten(self) -> "Channel":
+        """What nodes need of it, for feeds: no rollout that is finished, and of one that runs no decision but the
+        first."""
+        rollout = self.active_rollout
+        return replace(self, rollout=replace(rollout, history=rollout.history[:1]) if rollout else None)
+
+    def to_bytes(self) -> bytes:
+        """The document as it is stored; below `MAX_BYTES`, as its texts and the number of waves are limited."""
+        return canonical_json(encode(self))
+
+
+@dataclass(frozen=True)
+class ChannelHistory:
+    """The moves of a channel, oldest first, and its finished rollouts."""
+
+    moves: tuple[Move, ...] = ()
+    rollouts: tuple[EarlierRollout, ...] = ()
+    format: int = FORMAT
+
+    def previous(self) -> Move | None:
+        """The move that a rollback returns to: the active promotion before the last one; None if there is none."""
+        active = self.active_promotions()
+        return active[-2] if len(active) > 1 else None
+
+    def active_promotions(self) -> list[Move]:
+        """The promotions that were not rolled back, oldest first."""
+        active: list[Move] = []
+        for move in self.moves:
+            if move.action == "promote":
+                active.append(move)
+            else:
+                del active[-1:]
+        return active
+
+    def with_state(self, channel: Channel) -> "ChannelHistory":
+        """The history up to a state of the channel, with its move, and its rollout if that is finished.
+
+        Raises Malformed where moves before that are missing.
+        """
+        if len(self.moves) < channel.moves - 1 or self.moves[channel.moves - 1 : channel.moves] not in (
+            (),
+            (channel.move,),
+        ):
+            raise Malformed(f"has {len(self.moves)} moves, which do not lead to move {channel.moves} of the channel")
+        rollouts, last = self.rollouts, channel.rollout
+        if last and last.is_finished and all(item.id != last.id for item in rollouts):
+            rollouts = (*rollouts, last.summarize())[-MOST_EARLIER:]
+        return ChannelHistory((*self.moves[: channel.moves - 1], channel.move), rollouts)
+
+
+def read_channel(store: Documents, model: str, name: str) -> Channel | None:
+    """The state of a channel; None if it does not exist. Raises as `parse_channel`."""
+    return parse_channel(store.read(channel_key(model, name)), model, name, place_of(store, channel_key(model, name)))
+
+
+def parse_channel(data: bytes | None, model: str, name: str, place: str = "") -> Channel | None:
+    """A channel's state from its document's bytes; None for no document. place: of the document, for messages.
+
+    Raises IntegrityError for a damaged one, InputError for one of a newer format, or of a newer registry.
+    """
+    if data is None:
+        return None
+    where = f"channel {model}:{name}" + (f" ({place})" if place else "")
+    try:
+        refuse_newer(parsing.parse_json(data, MAX_BYTES), f"channel {model}:{name}")
+        found = parsing.parse_as(data, MAX_BYTES, Channel)
+        if (found.model, found.name) != (model, name):
+            raise Malformed(f"is that of {found.model}:{found.name}: it was moved by hand")
+        check_channel_state(found)
+    except IntegrityError as error:
+        remedy = "restore it from a copy, or delete this file and promote a version again"
+        raise IntegrityError(f"{where}: {error}; {remedy}") from error
+    return found
+
+
+def refuse_newer(document: dict[str, object], what: str, newest: int = FORMAT) -> None:
+    """Raise InputError for a document of a newer format than `newest`, or of a registry of a newer one."""
+    for name, known in (("format", newest), ("registry", REGISTRY_FORMAT)):
+        if (found := parsing.field(document, name, parsing.count)) > known:
+            where = "" if name == "format" else " of its registry"
+            raise InputError(f"{what} has format {found}{where}; this enginesmith reads {known}: upgrade enginesmith")
+
+
+def check_channel_state(channel: Channel) -> None:
+    """Raise Malformed for names and digests that are none, and for a rollout of another channel."""
+    _check_move(channel.move)
+    if channel.moves < 1:
+        raise Malformed("has had no move")
+    for digest in (*channel.snapshots, *channel.snapshots.values()):
+        if not is_digest(digest):
+            raise Malformed(f"{digest[:80]!r} is not a digest")
+    if rollout := channel.rollout:
+        check_rollout(rollout)
+        if (rollout.model, rollout.channel) != (channel.model, channel.name):
+            raise Malformed(f"its rollout is that of {rollout.where}")
+
+
+def _check_move(move: Move) -> None:
+    if not is_name(move.version):
+        raise Malformed(f"the version is {move.version[:80]!r}, which is no name")
+    if wrong := [digest for digest in (move.manifest, *move.canary) if not is_digest(digest)]:
+        raise Malformed(f"{wrong[0][:80]!r} is not a digest")
+
+
+def read_history(store: Documents, channel: Channel) -> ChannelHistory:
+    """The history of a channel, up to the state given. Raises IntegrityError where it is damaged or lost."""
+    stored = _read_stored(store, channel.model, channel.name)
+    return with_state(store, stored, channel)
+
+
+def parse_history(data: bytes | None, what: str) -> ChannelHistory:
+    """A history from its document's bytes; an empty one for no document. what: the document, for messages.
+
+    Raises IntegrityError for a damaged one, InputError for one of a newer format.
+    """
+    if data is None:
+        return ChannelHistory()
+    try:
+        if (found := parsing.field(parsing.parse_json(data, HISTORY_MAX_BYTES), "format", parsing.count)) > FORMAT:
+            raise InputError(f"{what} has format {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")
+        history = parsing.parse_as(data, HISTORY_MAX_BYTES, ChannelHistory)
+        for move in history.moves:
+            _check_move(move)
+    except IntegrityError as error:
+        raise IntegrityError(f"{what}: {error}; {_REMEDY}") from error
+    return history
+
+
+_REMEDY = "restore it from a copy, or delete it and the channel's document, and promote a version again"
+
+
+def _read_stored(store: Documents, model: str, name: str) -> ChannelHistory:
+    return parse_history(store.read(channel_history_key(model, name)), f"history of {model}:{name}")
+
+
+def with_state(store: Documents, stored: ChannelHistory, channel: Channel) -> ChannelHistory:
+    """`ChannelHistory.with_state`. Raises IntegrityError with the history's place where moves are missing."""
+    try:
+        return stored.with_state(channel)
+    except Malformed as error:
+        place = place_of(store, channel_history_key(channel.model, channel.name))
+        raise IntegrityError(f"history of {channel.model}:{channel.name} ({place}): {error}; {_REMEDY}") from error
+
+
+def count_moves(store: Documents, model: str, name: str) -> int:
+    """How many moves the history of a channel has whose document is not there: none, unless it was deleted by hand."""
+    return len(_read_stored(store, model, name).moves)
+
+
+def keep_history(store: Store, channel: Channel) -> None:
+    """Write the last move and rollout of a state into the channel's history, unless they are there. Raises as
+    `read_history`, and what the store raises."""
+    key, what = channel_history_key(channel.model, channel.name), f"history of {channel.model}:{channel.name}"
+
+    def make(data: bytes | None) -> bytes | None:
+        stored = parse_history(data, what)
+        if len(stored.moves) > channel.moves:
+            return None  # the state is not the last one any more, and whoever replaced it wrote it
+        return canonical_json(encode(with_state(store, stored, channel)))
+
+    change(store, key, make)
+
+
+def change_channel(
+    store: Store, model: str, name: str, make: Callable[[Channel | None], Channel | None]
+) -> Channel | None:
+    """Replace the state of a channel by what `make` returns for it (None: there is none), and return the new state.
+
+    `make` may return None to change nothing, and is called again after a lost race. What its state has no more is in
+    the history first. Raises ConflictError while others keep changing it, IntegrityError for a damaged document, and
+    what `make` and the store raise.
+    """
+    before: Channel | None = None
+
+    def write(data: bytes | None) -> bytes | None:
+        nonlocal before
+        before = read(data)
+        after = make(before)
+        if after is None or after == before:
+            return data
+        if before and _loses(before, after):
+            keep_history(store, before)
+        return replace(after, revision=(before.revision if before else 0) + 1).to_bytes()
+
+    def read(data: bytes | None) -> Channel | None:
+        return parse_channel(data, model, name, place_of(store, channel_key(model, name)))
+
+    def contains(data: bytes | None, written: bytes) -> bool:
+        found, mine = read(data), read(written)
+        if found is None or mine is None or found.moves < mine.moves:
+            return False
+        if before is not None and before.moves == mine.moves:
+            return (found.moves, found.rollout) == (mine.moves, mine.rollout)
+        return read_history(store, found).moves[mine.moves - 1] == mine.move
+
+    return read(change(store, channel_key(model, name), write, contains))
+
+
+def _loses(before: Channel, after: Channel) -> bool:
+    """Whether a state has another move or another rollout than the one before it."""
+    last = before.rollout
+    return after.moves != before.moves or (last is not None and (after.rollout is None or after.rollout.id != last.id))

@@ -1,0 +1,60 @@
+"""Which packages `builders`, `validation` and `pipeline` are in a process: Enginesmith's own, or a team's of that name.
+
+A team's own packages come first in its own processes: its server, its scripts, and the process of its entry points. The
+command line and the processes of its jobs hold no code of a team, so there Enginesmith's own come first, wherever
+PYTHONPATH leads. `python -m enginesmith.rooms MODULE ...` runs a module of these packages so.
+"""
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+ROOMS = ("builders", "pipeline", "validation")
+_HOME = Path(__file__).resolve().parents[1]
+
+
+class FindIn:
+    """Finds these three packages in some folders only, also where they have no `__init__.py`.
+
+    Python itself would prefer a package with one, wherever it is (PEP 420).
+    """
+
+    def __init__(self, folders: list[str]) -> None:
+        self._folders = folders
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """The spec of such a package; None for any other, and where the folders have none."""
+        return PathFinder.find_spec(name, self._folders) if name in ROOMS else None
+
+
+def prefer_own() -> None:
+    """Have this process import Enginesmith's own packages, whatever else is on its path."""
+    sys.meta_path.insert(0, FindIn([str(_HOME)]))
+
+
+def check_own() -> None:
+    """Raise ImportError where one of ROOMS is another project's package in this process."""
+    for name in ROOMS:
+        found = _place(name)
+        if found != _HOME / name:
+            raise ImportError(
+                f"this needs Enginesmith's own package {name!r}, and here {name!r} is {found or 'no package'}; "
+                "run `enginesmith build` as a command, which finds its own, or call this from a process without that "
+                "one"
+            )
+
+
+def _place(name: str) -> Path | None:
+    module = sys.modules.get(name)
+    spec = module.__spec__ if module else importlib.util.find_spec(name)
+    places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+    return Path(places[0]).resolve() if places else None
+
+
+if __name__ == "__main__":
+    import runpy
+
+    prefer_own()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

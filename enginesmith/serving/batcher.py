@@ -1,0 +1,245 @@
+"""Joins requests to batches before a router or a session.
+
+::
+
+    batcher = enginesmith.Batcher(router, most=32, wait_s=0.005)
+    future = batcher.submit({"input_ids": ids, "attention_mask": mask})       # one sample or several, along `batch`
+    outputs = future.result()
+
+The policy, exactly (`batch_queues`). Requests are queued per bucket: that of all named dims but the batch dim (of a
+router the padded sizes; of a session, and of what no bucket of a router holds, the request's own). A queue is ready
+when it holds at least `most` samples or its oldest request has waited `wait_s`. The one worker thread, when free, takes
+the ready queue whose oldest request is the oldest; from it requests in order of arrival, the first one always, and more
+while all of them together have at most `most` samples; runs these as one batch; and answers them. If no queue is ready
+it sleeps until the first will be. On `close` every queue is ready. An Exception of a batch is that of its requests;
+anything else that a runtime raises (SystemExit, a panic of Rust) ends the batcher: all that waits and every later
+`submit` fails with it.
+
+Public and stable: `Batcher(session, most=, wait_s=, dim=, record=, log=)`, `submit(inputs) -> Future`,
+`served`, `close()`.
+"""
+
+import math
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from threading import Condition
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from enginesmith.arrays import Array, InputCheck
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.types import Session, Tensors
+from enginesmith.core.worker_thread import WorkerThread, describe_error
+from enginesmith.serving.batch_queues import BatchQueues
+from enginesmith.serving.pad_plan import PadPlan, plan_padding
+from enginesmith.serving.padding import Padding
+from enginesmith.serving.router import MOST_ROUTES, Router
+
+Answer = dict[str, Array]
+# Sizes of all dims but that of the batch.
+_Key = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BatchedRequest:
+    """An answered request. bucket: sizes of the other dims, as they were run.  waited_s: seconds from `submit` until it
+    was taken.  service_s: seconds from there until its batch was answered.  samples: its own.  batch: samples of the
+    batch."""
+
+    bucket: Mapping[str, int]
+    waited_s: float
+    service_s: float
+    samples: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class _Join:
+    """How requests of some sizes are joined to others. bucket: sizes of the other dims there.  plan: to these."""
+
+    bucket: Mapping[str, int]
+    plan: PadPlan
+    samples: int
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A request in a queue. at: of its arrival, by the clock."""
+
+    inputs: Tensors
+    join: _Join
+    at: float
+    future: "Future[Answer]" = field(default_factory=lambda: Future())
+
+
+class Batcher:
+    """A dynamic batcher with one worker thread; `submit` is for several threads at once.
+
+    session: a router, or an opened engine.  most: samples of a batch, at most.  wait_s: seconds that a request waits
+    for others, at most, while the worker is free.  dim: of the batch; every input and output has it as an axis.
+    record: called with each answered request by the worker.  log: so many of the last ones are kept in `served`.
+    Raises InputError for limits out of range, and for an input or output without the batch dim.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        most: int,
+        wait_s: float,
+        dim: str = "batch",
+        record: Callable[[BatchedRequest], object] | None = None,
+        log: int = 10_000,
+    ) -> None:
+        _check_arguments(session, most, wait_s)
+        if lacking := [spec.name for spec in (*session.inputs, *session.outputs) if dim not in spec.shape]:
+            raise InputError(
+                f"{lacking[0]!r} has no axis {dim!r}, so that requests cannot be joined; name the batch dim"
+            )
+        self._session, self._dim = session, dim
+        self._record, self._check, self._joins = record, InputCheck(session.inputs), dict[_Key, _Join]()
+        self._axes = {spec.name: spec.shape.index(dim) for spec in (*session.inputs, *session.outputs)}
+        self.served: deque[BatchedRequest] = deque(maxlen=log)
+        self._changed, self._closed, self._ended = Condition(), False, ""
+        self._running: Sequence[_Waiting] = ()
+        self._queues = BatchQueues[_Key, _Waiting](most, wait_s)
+        self._worker = WorkerThread("enginesmith-batcher", self._work, self._fail)
+        self._worker.start()
+
+    def submit(self, inputs: Tensors) -> "Future[Answer]":
+        """The outputs of a request, when its batch was run; an error of the batch is that of all its requests.
+
+        The arrays must not change before. Raises DataError for inputs that do not fit the model, EnginesmithError on a
+        batcher that is closed, or has ended, with the reason.
+        """
+        sizes = self._check(inputs).sizes
+        key = tuple(sizes.values())
+        join = self._joins.get(key) or self._make_join(key, sizes)
+        request = _Waiting(inputs, join, time.perf_counter())
+        with self._changed:
+            if not self._closed and not self._worker.is_alive():
+                self._ended, self._closed = "the batcher was made before a fork, which has not its thread", True
+            if self._closed:
+                raise EnginesmithError(f"{self._ended or 'the batcher is closed'}; make another one")
+            self._queues.add(tuple(join.bucket.values()), request, join.samples, request.at)
+            self._changed.notify()
+        return request.future
+
+    def close(self) -> None:
+        """Answer what waits, and end the worker."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._worker.wait_for_end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _make_join(self, key: _Key, sizes: Mapping[str, int]) -> _Join:
+        session, padding, padded = self._session, Padding(), dict(sizes)
+        if isinstance(session, Router):
+            padding = session.padding
+            padded = {**(session.padded_sizes(sizes) or sizes), self._dim: sizes[self._dim]}
+        plan = plan_padding(session.inputs, session.outputs, padding, sizes, padded)
+        bucket = {dim: size for dim, size in padded.items() if dim != self._dim}
+        join = _Join(bucket, plan, sizes[self._dim])
+        if len(self._joins) >= MOST_ROUTES:
+            self._joins.clear()
+        self._joins[key] = join
+        return join
+
+    def _work(self) -> None:
+        while (taken := self._take()) is not None:
+            started = time.perf_counter()
+            self._running = taken
+            running = [request for request in taken if request.future.set_running_or_notify_cancel()]
+            try:
+                for request, answer in zip(running, self._run(running), strict=True):
+                    request.future.set_result(answer)
+            except Exception as error:  # whatever a runtime raises
+                for request in running:
+                    if not request.future.done():
+                        request.future.set_exception(error)
+            self._log(running, started, time.perf_counter())
+
+    def _fail(self, error: BaseException) -> None:
+        """Fail all that waits, and whatever is submitted later: nobody takes requests any more."""
+        with self._changed:
+            self._ended, self._closed = f"the batcher ended: {describe_error(error)}", True
+            waiting = list(self._running)
+            while (found := self._queues.take(math.inf, all_ready=True)) is not None:
+                waiting += found[1]
+        for request in waiting:
+            if not request.future.done():
+                with suppress(BaseException):  # of a callback of the future
+                    request.future.set_exception(EnginesmithError(self._ended))
+
+    def _take(self) -> list[_Waiting] | None:
+        """The next batch; None where the batcher is closed and nothing waits."""
+        with self._changed:
+            while True:
+                now = time.perf_counter()
+                if (found := self._queues.take(now, all_ready=self._closed)) is not None:
+                    return found[1]
+                if self._closed:
+                    return None
+                ready_at = self._queues.ready_at()
+                self._changed.wait(None if ready_at == math.inf else max(ready_at - now, 0.0))
+
+    def _run(self, requests: Sequence[_Waiting]) -> list[Answer]:
+        """The outputs of each request, each at its own sizes: views of those of the batch."""
+        if not requests:
+            return []
+        padded = [request.join.plan.pad(request.inputs) for request in requests]
+        if len(requests) == 1:
+            return [requests[0].join.plan.crop(self._call(requests, padded[0]))]
+        names = [spec.name for spec in self._session.inputs]
+        joined = {name: np.concatenate([each[name] for each in padded], self._axes[name]) for name in names}
+        outputs, found, begin = self._call(requests, joined), list[Answer](), 0
+        total = sum(request.join.samples for request in requests)
+        if wrong := [name for name, array in outputs.items() if array.shape[self._axes.get(name, 0)] != total]:
+            raise EnginesmithError(f"output {wrong[0]!r} of {total} samples has no entry for each along the batch dim")
+        for request in requests:
+            part = slice(begin, begin := begin + request.join.samples)
+            own = {name: array[(slice(None),) * self._axes.get(name, 0) + (part,)] for name, array in outputs.items()}
+            found.append(request.join.plan.crop(own))
+        return found
+
+    def _call(self, requests: Sequence[_Waiting], inputs: Tensors) -> Answer:
+        if isinstance(self._session, Router):
+            elements = sum(request.join.plan.own for request in requests)
+            return self._session.run_joined(inputs, len(requests), elements)
+        return self._session.run(inputs)
+
+    def _log(self, requests: Sequence[_Waiting], started: float, ended: float) -> None:
+        batch = sum(request.join.samples for request in requests)
+        for request in requests:
+            join, waited_s = request.join, started - request.at
+            served = BatchedRequest(join.bucket, waited_s, ended - started, join.samples, batch)
+            self.served.append(served)
+            if self._record is not None:
+                try:
+                    self._record(served)
+                except Exception as error:  # of the caller, whose requests go on
+                    with suppress(UserWarning):  # where warnings are errors
+                        warnings.warn(f"record of a batcher raised {describe_error(error)}", stacklevel=2)
+
+
+def _check_arguments(session: object, most: object, wait_s: object) -> None:
+    """Raise InputError for what is no session, and for limits of another kind or out of range."""
+    if not hasattr(session, "inputs"):
+        raise InputError(f"session is a {type(session).__name__}; give a router, or an opened engine")
+    within = isinstance(most, Integral) and isinstance(wait_s, Real) and int(most) >= 1 and float(wait_s) >= 0
+    if not within:
+        raise InputError(f"most is {most} and wait_s {wait_s}; give at least 1 sample and 0 seconds")

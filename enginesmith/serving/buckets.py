@@ -1,0 +1,234 @@
+"""Buckets of engines: which sizes each takes, what requests are padded to in it, and what a call costs there.
+
+A bucket is a profile of an engine, cut at the edges that the padding has for its dims. A dim that may be padded is
+brought to the bucket's edge, or, without edges, to the least size that the profile takes; any other dim must have a
+size that the profile takes as it is.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from enginesmith.arrays import Array
+from enginesmith.core.reports.latency import LatencyReport, Timed
+from enginesmith.core.reports.ranking import Interval, is_shorter, order_by_evidence
+from enginesmith.core.types import PLUS, ShapeProfile, Tensors, TensorSpec
+from enginesmith.serving.pad_plan import PadPlan, plan_padding
+from enginesmith.serving.padding import Padding
+
+# Of a dim that nothing bounds.
+UNBOUNDED = 1 << 62
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RoutedEngine:
+    """An engine that a router sends requests to. run: runs it once on all of its inputs, by name.
+
+    profiles: sizes that it takes; none: every size.  seconds: the 95 % interval of a call's time at some sizes, as
+    measured; None where it was not measured.
+    """
+
+    name: str
+    run: Callable[[Tensors], Tensors]
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec] = ()
+    profiles: Sequence[ShapeProfile] = ()
+    seconds: Callable[[Sizes], Interval] | None = None
+
+
+@dataclass(frozen=True)
+class DimBounds:
+    """Sizes of a dim in a bucket: least to most in steps of `multiple`. padded: whether a request's size may be raised;
+    to the edge, where there is one."""
+
+    least: int
+    most: int
+    multiple: int = 1
+    padded: bool = False
+    edge: int | None = None
+
+    def fit(self, size: int) -> int | None:
+        """The size that a request's size becomes; None where the bucket does not hold it."""
+        if not self.padded or size < 1:
+            return size if self.least <= size <= self.most and size % self.multiple == 0 else None
+        raised = self.edge or -(-max(self.least, size) // self.multiple) * self.multiple
+        return raised if size <= raised <= self.most else None
+
+
+@dataclass(frozen=True)
+class EngineBucket:
+    """A bucket of an engine. rank: of the engine among those of the router.  name: of the bucket, with its dims."""
+
+    engine: RoutedEngine
+    rank: int
+    bounds: Mapping[str, DimBounds]
+    name: str
+
+    def fit(self, sizes: Sizes) -> dict[str, int] | None:
+        """The sizes that a request's dims become in this bucket; None where it does not hold them."""
+        found: dict[str, int] = {}
+        for dim, size in sizes.items():
+            bounds = self.bounds.get(dim)
+            if (fitted := size if bounds is None else bounds.fit(size)) is None:
+                return None
+            found[dim] = fitted
+        return found
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where requests of some sizes go. bucket: number of the bucket.  padded: the sizes of their dims there."""
+
+    bucket: int
+    padded: Mapping[str, int]
+    plan: PadPlan
+    run: Callable[[Tensors], Tensors]
+
+    def answer(self, inputs: Tensors) -> dict[str, Array]:
+        """The outputs of a request, at its own sizes."""
+        if not self.plan.inputs:
+            return dict(self.run(inputs))
+        return self.plan.crop(self.run(self.plan.pad(inputs)))
+
+
+def list_buckets(engines: Sequence[RoutedEngine], padding: Padding) -> tuple[EngineBucket, ...]:
+    """The buckets of engines, in the engines' order."""
+    found = []
+    for rank, engine in enumerate(engines):
+        for bounds in _bounds_of(engine):
+            parts = [list(_cut(dim, item, padding)) for dim, item in bounds.items()]
+            for cut in itertools.product(*parts):
+                inside = dict(zip(bounds, cut, strict=True))
+                words = ", ".join(f"{dim} {_words(item)}" for dim, item in inside.items())
+                found.append(EngineBucket(engine, rank, inside, f"{engine.name}: {words}" if words else engine.name))
+    return tuple(found)
+
+
+def _bounds_of(engine: RoutedEngine) -> Iterator[dict[str, DimBounds]]:
+    """For each profile, the bounds of each named dim of the inputs; without profiles one that bounds nothing."""
+    named = {dim for spec in engine.inputs for dim in spec.shape if isinstance(dim, str) and PLUS not in dim}
+    if not engine.profiles:
+        yield {dim: DimBounds(0, UNBOUNDED) for dim in sorted(named)}
+    shapes = {spec.name: spec.shape for spec in engine.inputs}
+    for profile in engine.profiles:
+        multiples, found = dict(profile.multiples), dict[str, DimBounds]()
+        for name, low, _, high in profile.inputs:
+            steps = multiples.get(name, (1,) * len(low))
+            for dim, least, most, step in zip(shapes.get(name, ()), low, high, steps, strict=False):
+                if dim in named:
+                    found[str(dim)] = DimBounds(least, most, step)
+        yield found
+
+
+def _cut(dim: str, bounds: DimBounds, padding: Padding) -> Iterator[DimBounds]:
+    """The bounds of a dim between the edges of the padding, and behind the last one; as they are without edges."""
+    if dim not in padding.dims:
+        yield bounds
+        return
+    edges = [edge for edge in padding.edges.get(dim, ()) if bounds.least <= edge <= bounds.most]
+    yield from (replace(bounds, padded=True, edge=edge) for edge in edges if edge % bounds.multiple == 0)
+    if not edges or edges[-1] < bounds.most:
+        yield replace(bounds, padded=True, least=max([bounds.least, *(edge + 1 for edge in edges)]))
+
+
+def _words(bounds: DimBounds) -> str:
+    if bounds.edge is not None:
+        return f"<= {bounds.edge}"
+    return "any" if bounds.most == UNBOUNDED else f"{bounds.least}..{bounds.most}"
+
+
+def cheapest(buckets: Sequence[EngineBucket], sizes: Sizes) -> tuple[int, dict[str, int]] | None:
+    """Number of the cheapest bucket that holds a request, and its sizes there; None where none does.
+
+    Of an engine's buckets the one with the least elements in the padded inputs. Of engines the first that no other was
+    shown to be faster than, at the sizes that the request has there (`core.reports.ranking`).
+    """
+    best = dict[int, _Held]()
+    for number, bucket in enumerate(buckets):
+        if (fitted := bucket.fit(sizes)) is None:
+            continue
+        elements = sum(math.prod(spec.at(fitted)) for spec in bucket.engine.inputs)
+        if bucket.rank not in best or elements < best[bucket.rank].elements:
+            seconds = bucket.engine.seconds(fitted) if bucket.engine.seconds else None
+            best[bucket.rank] = _Held(number, fitted, elements, seconds)
+    ordered = order_by_evidence(
+        [best[rank] for rank in sorted(best)], lambda one, other: is_shorter(one.seconds, other.seconds)
+    )
+    return (ordered[0].number, ordered[0].fitted) if ordered else None
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A bucket that holds a request. number: of the bucket.  fitted: the sizes of the request's dims there."""
+
+    number: int
+    fitted: dict[str, int]
+    elements: int
+    seconds: Interval | None
+
+
+def make_route(buckets: Sequence[EngineBucket], sizes: Sizes, padding: Padding) -> Route | None:
+    """The route of requests of some sizes: the cheapest bucket that holds them; None where none does."""
+    if (found := cheapest(buckets, sizes)) is None:
+        return None
+    number, padded = found
+    engine = buckets[number].engine
+    plan = plan_padding(engine.inputs, engine.outputs, padding, sizes, padded)
+    return Route(number, padded, plan, engine.run)
+
+
+def converting(
+    run: Callable[[Tensors], Tensors],
+    own: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
+    common: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
+) -> Callable[[Tensors], Tensors]:
+    """A call of an engine (`run`, with `own` inputs and outputs) on tensors in the dtypes of `common`: floats are
+    converted both ways. `run` itself where all dtypes are the same."""
+    wanted, given = ({spec.name: spec.dtype for spec in specs} for specs in (own[0], common[1]))
+    takes = {spec.name: wanted[spec.name] for spec in common[0] if _differ(spec.dtype, wanted.get(spec.name, ""))}
+    gives = {spec.name: given[spec.name] for spec in own[1] if _differ(spec.dtype, given.get(spec.name, ""))}
+    if not takes and not gives:
+        return run
+
+    def convert(inputs: Tensors) -> Tensors:
+        answer = run({**inputs, **{name: inputs[name].astype(dtype) for name, dtype in takes.items()}})
+        return {**answer, **{name: answer[name].astype(dtype) for name, dtype in gives.items() if name in answer}}
+
+    return convert
+
+
+def _differ(one: str, other: str) -> bool:
+    # TensorSpec has numpy's names, and 'bfloat16', which numpy lacks and no session takes.
+    return one != other and one.startswith("float") and other.startswith("float")
+
+
+def measured_seconds(
+    report: LatencyReport, inputs: Sequence[TensorSpec], timed: Timed
+) -> Callable[[Sizes], Interval] | None:
+    """The 95 % interval of a call's time by the medians of a latency report, linear in the elements of the inputs
+    between the sizes that were timed, as of the least below them, and in proportion above; None for a report with a
+    bucket without interval. timed: see `timed_alike`."""
+    known: dict[int, Interval] = {}
+    for bucket in report.buckets:
+        try:
+            elements = sum(math.prod(spec.at(bucket.sizes)) for spec in inputs)
+        except KeyError:
+            continue  # of a model with other dims
+        if (interval := bucket.interval(timed)) is None:
+            return None
+        known[elements] = interval
+    if not known:
+        return None
+    places = sorted(known)
+    lows, highs = ([known[place][end] for place in places] for end in (0, 1))
+
+    def seconds(sizes: Sizes) -> Interval:
+        elements = sum(math.prod(spec.at(sizes)) for spec in inputs)
+        above = max(1.0, elements / places[-1])
+        return float(np.interp(elements, places, lows)) * above, float(np.interp(elements, places, highs)) * above
+
+    return seconds

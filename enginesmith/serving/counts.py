@@ -1,0 +1,110 @@
+"""What a router counted: requests of each bucket, padding, fallbacks, and the time that compiles took."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+from enginesmith.serving.drift import RateDrift, RateDriftDetector
+
+
+@dataclass(frozen=True)
+class BucketCount:
+    """The requests of a bucket. elements: of their inputs as given.  padding: elements that were added to those."""
+
+    name: str
+    requests: int
+    elements: int
+    padding: int
+
+
+@dataclass(frozen=True)
+class CompileCounts:
+    """What compiling for single sizes came to. failed: compiles that gave an error.  held: compiled sizes that are
+    held now.  evicted: those that made room for others.
+
+    seconds: of all compiles, in the background.  waited_s: seconds that requests waited for one.  reason: why the last
+    one that failed did; '' where none did.
+    """
+
+    compiled: int = 0
+    failed: int = 0
+    held: int = 0
+    evicted: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RouterCounts:
+    """What a router counted since it was made. fallbacks: name of a fallback -> requests that it answered.
+
+    unanswered: requests that no bucket held and no fallback answered.  errors: requests whose engine raised an error.
+    padding_share: of all elements that engines ran on in buckets, those that were padding.  fallback_rate: share of
+    the requests that no bucket held.  drift: the alarm on that rate; None where there was none.
+    """
+
+    buckets: tuple[BucketCount, ...]
+    fallbacks: Mapping[str, int]
+    unanswered: int
+    errors: int
+    compiles: CompileCounts
+    drift: RateDrift | None
+    requests: int = field(init=False)
+    padding_share: float = field(init=False)
+    fallback_rate: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        fallen = sum(self.fallbacks.values()) + self.unanswered
+        requests = sum(bucket.requests for bucket in self.buckets) + fallen
+        padding = sum(bucket.padding for bucket in self.buckets)
+        elements = padding + sum(bucket.elements for bucket in self.buckets)
+        object.__setattr__(self, "requests", requests)
+        object.__setattr__(self, "padding_share", padding / elements if elements else 0.0)
+        object.__setattr__(self, "fallback_rate", fallen / requests if requests else 0.0)
+
+
+class RequestCounter:
+    """Counts the requests of a router; for several threads at once. buckets, fallbacks: their names."""
+
+    def __init__(self, buckets: tuple[str, ...], fallbacks: tuple[str, ...], detector: RateDriftDetector) -> None:
+        self._lock, self._detector = Lock(), detector
+        self._names, self._rows = buckets, [[0, 0, 0] for _ in buckets]
+        self._fallbacks = dict.fromkeys(fallbacks, 0)
+        self._unanswered = self._errors = 0
+
+    def add(self, bucket: int, own: int, padded: int, requests: int = 1) -> RateDrift | None:
+        """Count requests that bucket number `bucket` holds: elements as given, and as run; the alarm, if they raise
+        one."""
+        with self._lock:
+            row = self._rows[bucket]
+            row[0] += requests
+            row[1] += own
+            row[2] += padded - own
+            return self._detector.add(False) if requests == 1 else self._detect(False, requests)
+
+    def add_fallback(self, name: str | None, requests: int = 1) -> RateDrift | None:
+        """Count requests that no bucket holds, with the fallback that answered them, if any; the alarm, if they raise
+        one."""
+        with self._lock:
+            if name is None:
+                self._unanswered += requests
+            else:
+                self._fallbacks[name] += requests
+            return self._detect(True, requests)
+
+    def _detect(self, counts: bool, requests: int) -> RateDrift | None:
+        """The alarm of these requests, if any."""
+        return next(filter(None, [self._detector.add(counts) for _ in range(requests)]), None)
+
+    def add_error(self) -> None:
+        """Count an error of an engine."""
+        with self._lock:
+            self._errors += 1
+
+    def counts(self, compiles: CompileCounts) -> RouterCounts:
+        """All of it as a value."""
+        with self._lock:
+            buckets = tuple(BucketCount(name, *row) for name, row in zip(self._names, self._rows, strict=True))
+            fallbacks = dict(self._fallbacks)
+            return RouterCounts(buckets, fallbacks, self._unanswered, self._errors, compiles, self._detector.drift)

@@ -1,0 +1,85 @@
+"""The counts of routers for Prometheus. Only what asks for them loads prometheus-client (extra `build`).
+
+Labels have few values: a model, which the caller names, and its buckets and fallbacks.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from enginesmith.serving.counts import RouterCounts
+from enginesmith.serving.router import Router
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as MetricFamily
+
+# name -> kind, meaning; docs/guides/router.md has them too.
+ROUTER_METRICS = {
+    "enginesmith_router_requests": ("counter", "Requests that a bucket answered."),
+    "enginesmith_router_elements": ("counter", "Elements of the inputs that a bucket ran on, by kind: own, padding."),
+    "enginesmith_router_fallbacks": ("counter", "Requests that no bucket held, by the fallback that answered."),
+    "enginesmith_router_errors": ("counter", "Requests whose engine raised an error."),
+    "enginesmith_router_compiles": ("counter", "Compiles for single sizes, by how they ended: compiled, failed."),
+    "enginesmith_router_compile_seconds": ("counter", "Seconds of compiles, by kind: background, waited."),
+    "enginesmith_router_compiled_sizes": ("gauge", "Compiled sizes that are held."),
+    "enginesmith_router_drifted": ("gauge", "Whether the fallback rate has risen above its reference."),
+}
+
+
+class RouterCollector:
+    """A collector of a router's counts, for `registry.register`. model: its label."""
+
+    def __init__(self, router: Router, model: str) -> None:
+        self._router, self._model = router, model
+
+    def collect(self) -> Iterator["MetricFamily"]:
+        """The metrics as they are now."""
+        return families(self._router.counts(), self._model)
+
+
+def families(counts: RouterCounts, model: str) -> Iterator["MetricFamily"]:
+    """The metrics of these counts. model: their label."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    buckets, compiles = counts.buckets, counts.compiles
+    rows: dict[str, tuple[tuple[str, ...], list[tuple[tuple[str, ...], float]]]] = {
+        "requests": (("bucket",), [((each.name,), each.requests) for each in buckets]),
+        "elements": (
+            ("bucket", "kind"),
+            [
+                ((each.name, kind), value)
+                for each in buckets
+                for kind, value in (("own", each.elements), ("padding", each.padding))
+            ],
+        ),
+        "fallbacks": (("fallback",), [((name,), n) for name, n in {**counts.fallbacks, "": counts.unanswered}.items()]),
+        "errors": ((), [((), counts.errors)]),
+        "compiles": (("state",), [(("compiled",), compiles.compiled), (("failed",), compiles.failed)]),
+        "compile_seconds": (("kind",), [(("background",), compiles.seconds), (("waited",), compiles.waited_s)]),
+        "compiled_sizes": ((), [((), compiles.held)]),
+        "drifted": ((), [((), counts.drift is not None)]),
+    }
+    for name, (kind, meaning) in ROUTER_METRICS.items():
+        labels, found = rows[name.removeprefix("enginesmith_router_")]
+        family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
+            name, meaning, labels=("model", *labels)
+        )
+        for values, value in found:
+            family.add_metric((model, *values), float(value))
+        yield family
+
+
+def prometheus_text(router: Router, model: str) -> str:
+    """A router's counts in the text format of Prometheus. model: their label."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    register(router, model, registry)
+    return generate_latest(registry).decode()
+
+
+def register(router: Router, model: str, registry: "CollectorRegistry | None" = None) -> None:
+    """Have a registry of prometheus-client (None: its default one) show a router's counts. model: their label."""
+    from prometheus_client import REGISTRY
+
+    (registry or REGISTRY).register(RouterCollector(router, model))

@@ -1,0 +1,116 @@
+"""Arrays of a request padded to other sizes of its dims, and outputs cropped to those of the request."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from enginesmith.arrays import Array, dtype_of
+from enginesmith.core.types import Shape, Tensors, TensorSpec
+from enginesmith.serving.padding import REPEAT, Padding, PadValue
+
+_Places = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class _Fill:
+    """One step of padding an array. into: the places that are filled, with `value`, or with a copy of the places
+    `source`."""
+
+    into: _Places
+    value: Array | None
+    source: _Places | None
+
+
+@dataclass(frozen=True)
+class _PaddedArray:
+    """How one input is padded: to `shape`, where its own entries are at `own`. zeros: whether all the rest is 0; then
+    there are no `fills`."""
+
+    name: str
+    shape: Shape
+    own: _Places
+    fills: tuple[_Fill, ...]
+    zeros: bool = False
+
+    def pad(self, array: Array) -> Array:
+        """A new array of the padded shape."""
+        padded = np.zeros(self.shape, array.dtype) if self.zeros else np.empty(self.shape, array.dtype)
+        padded[self.own] = array
+        for fill in self.fills:
+            padded[fill.into] = fill.value if fill.source is None else padded[fill.source]
+        return padded
+
+
+@dataclass(frozen=True)
+class PadPlan:
+    """How requests of some sizes are padded to other sizes, and their outputs cropped.
+
+    elements, own: of all inputs, padded and as they were given.
+    """
+
+    inputs: tuple[_PaddedArray, ...]
+    crops: Mapping[str, _Places]
+    elements: int
+    own: int
+
+    def pad(self, inputs: Tensors) -> Tensors:
+        """The inputs at the padded sizes; arrays that are not padded are the given ones."""
+        if not self.inputs:
+            return inputs
+        found = dict(inputs)
+        for item in self.inputs:
+            found[item.name] = item.pad(found[item.name])
+        return found
+
+    def crop(self, outputs: Tensors) -> dict[str, Array]:
+        """The outputs at the request's own sizes: views of the given arrays."""
+        found = dict(outputs)
+        for name, places in self.crops.items():
+            if name in found:
+                found[name] = found[name][places]
+        return found
+
+
+def plan_padding(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    padding: Padding,
+    sizes: Mapping[str, int],
+    padded: Mapping[str, int],
+) -> PadPlan:
+    """The plan for requests with the dims `sizes`, which become `padded`. Raises KeyError for a dim without a rule."""
+    grown = {dim for dim, size in padded.items() if size != sizes[dim]}
+    arrays = [
+        _plan_array(spec, padding.inputs.get(spec.name, {}), sizes, padded)
+        for spec in inputs
+        if grown.intersection(spec.shape)
+    ]
+    crops = {spec.name: _crop(spec, grown, sizes) for spec in outputs if grown.intersection(spec.shape)}
+    elements, own = (sum(math.prod(spec.at(at)) for spec in inputs) for at in (padded, sizes))
+    return PadPlan(tuple(arrays), crops, elements, own)
+
+
+def _plan_array(
+    spec: TensorSpec, rules: Mapping[str, PadValue], sizes: Mapping[str, int], padded: Mapping[str, int]
+) -> _PaddedArray:
+    before, after = spec.at(sizes), spec.at(padded)
+    fills = []
+    reached = [slice(0, size) for size in before]
+    for axis, (given, size, dim) in enumerate(zip(before, after, spec.shape, strict=True)):
+        if size == given:
+            continue
+        value = rules[str(dim)]
+        reached[axis] = slice(given, size)
+        into = tuple(reached)
+        source = (*into[:axis], slice(given - 1, given), *into[axis + 1 :]) if value == REPEAT else None
+        fills.append(_Fill(into, None if isinstance(value, str) else np.array(value, dtype_of(spec.dtype)), source))
+        reached[axis] = slice(0, size)
+    own = tuple(slice(0, size) for size in before)
+    zeros = all(fill.value is not None and not fill.value for fill in fills)
+    return _PaddedArray(spec.name, after, own, () if zeros else tuple(fills), zeros)
+
+
+def _crop(spec: TensorSpec, grown: set[str], sizes: Mapping[str, int]) -> _Places:
+    return tuple(slice(0, sizes[dim]) if isinstance(dim, str) and dim in grown else slice(None) for dim in spec.shape)

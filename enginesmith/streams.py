@@ -1,0 +1,186 @@
+"""Runs a model with state call after call: what the outputs of one call gave, the inputs of the next one take."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from enginesmith.arrays import Array, dtype_of
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.parsing import field, many, mapping, mapping_of, pair
+from enginesmith.core.state import Places, State, without_states
+from enginesmith.core.types import Tensors, TensorSpec
+from enginesmith.descriptions import read_description
+
+
+class Streams:
+    """One stream, or a batch of streams side by side, over a session. Not for several threads at once.
+
+    run: runs the model once on all of its inputs, by name: `Session.run`, or the call of a server's own runtime.
+    inputs: of the model, states among them.  states: which of them are carried.
+    ends: least and greatest size of dims that states alone have, as a cache that grows: of the first call, and of any.
+    Without them such dims begin at 0, and have no bound.
+
+    The number of streams is that of the first call's rows. The arrays of states are handed from call to call without
+    a copy: do not write into those that an answer holds.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Tensors], Tensors],
+        inputs: Sequence[TensorSpec],
+        states: Sequence[State],
+        ends: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        self._run, self._ends = run, ends or {}
+        self.inputs = without_states(inputs, states)
+        self._pairs = [(state.input, state.output) for state in states]
+        self._initial = {state.input: state.initial for state in states}
+        self._specs = [spec for spec in inputs if spec.name in self._initial]
+        self._batch = _batch_name(self.inputs)
+        given = {dim for spec in self.inputs for dim in spec.shape}
+        # (state, axis, dim, greatest size)
+        self._bounds: list[tuple[str, int, str, int]] = [
+            (spec.name, axis, dim, self._ends[dim][1])
+            for spec in self._specs
+            for axis, dim in enumerate(spec.shape)
+            if isinstance(dim, str) and dim in self._ends and dim not in given
+        ]
+        shapes = {spec.name: spec.shape for spec in inputs}
+        self._places = [(state, state.places, shapes[state.input]) for state in states if state.places]
+        self._held: dict[str, Array] = {}
+
+    @classmethod
+    def described(cls, run: Callable[[Tensors], Tensors], description: Path | str) -> "Streams":
+        """Streams over a pulled engine. description: the JSON beside it. Raises DataError for a file that is none."""
+        found = read_description(description)
+        try:
+            inputs = [decode(item, TensorSpec) for item in field(found, "inputs", many(mapping))]
+            states = [decode(item, State) for item in field(found, "state", many(mapping))]
+            return cls(run, inputs, states, field(found, "ends", mapping_of(pair)))
+        except IntegrityError as error:
+            raise DataError(f"{description} describes no engine of a model with state: {error}") from error
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """All outputs of the next step of every stream. Raises as `complete`, and what the session raises; then the
+        states are as before."""
+        answer = self._run(self.complete(inputs))
+        self.take(answer)
+        return answer
+
+    def complete(self, inputs: Tensors) -> dict[str, Array]:
+        """The inputs of the next step with the states. Raises DataError for a state among the inputs, another number of
+        rows than there are streams, a state that has outgrown its bound, and a step that would write outside of one's
+        places."""
+        if not self._initial.keys().isdisjoint(inputs):
+            name = next(name for name in inputs if name in self._initial)
+            raise DataError(
+                f"{name!r} is a state, which goes on from step to step by itself; leave it out of the inputs"
+            )
+        whole = self._whole(inputs)
+        for state, places, shape in self._places:
+            self._check_places(whole, state.input, places, shape)
+        return whole
+
+    def _whole(self, inputs: Tensors) -> dict[str, Array]:
+        if not self._held:
+            return {**inputs, **self._first(inputs)}
+        self._check_rows(inputs)
+        for state, axis, dim, most in self._bounds:
+            if (size := self._held[state].shape[axis]) > most:
+                raise DataError(
+                    f"state {state!r} has come to {dim}={size}, and the model takes at most {most}: reset() begins "
+                    f"anew; or give shorter sequences, or build with a larger dims.{dim}.max"
+                )
+        return {**inputs, **self._held}
+
+    def _check_rows(self, inputs: Tensors) -> None:
+        name, axis = self._batch or ("", "")
+        spec = next((spec for spec in self._specs if axis in spec.shape), None)
+        if spec is None or name not in inputs:
+            return
+        streams, rows = self._held[spec.name].shape[spec.shape.index(axis)], len(inputs[name])
+        if streams != rows:
+            raise DataError(
+                f"input {name!r} has {rows} rows, and there are {streams} streams; give a row for each, or keep(rows) "
+                "those that go on"
+            )
+
+    def _check_places(self, whole: Tensors, state: str, places: Places, shape: Sequence[int | str]) -> None:
+        """Raise DataError for a step that writes outside of a state of a fixed size."""
+        at, size = whole[places.at], int(shape[places.axis])
+        if not np.size(at):
+            return
+        counts = (
+            np.shape(whole[spec.name])[spec.shape.index(places.count)]
+            for spec in self.inputs
+            if places.count in spec.shape
+        )
+        low, high = int(np.min(at)), int(np.max(at)) + next(counts, 1) - 1
+        if low < 0 or high >= size:
+            raise DataError(
+                f"state {state!r} has places 0 to {size - 1}, and {places.at!r} has this step write {low} to {high}: "
+                "reset() begins anew; or give shorter sequences, or export the model with a larger cache"
+            )
+
+    def take(self, answer: Tensors) -> None:
+        """Hand the outputs of a step on to the next one. Raises DataError for an answer that lacks a state."""
+        try:
+            self._held = {name: np.asarray(answer[output]) for name, output in self._pairs}
+        except KeyError as error:
+            raise DataError(f"the answer has no output {error}, which an input of the next call takes") from error
+
+    def reset(self, rows: Sequence[int] | None = None) -> None:
+        """Begin anew: the streams of these rows, or all of them, then also with another number of streams. Raises
+        DataError for a row that there is not."""
+        if rows is None:
+            self._held = {}
+        self._check_streams(() if rows is None else rows)
+        for spec in self._specs if self._held else ():
+            held = np.array(self._held[spec.name])
+            held[(slice(None),) * self._axis(spec) + (list(rows or ()),)] = self._initial[spec.name]
+            self._held[spec.name] = held
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with the streams of these rows alone, in this order; a row may come twice. Raises DataError for a row
+        that there is not."""
+        self._check_streams(rows)
+        for spec in self._specs if self._held else ():
+            self._held[spec.name] = np.take(self._held[spec.name], list(rows), self._axis(spec))
+
+    def _check_streams(self, rows: Sequence[int]) -> None:
+        for spec in self._specs if len(rows) and self._held else ():
+            count = self._held[spec.name].shape[self._axis(spec)]
+            if wrong := [row for row in rows if not 0 <= row < count]:
+                raise DataError(f"there is no stream in row {wrong[0]}: there are {count}, in rows 0 to {count - 1}")
+
+    def _axis(self, spec: TensorSpec) -> int:
+        """The axis along which a state has a row for each stream. Raises DataError for one that has none."""
+        axis = self._batch[1] if self._batch else None
+        if axis not in spec.shape:
+            raise DataError(f"state {spec.name!r} {list(spec.shape)} has no axis for streams; reset() all of it")
+        return spec.shape.index(axis)
+
+    def _first(self, inputs: Tensors) -> dict[str, Array]:
+        sizes = {dim: least for dim, (least, _) in self._ends.items()}
+        for spec in self.inputs:
+            if spec.name in inputs:
+                shape = np.shape(inputs[spec.name])
+                sizes |= {dim: size for dim, size in zip(spec.shape, shape, strict=False) if isinstance(dim, str)}
+        return {
+            spec.name: np.full(
+                [sizes.get(dim, 0) if isinstance(dim, str) else dim for dim in spec.shape],
+                self._initial[spec.name],
+                dtype_of(spec.dtype),
+            )
+            for spec in self._specs
+        }
+
+
+def _batch_name(inputs: Sequence[TensorSpec]) -> tuple[str, str] | None:
+    """(name of the first input, name of its first axis) where all inputs with axes have that one first; None else."""
+    named = [(spec.name, spec.shape[0]) for spec in inputs if spec.shape]
+    axes = {axis for _, axis in named}
+    axis = axes.pop() if len(axes) == 1 else None
+    return (named[0][0], axis) if isinstance(axis, str) else None

@@ -1,0 +1,21 @@
+"""`python -m enginesmith.user_code DESCRIPTOR` answers a job's questions about a user's code, over that socket."""
+
+import os
+import sys
+
+from enginesmith.user_code.channel import MessageChannel
+from enginesmith.user_code.task import Task
+
+
+def main(descriptor: int) -> None:
+    """Serve the task that comes first; then end at once, whatever threads the user's code has left running."""
+    with MessageChannel(descriptor) as channel:
+        task, _ = channel.receive(Task)
+        task.serve(channel)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

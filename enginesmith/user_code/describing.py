@@ -1,0 +1,181 @@
+"""What a PyTorch model says of its inputs, for a first spec: a `.pt2` program says all of it, a module something.
+
+Of a module, an example that its file gives says most (`example_inputs`, `samples`); else its first layer is looked at.
+What nothing says stays unknown.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginesmith.core.errors import ModelError
+from enginesmith.user_code.entry_point import call_entry_point, reason
+
+if TYPE_CHECKING:
+    import torch
+
+# Functions beside an entry point that give inputs: a dict by name, the arguments in order, one tensor; or yield these.
+EXAMPLES = ("example_inputs", "samples")
+# Operators of ATen, by a part of their name, whose weights float16 makes smaller.
+_HEAVY = ("conv", "linear", "addmm", "matmul", "mm.", "bmm", "attention", "lstm", "gru")
+
+
+@dataclass(frozen=True)
+class SeenInput:
+    """An input. dtype: '' where nothing says it.  shape: a dynamic axis is '?', or has a name that equal axes share;
+    None where nothing says it.  why: what said it.  any_rank: whether the layer that said it takes more axes too.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...] | None
+    why: str
+    any_rank: bool = False
+
+
+@dataclass(frozen=True)
+class SeenModel:
+    """A model as it was seen. outputs: () where they are not known without a run.  ranges: least and greatest size of
+    named axes, None for no end.  is_heavy: whether it has weights that are multiplied with.  notes: for people."""
+
+    inputs: tuple[SeenInput, ...]
+    outputs: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    is_heavy: bool = True
+    notes: tuple[str, ...] = ()
+
+
+def describe_program(exported: "torch.export.ExportedProgram", outputs: Sequence[str]) -> SeenModel:
+    """What a captured program says. Raises ModelError for inputs that are no tensors."""
+    wanted, ranges = set(exported.graph_signature.user_inputs), dict[str, tuple[int, int | None]]()
+    inputs = []
+    for node in exported.graph.nodes:
+        if node.op != "placeholder" or node.name not in wanted:
+            continue
+        value = node.meta.get("val")
+        if not hasattr(value, "dtype"):
+            raise ModelError(f"input {node.name!r} is {value!r} and no tensor; export the program with tensors only")
+        shape = tuple(size if isinstance(size, int) else _axis(size, exported, ranges) for size in value.shape)
+        inputs.append(SeenInput(node.name, str(value.dtype).removeprefix("torch."), shape, "the program"))
+    called = {str(node.target) for node in exported.graph.nodes if node.op == "call_function"}
+    is_heavy = any(part in name for name in called for part in _HEAVY)
+    return SeenModel(tuple(inputs), tuple(outputs), ranges, is_heavy)
+
+
+def _axis(size: Any, exported: "torch.export.ExportedProgram", ranges: dict[str, tuple[int, int | None]]) -> str:
+    """The name of a dynamic axis, whose range is noted; '?' for one whose size is computed from others."""
+    symbol = size.node.expr
+    if not symbol.is_symbol:
+        return "?"
+    name = str(symbol)
+    if (found := exported.range_constraints.get(symbol)) is not None:
+        # The greatest size may be an infinity, or a number that stands for one.
+        bounded = found.upper.is_finite and found.upper < sys.maxsize - 1
+        ranges[name] = int(found.lower), int(found.upper) if bounded else None
+    return name
+
+
+def describe_module(
+    module: "torch.nn.Module", root: Path, entry: tuple[str, str], requests: Collection[str] = ()
+) -> SeenModel:
+    """What a module says, and its file beside it. entry: the file below `root`, and its dotted name or ''.
+
+    requests: the names of inputs that requests to it hold.
+
+    Raises ModelError where the function that gives an example fails.
+    """
+    import torch
+
+    heavy = (torch.nn.Linear, torch.nn.Embedding, torch.nn.RNNBase, torch.nn.MultiheadAttention)
+    is_heavy = any(isinstance(part, heavy) or "Conv" in type(part).__name__ for part in module.modules())
+    parameters = inspect.signature(module.forward).parameters.values()
+    known = [item.name for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
+    needed = [item.name for item in parameters if item.name in known and item.default is item.empty]
+    if not known:
+        raise ModelError(f"{entry[0]}: the model is called as forward() without named inputs; give its inputs names")
+    example = _find_example(root, entry, known)
+    if example is not None:
+        name, tensors = example
+        # One leading size for all is the batch's; several are what they are.
+        one = len({value.shape[0] for value in tensors.values() if value.ndim}) == 1
+        inputs = tuple(
+            SeenInput(
+                key,
+                str(value.dtype).removeprefix("torch."),
+                ("batch", *value.shape[1:]) if one and value.ndim else tuple(value.shape),
+                f"{name}()",
+            )
+            for key, value in tensors.items()
+        )
+        return SeenModel(inputs, is_heavy=is_heavy)
+    needed = [name for name in known if name in needed or name in requests]
+    optional = [name for name in known if name not in needed] if needed else known[1:]
+    notes = (f"inputs that forward() has defaults for are left out: {', '.join(optional)}",) if optional else ()
+    dtype, shape, why = _first_layer(module)
+    # One layer says what one input is; token ids, their mask and their types are alike.
+    if len(needed) > 1 and dtype != "int64":
+        dtype, shape, why = "", None, "the inputs are several, and no layer says which is which"
+    any_rank = why.endswith((": Linear", ": LayerNorm"))
+    inputs = tuple(SeenInput(name, dtype, shape, why, any_rank) for name in needed or known[:1])
+    return SeenModel(inputs, is_heavy=is_heavy, notes=notes)
+
+
+def _find_example(
+    root: Path, entry: tuple[str, str], names: Sequence[str]
+) -> tuple[str, dict[str, "torch.Tensor"]] | None:
+    """The function that gives an example, and its tensors by input."""
+    file, module = entry
+    loaded = sys.modules.get(module or Path(file).stem)
+    name = next((name for name in EXAMPLES if callable(getattr(loaded, name, None))), None)
+    if name is None:
+        return None
+    given = call_entry_point(root, file, name, {}, module)
+    try:
+        return name, _by_name(next(given) if isinstance(given, Iterator) else given, names)
+    except Exception as error:
+        wanted = f"give a dict of tensors by name, or a tuple in the order of {', '.join(names)}"
+        raise ModelError(f"{root / file}: {name}() gives no inputs: {reason(error)}; {wanted}") from error
+
+
+def _by_name(given: object, names: Sequence[str]) -> dict[str, "torch.Tensor"]:
+    """Raises TypeError, ValueError or RuntimeError for what are no inputs."""
+    import torch
+
+    if isinstance(given, Mapping):
+        found = {str(name): torch.as_tensor(value) for name, value in given.items()}
+    else:
+        values = given if isinstance(given, list | tuple) else [given]
+        if len(values) > len(names):
+            raise ValueError(f"{len(values)} values")
+        found = {name: torch.as_tensor(value) for name, value in zip(names, values, strict=False)}
+    if not found or (unknown := [name for name in found if name not in names]):
+        raise ValueError(f"names {', '.join(unknown) if found else 'none'}")
+    return found
+
+
+def _first_layer(module: "torch.nn.Module") -> tuple[str, tuple[int | str, ...] | None, str]:
+    """dtype and shape of what the first layer takes that says so, and which that is."""
+    import torch
+
+    nn = torch.nn
+    shapes: list[tuple[type[nn.Module], Callable[[Any], tuple[int | str, ...]]]] = [
+        (nn.Linear, lambda layer: ("batch", layer.in_features)),
+        (nn.Conv1d, lambda layer: ("batch", layer.in_channels, "length")),
+        (nn.Conv2d, lambda layer: ("batch", layer.in_channels, "height", "width")),
+        (nn.Conv3d, lambda layer: ("batch", layer.in_channels, "depth", "height", "width")),
+        (nn.RNNBase, lambda layer: (*(("length", "batch")[:: -1 if layer.batch_first else 1]), layer.input_size)),
+        (nn.BatchNorm1d, lambda layer: ("batch", layer.num_features)),
+        (nn.BatchNorm2d, lambda layer: ("batch", layer.num_features, "height", "width")),
+        (nn.LayerNorm, lambda layer: ("batch", *layer.normalized_shape)),
+        (nn.Embedding, lambda _: ("batch", "length")),
+    ]
+    for name, layer in module.named_modules():
+        for kind, shape in shapes:
+            if isinstance(layer, kind):
+                weight = next(layer.parameters(), torch.empty(0))
+                dtype = "int64" if kind is nn.Embedding else str(weight.dtype).removeprefix("torch.")
+                return dtype, shape(layer), f"its first layer, {name or 'the module'}: {kind.__name__}"
+    return "", None, "no layer says what it takes"

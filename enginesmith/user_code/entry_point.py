@@ -1,0 +1,226 @@
+"""The Python entry point that a spec names: the source files it consists of, and calling it with errors for its author.
+
+The cache key of an export digests these files, so they must be known in milliseconds and without importing torch:
+imports are read from the syntax tree. What only running the code would show stays unseen:
+`importlib.import_module(name)`, compiled extension modules, and data that the code opens itself. Weights have their own
+place in the spec for that reason.
+"""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import platform
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from enginesmith.core.errors import ModelError
+from enginesmith.core.text import suggest
+from enginesmith.rooms import FindIn
+
+
+def _search_folders(root: Path, entry: Path, module: str) -> tuple[Path, ...]:
+    """The folders of the entry point's absolute imports: its own, then the spec's; of a dotted module the spec's alone,
+    as Python has it. Both are resolved."""
+    return (root.resolve(),) if module else tuple(dict.fromkeys((entry.resolve().parent, root.resolve())))
+
+
+def source_files(root: Path, entry: Path, module: str = "") -> tuple[Path, ...]:
+    """The entry file and every local module that it imports, directly or not, as sorted resolved paths.
+
+    root: the spec's folder.  entry: the Python file, inside it.  module: its dotted name, if it is imported by that:
+    then the packages that it lies in are run too.
+    Raises ModelError for a file that is missing, outside `root`, or not Python.
+    """
+    folders = _search_folders(root, entry, module)
+    found: set[Path] = set()
+    waiting = [entry, *(_module_files(root, module) if module else ())]
+    while waiting:
+        given = waiting.pop()
+        file = given.resolve()
+        if not file.is_relative_to(root.resolve()):
+            raise ModelError(
+                f"source file {str(given)!r} is outside the spec's folder {str(root.resolve())!r}; move it inside"
+            )
+        if not file.is_file():
+            raise ModelError(f"source file {str(given)!r} does not exist; correct source.torch in the spec")
+        if file not in found:
+            found.add(file)
+            waiting += _local_imports(file, folders)
+    return tuple(sorted(found))
+
+
+def missing_function(file: Path, function: str) -> str:
+    """Why a Python file cannot have a function of that name, without running it; '' where it has, or may have, one.
+
+    Raises ModelError for a file that is not Python.
+    """
+    tree = _parse(file)
+    nodes = list(ast.walk(tree))
+    named = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    named |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    imported = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
+    named |= {name.asname or name.name.partition(".")[0] for name in imported}
+    if function in named or named & {"*", "__getattr__", "globals", "exec", "setattr", "vars"}:
+        return ""
+    own = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
+    return f"{file} has no function {function!r}; {hint}"
+
+
+def imported_packages(root: Path, entry: Path, module: str = "") -> tuple[str, ...]:
+    """Top-level names of what those files import from elsewhere, without the standard library; sorted.
+
+    root, entry, module: as for `source_files`. What such a package imports in its turn stays unseen.
+    """
+    folders = _search_folders(root, entry, module)
+    names: set[str] = set()
+    for node in (node for file in source_files(root, entry, module) for node in ast.walk(_parse(file))):
+        if isinstance(node, ast.Import):
+            names |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    local = {name for name in names if any(any(_module_files(folder, name)) for folder in folders)}
+    return tuple(sorted(names - local - sys.stdlib_module_names))
+
+
+def _local_imports(file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
+    for node in ast.walk(_parse(file)):
+        if isinstance(node, ast.Import):
+            for folder in folders:
+                yield from (path for name in node.names for path in _module_files(folder, name.name))
+        elif isinstance(node, ast.ImportFrom):
+            # `from a import b` may mean the module a.b, or something inside module a.
+            prefix = f"{node.module}." if node.module else ""
+            names = [prefix + name.name for name in node.names if name.name != "*"] or [node.module or ""]
+            bases = file.parents[node.level - 1 : node.level] if node.level else folders
+            yield from (path for base in bases for name in names for path in _module_files(base, name))
+
+
+def _module_files(folder: Path, dotted: str) -> Iterator[Path]:
+    """The files that importing a dotted name from a folder would run: each package on the way, and the module."""
+    place = folder
+    for part in dotted.split("."):
+        place = place / part
+        yield from (file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file())
+
+
+def _parse(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes(), filename=str(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
+        line = getattr(error, "lineno", None) or 1
+        version = platform.python_version()
+        raise ModelError(
+            f"{file}:{line}: not Python that version {version} can read: {error or 'nested too deeply'}"
+        ) from error
+
+
+REASON_CHARACTERS = 500
+
+
+def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[str, Any], module: str = "") -> Any:
+    """Import `file`, in the folder `root`, and call its function with keyword arguments; inside `importing_from`.
+
+    module: its dotted name, if it is to be imported by that. Raises ModelError with file and line when the file or the
+    function is missing, is not Python or raises.
+    """
+    try:
+        found = find_function(root, file, function, module)
+        _check_call(found, f"{root / file}: {function}", arguments)
+        return found(**arguments)
+    except ModelError:
+        raise
+    except (Exception, SystemExit) as error:
+        failed = f"{place(error, root) or root / file}: {function}() failed: {reason(error)}"
+        if isinstance(error, ImportError) and "relative import" in str(error) and not module:
+            dotted = ".".join(Path(file).with_suffix("").parts)
+            failed += f"; name it as a module of its package, {dotted}:{function}"
+        raise ModelError(failed) from error
+
+
+def find_function(root: Path, file: str, function: str, module: str = "") -> Callable[..., Any]:
+    """Import a file and return its function; inside `importing_from`. Arguments as of `call_entry_point`. Raises
+    ModelError where there is none, and whatever importing it raises."""
+    loaded = _import(root / file, module)
+    found = getattr(loaded, function, None)
+    if not callable(found):
+        own = [name for name, value in vars(loaded).items() if inspect.isfunction(value)]
+        hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
+        raise ModelError(f"{loaded.__file__} has no function {function!r}; {hint}")
+    checked: Callable[..., Any] = found
+    return checked
+
+
+def _check_call(found: Callable[..., Any], where: str, arguments: Mapping[str, Any]) -> None:
+    """Raise ModelError for what is a model itself, and for arguments that do not fit."""
+    if hasattr(found, "forward") and not inspect.isclass(found):
+        raise ModelError(f"{where} is a model and no function; write a function that returns it, and name that")
+    try:
+        parameters = inspect.signature(found)
+    except (ValueError, TypeError):  # written in C
+        return
+    try:
+        parameters.bind(**arguments)
+    except TypeError as error:
+        remedy = "correct source.arguments of the spec, or give the parameters defaults"
+        raise ModelError(f"{where}{parameters} cannot be called: {error}; {remedy}") from error
+
+
+@contextmanager
+def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
+    """Let `import` find the local modules of an entry point; afterwards forget them. Writes no bytecode there.
+
+    Raises ModelError for sources that cannot be read, and for a local module that has the name of one already loaded:
+    Python would silently take that one.
+    """
+    folders, files = _search_folders(root, root / file, module), source_files(root, root / file, module)
+    for own in files:
+        named = own.parent if own.name == "__init__.py" else own
+        if named.parent in folders and named.stem in sys.modules:
+            raise ModelError(f"{own} has the name of {named.stem!r}, a module that is loaded already; rename the file")
+    path, writes, finder = list(sys.path), sys.dont_write_bytecode, FindIn([str(folder) for folder in folders])
+    sys.path[:0] = [str(folder) for folder in folders]
+    sys.meta_path.insert(0, finder)
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.path[:], sys.dont_write_bytecode = path, writes
+        sys.meta_path.remove(finder)
+        for name, loaded in list(sys.modules.items()):
+            source = getattr(loaded, "__file__", None)
+            if source is not None and Path(source).resolve() in files:
+                del sys.modules[name]
+
+
+def _import(entry: Path, module: str) -> ModuleType:
+    if module:
+        return importlib.import_module(module)
+    spec = importlib.util.spec_from_file_location(entry.stem, entry)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{entry} is not a Python file; its name must end in .py")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[entry.stem] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def place(error: BaseException, root: Path) -> str:
+    """'file:line' of the innermost frame in the user's own code below `root`; empty when there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename).resolve()
+        if file.is_relative_to(root.resolve()) and "site-packages" not in file.parts:
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def reason(error: BaseException) -> str:
+    """'Type: text' on one line: the first paragraph of an error's text, and not too much of it."""
+    text = " ".join(str(error).strip().split("\n\n")[0].split())
+    return f"{type(error).__name__}: {text[:REASON_CHARACTERS]}" if text else type(error).__name__

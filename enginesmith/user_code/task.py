@@ -1,0 +1,225 @@
+"""The tasks of a process of a user's code: give the samples of a generator, answer questions about a PyTorch model.
+
+A task is the first message to such a process; its answers and the arrays with them go over the same `MessageChannel`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Dim, Scalar, TensorSpec
+from enginesmith.user_code.calling import CallFunction
+from enginesmith.user_code.channel import Arrays, MessageChannel
+from enginesmith.user_code.compiling import CompileModel
+from enginesmith.user_code.describing import describe_module, describe_program
+from enginesmith.user_code.entry_point import call_entry_point, importing_from
+from enginesmith.user_code.torch_source import (
+    Program,
+    build_module,
+    from_entry_point,
+    from_pt2,
+    load_pt2,
+    run_once,
+    write_onnx,
+)
+
+
+@dataclass(frozen=True)
+class NextSample:
+    """Give the next sample of a pass over all of them; of a pass that has not begun, the first."""
+
+    pass_number: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The arrays that come with this are one sample, unless it is the end of the pass."""
+
+    is_end: bool = False
+
+
+@dataclass(frozen=True)
+class SampleGenerator:
+    """Call the function of an entry point for each pass, and give the samples. name: what messages call it.
+
+    The first answer is an end; then each `NextSample` gets one `Sample`.
+    """
+
+    root: Path
+    file: str
+    function: str
+    name: str
+
+    def serve(self, channel: MessageChannel) -> None:
+        """Answer until the other end is closed. Raises EOFError then, and ModelError for code that cannot be read."""
+        passes: dict[int, Iterator[tuple[Sample, Arrays]]] = {}
+        with importing_from(self.root, self.file):
+            channel.send(Sample(is_end=True))
+            while True:
+                asked, _ = channel.receive(NextSample)
+                if asked.pass_number not in passes:
+                    passes[asked.pass_number] = self._pass()
+                channel.answer(partial(next, passes[asked.pass_number], (Sample(is_end=True), {})))
+
+    def _pass(self) -> Iterator[tuple[Sample, Arrays]]:
+        made = sample_items(lambda: call_entry_point(self.root, self.file, self.function, {}), self.name)
+        for index, item in enumerate(made):
+            given = {str(name): value for name, value in item.items() if value is not None}
+            yield Sample(), {name: self._array(value, index, name) for name, value in given.items()}
+
+    def _array(self, value: object, index: int, name: str) -> Array:
+        try:
+            return np.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.name}: sample {index}: {name!r} is a {type(value).__name__}, of which numpy makes no array: "
+                f"{error}"
+            ) from error
+
+
+def sample_items(make: Callable[[], Iterable[Any]], name: str) -> Iterator[Mapping[str, Any]]:
+    """The samples that a user's function yields. name: what messages call it.
+
+    Raises DataError for any exception of its code, and for a sample that is no mapping.
+    """
+    done = 0
+    try:
+        for item in make():
+            if not isinstance(item, Mapping):
+                raise DataError(
+                    f"{name}: sample {done} is a {type(item).__name__}; yield a dict with one array per input"
+                )
+            yield item
+            done += 1
+    except DataError:
+        raise
+    except Exception as error:
+        behind = f" behind sample {done - 1}" if done else ""
+        raise DataError(f"{name} failed{behind}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A program was captured. outputs: names of its outputs, in order.  notes: for people."""
+
+    outputs: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question about a captured program: write it to the file `onnx`, as ONNX that is not yet canonical; if None,
+    run the original on the arrays that come with this."""
+
+    onnx: Path | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answer to `Asked`: the file is written, or the outputs come with this."""
+
+
+@dataclass(frozen=True)
+class TorchProgram:
+    """Capture a PyTorch source and answer questions about it. The fields are those of `ExportRequest`.
+
+    The first answer is `Captured`; then each `Asked` gets one `Answered`.
+    """
+
+    kind: Literal["torch", "pt2"]
+    root: Path
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    dims: tuple[Dim, ...]
+    function: str
+    arguments: Mapping[str, Scalar] = field(default_factory=dict)
+    weights: str | None = None
+    opset: int = 20
+    module: str = ""
+    most_embedded_bytes: int = 1 << 30
+
+    def serve(self, channel: MessageChannel) -> None:
+        """Answer until the other end is closed. Raises EOFError then, ModelError where nothing can be captured."""
+        with ExitStack() as stack:
+            if self.kind == "pt2":
+                program = from_pt2(self.root / self.file, self.inputs)
+            else:  # its code may import its local modules as long as it is asked
+                stack.enter_context(importing_from(self.root, self.file, self.module))
+                entry = (self.file, self.function, self.arguments, self.module)
+                program = from_entry_point(self.root, entry, self.weights, self.inputs, self.dims)
+            channel.send(Captured(program.outputs, program.notes))
+            while True:
+                asked, arrays = channel.receive(Asked)
+                channel.answer(partial(self._answer, program, asked, arrays))
+
+    def _answer(self, program: Program, asked: Asked, arrays: Arrays) -> tuple[Answered, Arrays]:
+        if asked.onnx is None:
+            return Answered(), program.run(arrays)
+        write_onnx(program, self.opset, asked.onnx, self.most_embedded_bytes)
+        return Answered(), {}
+
+
+@dataclass(frozen=True)
+class RunOnce:
+    """Run the model on the arrays that come with this."""
+
+
+@dataclass(frozen=True)
+class RanOnce:
+    """The model ran. outputs: their names, in order."""
+
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LookAtModel:
+    """Look at a PyTorch source of which no shapes are known, and try it. The fields are those of `TorchProgram`.
+
+    The first answer is `SeenModel`; then each `RunOnce` gets one `RanOnce`.  requests: as in `describe_module`.
+    """
+
+    kind: Literal["torch", "pt2"]
+    root: Path
+    file: str
+    function: str = ""
+    module: str = ""
+    requests: tuple[str, ...] = ()
+
+    def serve(self, channel: MessageChannel) -> None:
+        """Answer until the other end is closed. Raises EOFError then, ModelError where there is nothing to look at."""
+        with ExitStack() as stack:
+            if self.kind == "pt2":
+                exported = load_pt2(self.root / self.file)
+                names = tuple(str(name) for name in exported.graph_signature.user_inputs)
+                program = Program(exported, names, lambda _: None)
+                channel.send(describe_program(exported, program.outputs))
+                return
+            stack.enter_context(importing_from(self.root, self.file, self.module))
+            model = build_module(self.root, (self.file, self.function, {}, self.module), None)
+            channel.send(describe_module(model, self.root, (self.file, self.module), self.requests))
+            while True:
+                _, arrays = channel.receive(RunOnce)
+                channel.answer(lambda: (RanOnce(run_once(model, arrays)), {}))  # noqa: B023 - called at once
+
+
+@dataclass(frozen=True)
+class Task:
+    """The first message to a process of a user's code."""
+
+    what: TorchProgram | SampleGenerator | LookAtModel | CompileModel | CallFunction
+
+    def serve(self, channel: MessageChannel) -> None:
+        """Answer until the other end is closed; an error before the first answer is the first answer."""
+        try:
+            self.what.serve(channel)
+        except EOFError:
+            return
+        except Exception as error:
+            channel.send_error(error)

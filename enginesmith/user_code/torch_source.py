@@ -1,0 +1,316 @@
+"""Models that come from PyTorch: an entry point in a Python file, or a program saved by `torch.export.save`.
+
+Both become a `Program`: the captured graph, and a way to run the original on numpy arrays. Everything here runs the
+user's code (a `.pt2` file may hold pickles, which are code as well), so it belongs in a process of its own.
+"""
+
+import inspect
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from enginesmith.arrays import check_finite
+from enginesmith.core.errors import ModelError
+from enginesmith.core.text import join_first
+from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.core.zip_files import DAMAGED
+from enginesmith.user_code.entry_point import call_entry_point, place, reason
+from enginesmith.user_code.weights import read_weights, weights_beside
+
+if TYPE_CHECKING:
+    import torch
+
+SEED = 0
+TRACE_AT_LEAST = 2  # torch.export takes a dim of size 0 or 1 for a constant
+
+
+@dataclass(frozen=True)
+class Program:
+    """A captured torch program. inputs: names of its inputs, in the graph's order.  call: runs the original on tensors
+    by name.  notes: for people."""
+
+    exported: "torch.export.ExportedProgram"
+    inputs: tuple[str, ...]
+    call: Callable[[Mapping[str, "torch.Tensor"]], Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs' own names; see `named_outputs`."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        found = self.exported.graph_signature.user_outputs
+        stand_ins = [torch.empty(0) if isinstance(name, str) else name for name in found]
+        return tuple(named_outputs(pytree.tree_unflatten(stand_ins, self.exported.call_spec.out_spec)))
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
+        """The original model's outputs, by their own names. Raises ModelError when it fails on these inputs."""
+        import torch
+
+        tensors = {name: torch.tensor(inputs[name]) for name in self.inputs}
+        try:
+            with torch.no_grad():
+                return {name: value.numpy() for name, value in named_outputs(self.call(tensors)).items()}
+        except ModelError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+            raise ModelError(f"the torch model failed on {shapes}: {reason(error)}") from error
+
+
+def from_entry_point(
+    root: Path,
+    entry: tuple[str, str, Mapping[str, Any], str],
+    weights: str | None,
+    inputs: Sequence[TensorSpec],
+    dims: Sequence[Dim],
+) -> Program:
+    """Build the module with the entry point, load its weights, and capture it.
+
+    entry: file, function, arguments, and the module's dotted name or ''.
+    root: the spec's folder, where all the files are.  Raises ModelError naming the user's file and line.
+    """
+    notes = () if weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
+    module = build_module(root, entry, weights)
+    names = tuple(spec.name for spec in inputs)
+    return Program(capture(module, inputs, dims, root), names, lambda tensors: module(**tensors), notes)
+
+
+def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], weights: str | None) -> "torch.nn.Module":
+    """The module that an entry point gives, with its weights, ready to be evaluated; the arguments and errors are those
+    of `from_entry_point`."""
+    import torch
+
+    torch.manual_seed(SEED)
+    module = call_entry_point(root, *entry)
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f"{entry[0]}: {entry[1]} returned {type(module).__name__}; return a torch.nn.Module")
+    if weights:
+        load_weights(module, root / weights)
+    _check_finite(module.state_dict(keep_vars=True))
+    module.register_forward_hook(lambda _module, _given, result: name_fields(result))
+    return module.eval().requires_grad_(False)
+
+
+def name_fields(result: Any) -> Any:
+    """A dataclass, which torch.export knows no tensors in, as a dict of its fields but None; anything else as it is."""
+    if not is_dataclass(result):
+        return result
+    values = ((item.name, getattr(result, item.name)) for item in fields(result))
+    return {name: value for name, value in values if value is not None}
+
+
+def run_once(module: "torch.nn.Module", inputs: Tensors) -> tuple[str, ...]:
+    """The names of the outputs that a module gives for these inputs. Raises ModelError where it fails on them."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            return tuple(named_outputs(module(**{name: torch.tensor(array) for name, array in inputs.items()})))
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(reason(error)) from error
+
+
+def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
+    """Load a saved program. Its inputs are matched with the spec's by name, or else by position, which a note says.
+
+    Raises ModelError for a file that cannot be loaded, weights that are not finite, and another number of inputs.
+    """
+    from torch.utils import _pytree as pytree
+
+    exported = load_pt2(path)
+    _check_finite({**dict(exported.named_parameters()), **dict(exported.named_buffers())})
+    own = [str(name) for name in exported.graph_signature.user_inputs]
+    wanted = [spec.name for spec in inputs]
+    if len(own) != len(wanted):
+        raise ModelError(f"{path.name} takes {len(own)} inputs ({', '.join(own)}), the spec names {len(wanted)}")
+    same = set(own) == set(wanted)
+    names = tuple(own if same else wanted)
+    notes = () if same else (f"inputs matched by position: {', '.join(own)} are called {', '.join(wanted)}",)
+    module = exported.module()
+
+    def call(tensors: Mapping[str, "torch.Tensor"]) -> Any:
+        in_order = [tensors[name] for name in names]
+        args, kwargs = pytree.tree_unflatten(in_order, exported.call_spec.in_spec)
+        return module(*args, **kwargs)
+
+    return Program(exported, names, call, notes)
+
+
+def load_pt2(path: Path) -> "torch.export.ExportedProgram":
+    """A saved program. Raises ModelError for a file that cannot be loaded, and for arguments that are no tensors."""
+    import torch
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except DAMAGED as error:
+        raise ModelError(
+            f"{path} is missing, truncated or not a .pt2 archive ({error}); save it again with torch.export.save"
+        ) from error
+    if not any("models/" in name or name.endswith("serialized_exported_program.json") for name in names):
+        what = "but a package of AOTInductor" if any(name.endswith(".so") for name in names) else "but other files"
+        raise ModelError(f"{path} holds no exported program, {what}; save the program with torch.export.save")
+    try:
+        # Here and below: torch warns about its own internals, which under `-W error` would end the export.
+        with warnings.catch_warnings(action="ignore"):
+            exported = torch.export.load(path)
+    except Exception as error:
+        raise ModelError(
+            f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
+        ) from error
+    if fixed := [given for given in exported.graph_signature.user_inputs if not isinstance(given, str)]:
+        raise ModelError(
+            f"{path.name} was exported with arguments that are no tensors ({', '.join(map(repr, fixed))}), which no "
+            "engine takes; leave them to their defaults in the call of torch.export.export, or fix them in the module"
+        )
+    return exported
+
+
+def load_weights(module: "torch.nn.Module", path: Path) -> None:
+    """Load weights into a module: every name and shape must match. Raises ModelError naming those that do not."""
+    given = read_weights(path)
+    if wrong := join_first([*_mismatches(module.state_dict(keep_vars=True), given)], 5, "; "):
+        raise ModelError(f"{path} does not fit the module: {wrong}; save the weights of this model")
+    module.load_state_dict(given, strict=False)
+
+
+def _check_finite(tensors: Mapping[str, "torch.Tensor"]) -> None:
+    """Raise ModelError for a weight with NaN, or a trained one with infinities, by its name.
+
+    An infinity that was not trained may be a mask; what multiplies with one is found in the ONNX model. There it may be
+    too late for a name, because normalizations are folded into the layer before.
+    """
+    import torch
+
+    check_finite(
+        (name, (tensor if tensor.requires_grad else torch.where(tensor.isinf(), 0.0, tensor)).detach().float().numpy())
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    )
+
+
+def _mismatches(wanted: Mapping[str, "torch.Tensor"], given: Mapping[str, "torch.Tensor"]) -> Iterator[str]:
+    """What is missing from the file, of another shape, or not in the module. Of tensors that share memory any one name
+    is enough, since they are saved once."""
+    filled = {id(tensor) for name, tensor in wanted.items() if name in given}
+    for name, tensor in wanted.items():
+        if name not in given and id(tensor) not in filled:
+            yield f"{name} {list(tensor.shape)} is missing"
+        elif name in given and given[name].shape != tensor.shape:
+            yield f"{name} is {list(given[name].shape)} and must be {list(tensor.shape)}"
+    yield from (f"{name} is not in the module" for name in given if name not in wanted)
+
+
+def capture(
+    module: "torch.nn.Module", inputs: Sequence[TensorSpec], dims: Sequence[Dim], root: Path
+) -> "torch.export.ExportedProgram":
+    """Trace a module into a graph whose dynamic dims are the spec's. root: the folder of the user's code.
+
+    Raises ModelError where the inputs are not the parameters of the module, and, with the line in the user's code and
+    torch's reason, where it cannot be traced.
+    """
+    import torch
+
+    names = [spec.name for spec in inputs]
+    parameters = inspect.signature(module.forward).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in parameters if p.name in known and p.default is p.empty]
+    if wrong := [name for name in names if name not in known] + [name for name in needed if name not in names]:
+        raise ModelError(
+            f"the spec's inputs are {', '.join(names)}, but the model is called as forward({', '.join(known)}): "
+            f"{', '.join(wrong)} does not match; use the parameters' names"
+        )
+    sizes = {dim.name: dim.max if dim.static else max(TRACE_AT_LEAST, dim.opt) for dim in dims}
+    example = {spec.name: torch.from_numpy(np.zeros(spec.at(sizes), spec.dtype)) for spec in inputs}
+    dynamic = {dim.name: _symbol(dim) for dim in dims if not dim.static}
+    shapes = {
+        spec.name: {axis: dynamic[name] for axis, name in enumerate(spec.shape) if name in dynamic}
+        | {axis: torch.export.Dim.AUTO for axis, _ in spec.sums}
+        for spec in inputs
+    }
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return torch.export.export(module, (), example, dynamic_shapes=shapes)
+    except Exception as error:
+        raise ModelError(
+            f"{place(error, root) or 'torch.export'}: the model cannot be captured: {reason(_first(error))}; "
+            "avoid Python branches on tensor values, or narrow the dims in the spec"
+        ) from error
+
+
+def _symbol(dim: Dim) -> "torch.export.Dim":
+    """A dim of torch's exporter; of a dim with steps, `multiple` times another."""
+    import torch
+
+    if dim.multiple == 1:
+        return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
+    steps = torch.export.Dim(f"{dim.name}_steps", min=dim.min // dim.multiple, max=dim.max // dim.multiple)
+    return dim.multiple * steps
+
+
+def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
+    """The tensors in a model's result, in the order of the exported graph.
+
+    A dict's tensors have its keys for names; otherwise they are 'output', or 'output_0', 'output_1' and so on.
+    Raises ModelError for a result that holds anything else.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    leaves = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(result)[0] if leaf is not None]
+    for _, leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            raise ModelError(f"the model returns {type(leaf).__name__} {leaf!r} among its tensors; return tensors only")
+    named = {}
+    for index, (path, leaf) in enumerate(leaves):
+        key = getattr(path[0], "key", None) if len(path) == 1 else None
+        default = f"output_{index}" if len(leaves) > 1 else "output"
+        named[key if key and isinstance(key, str) else default] = leaf
+    return named
+
+
+def write_onnx(program: Program, opset: int, path: Path, most_embedded_bytes: int) -> None:
+    """Write a captured program as ONNX, translated by torch's dynamo exporter; its weights in a file beside it
+    (`weights_beside`), one after the other, where they take more than `most_embedded_bytes`.
+
+    Raises ModelError naming an operator without ONNX form, for another opset than asked for, and above 2 GB.
+    """
+    import onnx_ir as ir
+    import torch
+    from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+    from onnx_ir.passes.common import NameFixPass
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            converted = torch.onnx.export(program.exported, dynamo=True, opset_version=opset, verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        raise ModelError(
+            f"the model has no ONNX form: {reason(_first(error))}; rewrite that part of the model"
+        ) from error
+    if converted is None or converted.model.opset_imports.get("") != opset:
+        raise ModelError(f"torch {torch.__version__} cannot export this model to opset {opset}; use opset 18 or 20")
+    for value, name in zip(converted.model.graph.inputs, program.inputs, strict=True):
+        value.name = name
+    NameFixPass()(converted.model)
+    weights = (value.const_value for value in converted.model.graph.initializers.values())
+    if sum(weight.nbytes for weight in weights if weight is not None) > most_embedded_bytes:
+        ir.save(converted.model, path, external_data=weights_beside(path).name, size_threshold_bytes=1024)
+        return
+    try:
+        path.write_bytes(ir.to_proto(converted.model).SerializeToString(deterministic=True))
+    except (ValueError, EncodeError) as error:
+        raise ModelError(f"{path.name}: the model is over 2 GB, which one ONNX file cannot hold") from error
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error that started a chain."""
+    return error if error.__cause__ is None else _first(error.__cause__)

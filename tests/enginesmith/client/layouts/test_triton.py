@@ -1,0 +1,313 @@
+"""A model repository of Triton's: the configuration by Triton's own protobuf message, what is refused, the swap."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import enginesmith
+from enginesmith.client.client import Client, DynamicBatching, Plain, Policy, Triton
+from enginesmith.client.layouts.base import hold
+from enginesmith.client.layouts.ranking import AllGenerations
+from enginesmith.client.layouts.triton import triton_version
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.types import ShapeProfile, TensorSpec
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions import channels
+from pipeline.drafts.triton import look_at_triton
+from tests.enginesmith.client.layouts.engines import GOLDEN, cpu_engine, plan, publish_with_golden, stripped, wide
+from tests.enginesmith.client.layouts.model_config import read_config
+from tests.enginesmith.registries import engine, flip, names_in, publish_engines
+from tests.enginesmith.registry.test_ensembles import publish_graphs, publish_whole
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "registry", create=True)
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+def place(store: Store, dest: Path, reference: str = "digits", layout: Triton = Triton(), **how):  # noqa: B008
+    how = {"machine": "cpu", **how}
+    policy = how.pop("policy", Policy())
+    return Client(store.uri, policy=policy).place(reference, dest, layout, **how)
+
+
+def config(dest: Path) -> dict:
+    return read_config(dest / "digits" / "config.pbtxt")
+
+
+def test_a_version_of_a_batch_becomes_a_repository(store: Store, dest: Path, tmp_path: Path) -> None:
+    publish_with_golden(store, [cpu_engine(store, 5)], tmp_path, "a")
+    placed = place(store, dest)
+    assert (placed.folder, placed.previous, placed.swapped) == (dest / "digits" / "1", "", True)
+    assert names_in(dest / "digits") == ["1", "config.pbtxt", "warmup"]
+    assert config(dest) == {
+        "name": "digits",
+        "backend": "onnxruntime",
+        "platform": "onnxruntime_onnx",
+        "max_batch_size": 32,
+        "input": [{"name": "image", "data_type": "TYPE_FP32", "dims": ["1", "8", "8"]}],
+        "output": [{"name": "logits", "data_type": "TYPE_FP32", "dims": ["10"]}],
+        "instance_group": [{"kind": "KIND_CPU", "count": 1}],
+        "version_policy": {"specific": {"versions": ["1"]}},
+        "default_model_filename": "model.onnx",
+        "parameters": {"enginesmith_version": {"string_value": "1"}},
+        "model_warmup": [
+            {
+                "name": f"golden inputs, batch {size}",
+                "batch_size": size,
+                "inputs": {"image": {"data_type": "TYPE_FP32", "dims": ["1", "8", "8"], "input_data_file": "1/input0"}},
+            }
+            for size in (1, 8)
+        ],
+    }
+    warm = np.fromfile(dest / "digits" / "warmup" / "1" / "input0", np.float32)
+    assert np.array_equal(warm.reshape(1, 8, 8), GOLDEN[0])
+    run = enginesmith.open_onnx(placed.folder / "model.json")
+    assert run({"image": GOLDEN})["logits"][0, 0] == GOLDEN[0].sum() + 5
+
+
+def test_init_reads_what_was_written_and_the_version_that_is_served(store: Store, dest: Path) -> None:
+    publish_engines(store, [cpu_engine(store, 1)], "a")
+    publish_engines(store, [cpu_engine(store, 2)], "b")
+    for reference in ("digits@2", "digits@1"):
+        place(store, dest, reference)
+    found = look_at_triton(dest / "digits" / "config.pbtxt", dest)
+    assert (found.name, found.source) == ("digits", {"onnx": "digits/1/model.onnx"})
+    assert found.dims["batch"].max == 32
+
+
+@pytest.mark.parametrize(
+    ("shape", "profiles", "most", "dims"),
+    [
+        (("batch", 1, 8, 8), [((1, 1, 8, 8), (4, 1, 8, 8)), ((5, 1, 8, 8), (8, 1, 8, 8))], 8, [1, 8, 8]),
+        (("batch", 1, 8, 8), [((1, 1, 8, 8), (4, 1, 8, 8)), ((6, 1, 8, 8), (8, 1, 8, 8))], 0, [-1, 1, 8, 8]),
+        (("batch", 1, 8, 8), [((2, 1, 8, 8), (8, 1, 8, 8))], 0, [-1, 1, 8, 8]),
+        (("batch", 1, 8, 8), [((1, 1, 8, 8), (1, 1, 8, 8))], 0, [1, 1, 8, 8]),
+        (("tokens", 1, 8, 8), [((1, 1, 8, 8), (8, 1, 8, 8))], 0, [-1, 1, 8, 8]),
+        (("batch", "length"), [((1, 4), (8, 64))], 8, [-1]),
+        (("batch", "batch"), [((1, 1), (8, 8))], 0, [-1, -1]),
+        ((4, "past + length"), [((4, 4), (4, 64))], 0, [4, -1]),
+        (("batch",), [((1,), (8,))], 8, [1]),
+    ],
+)
+def test_the_batch_is_an_axis_of_its_own_only_where_it_may_be(store, dest, shape, profiles, most, dims) -> None:
+    entry = cpu_engine(store, 1)
+    sizes = tuple(ShapeProfile((("image", low, high, high),)) for low, high in profiles)
+    entry = replace(entry, inputs=(TensorSpec("image", "float32", shape),), profiles=sizes)
+    lead = shape[0] if isinstance(shape[0], str) else 4
+    publish_engines(store, [replace(entry, outputs=(TensorSpec("logits", "float32", (lead, 10)),))])
+    place(store, dest)
+    found = config(dest)
+    assert found.get("max_batch_size", 0) == most and found["input"][0]["dims"] == [str(dim) for dim in dims]
+    assert ("reshape" in found["input"][0]) == (shape == ("batch",))
+
+
+def test_requests_are_joined_only_where_that_was_asked_for_and_can_be(store: Store, dest: Path) -> None:
+    publish_engines(store, [cpu_engine(store, 1)])
+    place(store, dest)
+    assert "dynamic_batching" not in config(dest)
+    place(store, dest, layout=Triton(DynamicBatching(most=16, wait_s=0.005)))
+    assert config(dest)["dynamic_batching"] == {"max_queue_delay_microseconds": "5000"}
+    assert config(dest)["max_batch_size"] == 16
+    fixed = replace(cpu_engine(store, 2), outputs=(TensorSpec("logits", "float32", (10,)),))
+    publish_engines(store, [fixed], "b")
+    with pytest.raises(InputError, match="requests cannot be joined"):
+        place(store, dest, layout=Triton(DynamicBatching()))
+    for wrong in ({"most": 0}, {"wait_s": float("nan")}):
+        with pytest.raises(InputError):
+            DynamicBatching(**wrong)
+
+
+def test_plans_of_several_generations_are_chosen_by_compute_capability(store: Store, dest: Path) -> None:
+    entries = [plan(store, "sm_80", profiles=2), plan(store, "l4", profiles=2), cpu_engine(store, 1)]
+    publish_engines(store, entries)
+    placed = place(store, dest, machine=AllGenerations.ALL)
+    found = config(dest)
+    assert found["cc_model_filenames"] == {"8.0": "sm_80-fp16.plan", "8.9": "sm_89-fp16.plan"}
+    assert (found["backend"], found["platform"]) == ("tensorrt", "tensorrt_plan")
+    assert found["instance_group"] == [{"kind": "KIND_GPU", "count": 1, "profile": ["0", "1"]}]
+    assert [item.path.read_bytes() for item in placed.pulled] == [b"sm_80 fp16", b"l4 fp16"]
+    assert json.loads((placed.folder / "sm_89-fp16.json").read_bytes())["file"] == "sm_89-fp16.plan"
+    one = place(store, dest / "one", machine="l4")
+    assert config(dest / "one")["default_model_filename"] == "model.plan" == one.pulled[0].path.name
+
+
+def test_engines_that_one_configuration_does_not_describe_are_refused(store: Store, dest: Path) -> None:
+    publish_engines(store, [plan(store, "sm_80"), plan(store, "sm_89", profiles=2), plan(store, "l4")])
+    with pytest.raises(InputError, match="has other inputs, sizes or profiles"):
+        place(store, dest, machine=["sm_80", "sm_89"])
+    with pytest.raises(InputError, match="tells sm_80 fp16 tensorrt, sm_80 fp16 tensorrt not apart"):
+        place(store, dest, machine=["sm_80", "sm_80"])
+    with pytest.raises(InputError, match="several targets"):
+        Client(store.uri).place("digits", dest, Plain(), machine=["sm_80", "sm_89"])
+
+
+def test_what_triton_cannot_serve_is_passed_over_with_the_reason(store: Store, dest: Path) -> None:
+    rtx = engine(store, "l4", "int8")
+    publish_engines(store, [rtx, stripped(plan(store, "l4", "fp8")), plan(store, "l4")])
+    placed = place(store, dest, machine="l4")
+    assert placed.pulled[0].engine.precision == "fp16"
+    reasons = dict(placed.pulled[0].resolution.rejected)
+    assert "no backend of Triton opens engines of tensorrt-rtx" in reasons["l4 int8 tensorrt-rtx"]
+    assert "has no weights" in reasons["l4 fp8 tensorrt"]
+    odd = replace(cpu_engine(store, 1), outputs=(TensorSpec("logits", "complex64", ("batch", 10)),))
+    publish_engines(store, [odd, rtx], "b")
+    with pytest.raises(UnknownNameError, match="'logits' is complex64, a type that Triton has not"):
+        place(store, dest)
+
+
+def test_int8_engines_are_refused_on_cpus_whose_sums_saturate(store: Store, dest: Path) -> None:
+    publish_engines(store, [wide(cpu_engine(store, 1))])
+    with pytest.raises(UnknownNameError, match="sums saturate on x86-64-v3, which has no VNNI; build it for"):
+        place(store, dest, machine=Machine(cpu="x86-64-v3"))
+    said = [
+        [text for text in place(store, dest, machine=machine).pulled[0].resolution.remarks if "VNNI" in text]
+        for machine in (Machine(), Machine(cpu="x86-64-v4-vnni"))
+    ]
+    assert said == [["its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown"], []]
+
+
+def test_the_version_is_there_before_the_configuration_names_it(store: Store, dest: Path, monkeypatch) -> None:
+    publish_engines(store, [cpu_engine(store, 1)], "a")
+    publish_engines(store, [cpu_engine(store, 2)], "b")
+    place(store, dest, "digits@1")
+    seen: list[tuple[str, list[str]]] = []
+    renames = {name: getattr(Path, name) for name in ("rename", "replace")}
+    for name in renames:
+
+        def watched(self: Path, target, name=name):
+            found = renames[name](self, target)
+            served = (dest / "digits" / "config.pbtxt").read_text().partition("versions: [")[2][0]
+            seen.append((served, [item for item in names_in(dest / "digits") if item in "12"]))
+            return found
+
+        monkeypatch.setattr(Path, name, watched)
+    place(store, dest, "digits@2")
+    assert all(served in there for served, there in seen), seen
+    assert seen[0] == ("1", ["1"]) and ("1", ["1", "2"]) in seen
+
+
+def test_a_channel_is_followed_and_old_versions_go(store: Store, dest: Path, tmp_path: Path) -> None:
+    called: list[tuple[str, str]] = []
+
+    def look(keep: int = 1):
+        return Client(store.uri).watch(
+            "digits:candidate", dest, machine="cpu", layout=Triton(), once=True, keep=keep, say=lambda _: None,
+            hook=lambda facts: called.append((facts["version"], facts["previous"])) and None,
+        )  # fmt: skip
+
+    for number in range(4):
+        publish_with_golden(store, [cpu_engine(store, number)], tmp_path, number)
+        swap = look()
+    assert names_in(dest / "digits") == ["3", "4", "config.pbtxt", "warmup"]
+    assert names_in(dest / "digits" / "warmup") == ["3", "4"]
+    assert called == [("1", ""), ("2", "1"), ("3", "2"), ("4", "3")]
+    assert swap.current == dest / "digits" and swap.engine.read_bytes() and not look().swapped
+    channels.rollback(store, "digits", "candidate")
+    back = look()
+    assert (back.version, back.previous, back.origin) == ("3", "4", "there") and len(called) == 5
+    (dest / "digits" / "7").mkdir()
+    publish_with_golden(store, [cpu_engine(store, 9)], tmp_path, 9)
+    look()
+    assert (dest / "digits" / "7").is_dir(), "a folder of somebody else"
+
+
+def test_another_engine_of_the_version_that_is_served_replaces_it(store: Store, dest: Path) -> None:
+    publish_engines(store, [cpu_engine(store, 1), replace(cpu_engine(store, 2), precision="int8")], "a")
+    first = place(store, dest, policy=Policy("fp32"))
+    again = place(store, dest, policy=Policy("fp32"))
+    assert not again.swapped and again.identity == first.identity and again.pulled[0].cached
+    other = place(store, dest, policy=Policy("int8"))
+    assert other.swapped and other.identity != first.identity and other.previous == ""
+    assert json.loads((other.folder / "model.json").read_bytes())["precision"] == "int8"
+    assert names_in(dest / "digits") == ["1", "config.pbtxt"]
+
+
+def test_a_damaged_engine_is_mended_and_one_that_is_lost_passed_over(store: Store, dest: Path) -> None:
+    good, best = replace(cpu_engine(store, 1), precision="int8"), cpu_engine(store, 2)
+    publish_engines(store, [good, best], "a")
+    first = place(store, dest)
+    first.pulled[0].path.chmod(0o644)
+    first.pulled[0].path.write_bytes(b"damaged")
+    assert place(store, dest).pulled[0].origin == "registry"
+    flip(store, str(best.digest))
+    first.pulled[0].path.write_bytes(b"damaged")
+    found = place(store, dest)
+    assert found.pulled[0].engine.precision == "int8" and not found.whole
+    assert any("LOST" in text for text in found.pulled[0].warnings)
+
+
+@pytest.mark.parametrize("when", ["download", "golden", "configuration"])
+def test_a_first_pull_that_fails_leaves_no_folder_of_the_model(
+    store: Store, dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    entry = cpu_engine(store, 5)
+    publish_with_golden(store, [entry], tmp_path, "a")
+    if when == "download":
+        flip(store, str(entry.digest))
+    else:
+        broken = "read_warmup" if when == "golden" else "start_atomic_write"
+        monkeypatch.setattr(f"enginesmith.client.layouts.triton.{broken}", interrupted)
+    with pytest.raises((IntegrityError, KeyboardInterrupt)):
+        place(store, dest)
+    assert [path.name for path in dest.iterdir() if path.is_dir()] == [], "Triton takes every folder for a model"
+    monkeypatch.undo()
+    if when != "download":
+        assert place(store, dest).swapped
+
+
+def test_a_first_pull_that_fails_deletes_nothing_of_others(store: Store, dest: Path) -> None:
+    entry = cpu_engine(store, 1)
+    publish_engines(store, [entry])
+    flip(store, str(entry.digest))
+    (dest / "digits" / "1").mkdir(parents=True)
+    (dest / "digits" / "1" / "model.onnx").write_bytes(b"theirs")
+    with pytest.raises(IntegrityError):
+        place(store, dest)
+    assert names_in(dest / "digits" / "1") == ["model.onnx"] and names_in(dest / "digits") == ["1"]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_configurations_of_others_and_two_writers_are_refused(store: Store, dest: Path) -> None:
+    publish_engines(store, [cpu_engine(store, 1)])
+    (dest / "digits").mkdir(parents=True)
+    (dest / "digits" / "config.pbtxt").write_text('name: "digits"\n')
+    with pytest.raises(InputError, match="was not written by enginesmith"):
+        place(store, dest)
+    (dest / "digits" / "config.pbtxt").unlink()
+    with hold(Triton().at(dest, "digits")), pytest.raises(UnavailableError, match="another process"):
+        place(store, dest)
+
+
+def test_ensembles_are_refused(store: Store, dest: Path) -> None:
+    publish_whole(store, publish_graphs(store))
+    with pytest.raises(UnknownNameError, match="which this layout does not write; pull its graphs one by one"):
+        place(store, dest, "pair", machine="sm_89")
+
+
+@given(st.text("0123456789.-abc", min_size=1, max_size=30))
+def test_every_version_has_a_number_that_triton_reads(version: str) -> None:
+    number = triton_version(version)
+    assert 1 <= number < 1 << 63
+    assert (number < 10**18) == (version.isdecimal() and version[0] != "0" and len(version) <= 18)
+    assert number >= 10**18 or str(number) == version
+
+
+def test_numbers_of_versions_stay() -> None:
+    assert triton_version("3") == 3
+    assert triton_version("1.2.0-rc1") == triton_version("1.2.0-rc1") != triton_version("1.2.0-rc2")
+    assert triton_version("1.2.0-rc1") == 2878615583658854698

@@ -1,0 +1,89 @@
+"""Triton itself follows a repository that is written here (`triton_server`): polls and the load API, under load."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client.client import Client, Post, Triton
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions import channels
+from tests.enginesmith.client.layouts.engines import cpu_engine, publish_with_golden
+from tests.enginesmith.client.layouts.swap_load import SwapLoad, wait_for
+from tests.enginesmith.client.layouts.triton_server import VARIABLE, TritonServer, find_triton, triton
+from tests.enginesmith.registries import engine, publish_engines
+
+pytestmark = pytest.mark.skipif(
+    find_triton() is None, reason=f"{VARIABLE} names no unpacked wheel of nvidia-pytriton (triton_server.py says how)"
+)
+POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1", "--log-verbose", "1")
+SWAPS = 3
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "registry", create=True)
+
+
+def look(store: Store, dest: Path, hook=None) -> None:
+    Client(store.uri).watch(
+        "digits:candidate", dest, machine="cpu", once=True, layout=Triton(), hook=hook, say=lambda _: None
+    )
+
+
+def loads(server: TritonServer) -> int:
+    """How often Triton has opened a version so far; it looks at one more often than that."""
+    return server.log.read_text().count("TRITONBACKEND_ModelInitialize: digits")
+
+
+def test_triton_polls_the_repository_and_is_swapped_under_load(store: Store, tmp_path: Path) -> None:
+    dest = tmp_path / "models"
+    publish_with_golden(store, [cpu_engine(store, 0)], tmp_path, 0)
+    look(store, dest)
+    with triton(find_triton(), dest, tmp_path, *POLL) as server, SwapLoad(server.port) as load:
+        for number in range(1, SWAPS + 1):
+            publish_with_golden(store, [cpu_engine(store, number)], tmp_path, number)
+            look(store, dest)
+            wait_for(server.port, "digits", number)
+            load.least = number
+        channels.rollback(store, "digits", "candidate")
+        load.least = 0
+        look(store, dest)
+        wait_for(server.port, "digits", SWAPS - 1)
+        before = loads(server)
+        time.sleep(2.5)
+        assert loads(server) == before, "it loads what nobody changed"
+    assert load.failed == [] and load.given == set(range(SWAPS + 1))
+
+
+def test_what_is_on_its_way_loads_nothing(store: Store, tmp_path: Path) -> None:
+    dest = tmp_path / "models"
+    publish_with_golden(store, [cpu_engine(store, 0)], tmp_path, 0)
+    look(store, dest)
+    with triton(find_triton(), dest, tmp_path, *POLL) as server:
+        before = loads(server)
+        staged = dest / "digits" / "00" / "2"
+        staged.mkdir(parents=True)
+        for part in range(3):
+            (staged / "model.onnx").write_bytes(b"part" * part)
+            time.sleep(1.2)
+        assert loads(server) == before and server.is_ready()
+
+
+def test_the_hook_has_triton_load_and_fails_where_it_cannot(store: Store, tmp_path: Path) -> None:
+    dest = tmp_path / "models"
+    publish_with_golden(store, [cpu_engine(store, 0)], tmp_path, 0)
+    look(store, dest)
+    explicit = ("--model-control-mode", "explicit", "--load-model", "digits")
+    with triton(find_triton(), dest, tmp_path, *explicit) as server, SwapLoad(server.port) as load:
+        hook = Post(f"http://127.0.0.1:{server.port}/v2/repository/models/digits/load")
+        for number in range(1, SWAPS + 1):
+            publish_with_golden(store, [cpu_engine(store, number)], tmp_path, number)
+            look(store, dest, hook)
+            load.least = number  # the hook answers when the new one serves
+        publish_engines(store, [engine(store, data=b"no ONNX at all")], "broken")
+        with pytest.raises(EnginesmithError, match="answers 400"):
+            look(store, dest, hook)
+        wait_for(server.port, "digits", SWAPS, limit_s=0)
+    assert load.failed == [] and load.given == set(range(SWAPS + 1))

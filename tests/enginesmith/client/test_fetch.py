@@ -1,0 +1,121 @@
+"""Several blobs at once: side by side, in bounds, stopped together, and resumed."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client import fetch as module
+from enginesmith.client.fetch import SIDE_BY_SIDE, BlobFetcher, Wanted
+from enginesmith.core.errors import IntegrityError
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.cache import BlobCache
+from enginesmith.registry.store.files import BlobDigest
+from tests.enginesmith.registries import flip, names_in, on_each_store
+
+CONTENTS = [bytes([number]) * (1000 + number) for number in range(2 * SIDE_BY_SIDE + 1)]
+
+
+@pytest.fixture
+def wanted(store: Store, tmp_path: Path) -> list[Wanted]:
+    found = [(store.put_bytes(data), len(data)) for data in CONTENTS]
+    return [Wanted(BlobDigest(digest), size, tmp_path / "out" / digest) for digest, size in found]
+
+
+def count_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Ranges that are asked for from now on, by digest."""
+    opened, known = Counter[str](), type(store).open_range
+
+    def open_range(self: Store, digest: str, start: int, size: int):
+        opened[digest] += 1
+        return known(self, digest, start, size)
+
+    monkeypatch.setattr(type(store), "open_range", open_range)
+    return opened
+
+
+@on_each_store
+def test_all_come_verified_and_the_listener_gets_their_sum(store: Store, wanted: list[Wanted], tmp_path: Path) -> None:
+    told = list[tuple[int, int]]()
+    fetcher = BlobFetcher(BlobCache(tmp_path / "cache"), lambda there, whole: told.append((there, whole)))
+    fetcher.fetch_all(store, wanted)
+    assert [item.dest.read_bytes() for item in wanted] == CONTENTS
+    total = sum(map(len, CONTENTS))
+    assert told == sorted(told) and told[-1] == (total, total) and {whole for _, whole in told} == {total}
+
+
+def test_as_many_run_at_once_as_the_bound_says_and_no_more(
+    store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first ones wait for each other: one after the other they would wait in vain.
+    first, running, most = threading.Barrier(SIDE_BY_SIDE), set[str](), list[int]()
+    known, lock = type(store).open_range, threading.Lock()
+
+    @contextmanager
+    def open_range(self: Store, digest: str, start: int, size: int) -> Iterator[object]:
+        with lock:
+            running.add(digest)
+            most.append(len(running))
+            waits = len(most) <= SIDE_BY_SIDE
+        if waits:
+            first.wait(timeout=20)
+        with known(self, digest, start, size) as fill:
+            yield fill
+        with lock:
+            running.discard(digest)
+
+    monkeypatch.setattr(type(store), "open_range", open_range)
+    BlobFetcher().fetch_all(store, wanted)
+    assert max(most) == SIDE_BY_SIDE and [item.dest.read_bytes() for item in wanted] == CONTENTS
+
+
+def test_one_that_fails_ends_the_others(store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch) -> None:
+    meters, spoilt, known, meter = list[module._Meter](), wanted[0], type(store).open_range, module._Meter
+
+    def note(*arguments: object) -> module._Meter:
+        meters.append(meter(*arguments))
+        return meters[-1]
+
+    @contextmanager
+    def open_range(self: Store, digest: str, start: int, size: int) -> Iterator[object]:
+        if digest != spoilt.blob.digest:
+            assert meters[0].stopped.wait(20)
+        with known(self, digest, start, size) as fill:
+            yield fill
+
+    monkeypatch.setattr(module, "_Meter", note)
+    monkeypatch.setattr(type(store), "open_range", open_range)
+    flip(store, spoilt.blob.digest)
+    with pytest.raises(IntegrityError, match=spoilt.blob.digest):
+        BlobFetcher().fetch_all(store, wanted)
+    assert not any(item.dest.exists() for item in wanted)
+
+
+@on_each_store
+def test_what_is_there_is_not_asked_for_again(
+    store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BlobFetcher().fetch_all(store, wanted[:3])
+    opened = count_opened(store, monkeypatch)
+    BlobFetcher().fetch_all(store, wanted)
+    assert {*opened} == {item.blob.digest for item in wanted[3:]}
+    assert names_in(wanted[0].dest.parent) == sorted(item.blob.digest for item in wanted)
+
+
+def test_they_share_the_memory_and_the_connections_of_one(
+    store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, known = list[object](), module.download
+
+    def download(*arguments: object, beside: int, **rest: object) -> str:
+        found.append(beside)
+        return known(*arguments, beside=beside, **rest)
+
+    monkeypatch.setattr(module, "download", download)
+    BlobFetcher().fetch_all(store, wanted)
+    BlobFetcher().fetch_all(store, [])
+    BlobFetcher().fetch(store, BlobDigest(store.put_bytes(b"one")), 3, wanted[0].dest)
+    assert found == [SIDE_BY_SIDE] * len(wanted) + [1]

@@ -1,0 +1,141 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client.client import Client
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
+from enginesmith.core.hardware import machine
+from enginesmith.core.hardware.cpu_kinds import CPU
+from enginesmith.core.hardware.cuda import GpuDevice
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.names import Reference
+from enginesmith.core.types import Target
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.additions import add_attestation
+from tests.enginesmith.registries import engine, flip, names_in, on_each_store, publish_engines, pull, report
+
+DIGITS = Reference("digits")
+SM89 = parse_targets("sm_89")[0]
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "engines"
+
+
+@on_each_store
+def test_an_engine_lands_with_what_a_server_needs(store: Store, dest: Path) -> None:
+    entry = engine(store)
+    published = publish_engines(store, [entry, engine(store, "sm_89", status="unproven")])
+    pulled = pull(store, DIGITS, CPU, dest)
+    assert names_in(dest) == ["digits-1-cpu-fp32.json", "digits-1-cpu-fp32.onnx"]
+    assert pulled.path.read_bytes() == b"engine cpu fp32" and pulled.warning is None
+    told = json.loads(pulled.description.read_bytes())
+    assert told["file"] == pulled.path.name and told["digest"] == entry.digest
+    assert told["inputs"] == [{"name": "image", "dtype": "float32", "shape": ["batch", 1, 8, 8]}]
+    assert told["outputs"][0]["name"] == "logits"
+    assert told["profiles"][0]["inputs"][0] == ["image", [1, 1, 8, 8], [8, 1, 8, 8], [32, 1, 8, 8]]
+    assert (told["model"], told["version"], told["channel"], told["status"], told["manifest"]) == (
+        "digits", "1", "candidate", "proven", published.digest,
+    )  # fmt: skip
+
+
+@on_each_store
+def test_pulling_again_copies_nothing_and_mends_what_is_damaged(store: Store, dest: Path) -> None:
+    publish_engines(store, [engine(store)])
+    first = pull(store, DIGITS, CPU, dest)
+    assert not first.cached and pull(store, DIGITS, CPU, dest).cached
+    first.path.write_bytes(b"damaged")
+    assert not pull(store, DIGITS, CPU, dest).cached
+    assert first.path.read_bytes() == b"engine cpu fp32"
+
+
+@on_each_store
+def test_a_flipped_bit_never_lands(store: Store, dest: Path) -> None:
+    entry = engine(store)
+    publish_engines(store, [entry])
+    flip(store, str(entry.digest))
+    with pytest.raises(IntegrityError, match=str(entry.digest)):
+        pull(store, DIGITS, CPU, dest)
+    assert names_in(dest) == []
+
+
+def test_an_unproven_engine_comes_with_a_loud_note_or_not_at_all(store: Store, dest: Path) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish_engines(store, [entry, engine(store)]).manifest
+    pulled = pull(store, DIGITS, SM89, dest)
+    assert "UNPROVEN" in str(pulled.warning) and json.loads(pulled.description.read_bytes())["status"] == "unproven"
+    blind = replace(pulled.engine, reason="not measured: y: constant", checks={"passed": 1, "not_measured": 1})
+    told = replace(pulled, resolution=replace(pulled.resolution, chosen=blind)).warning
+    assert told == f"UNPROVEN: {blind.unit} is not proven: not measured: y: constant", "a run would prove nothing"
+    channels.promote(store, manifest, "stable", proven_only=True)
+    for refuse in (
+        lambda: pull(store, DIGITS, SM89, dest / "b", proven_only=True),
+        lambda: pull(store, Reference("digits", channel="stable"), SM89, dest / "b"),
+    ):
+        with pytest.raises(UnknownNameError, match="only proven engines"):
+            refuse()
+    assert not (dest / "b").exists()
+    add_attestation(store, manifest, report(entry, "proven"))
+    assert pull(store, Reference("digits", channel="stable"), SM89, dest).warning is None
+    add_attestation(store, manifest, report(entry, "failed", host="there"))
+    with pytest.raises(UnknownNameError, match="failed when validated later"):
+        pull(store, DIGITS, SM89, dest)
+
+
+def test_a_destination_that_is_a_file_is_named(store: Store, tmp_path: Path) -> None:
+    publish_engines(store, [engine(store)])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match=str(tmp_path / "file")):
+        pull(store, DIGITS, CPU, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "target"),
+    [
+        ([], CPU),
+        ([GpuDevice(0, "NVIDIA L4", (8, 9))], Target("l4", (8, 9), "l4")),
+        ([GpuDevice(0, "NVIDIA A100-SXM4-80GB", (8, 0))] * 2, Target("a100", (8, 0), "a100")),
+        ([GpuDevice(0, "NVIDIA GeForce RTX 4080", (8, 9))], Target("sm_89", (8, 9))),
+        ([GpuDevice(0, "Something New", (13, 0))], Target("sm_130", (13, 0))),
+    ],
+)
+def test_auto_is_this_machines_gpu_or_its_cpu(gpus: list, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: tuple(gpus))
+    assert machine.target_named("auto") == target
+
+
+def test_a_target_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.target_named("l4") == Target("l4", (8, 9), "l4")
+    with pytest.raises(UnknownNameError, match="is several: sm_80, sm_86"):
+        machine.target_named("ampere")
+    two = (GpuDevice(0, "NVIDIA L4", (8, 9)), GpuDevice(1, "Tesla T4", (7, 5)))
+    monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: two)
+    with pytest.raises(UnknownNameError, match="sm_75, sm_89"):
+        machine.target_named("auto")
+
+
+def test_an_engine_never_takes_the_place_of_another_versions(tmp_path: Path, dest: Path) -> None:
+    store = open_store(str(tmp_path / "registry"), create=True)
+    publish_engines(store, [engine(store)], wanted="1-2")
+    publish_engines(store, [engine(store, data=b"other")], model="digits-1", wanted="2")
+    first = pull(store, DIGITS, CPU, dest)
+    with pytest.raises(InputError, match=r"digits-1-2-cpu-fp32\.json is of digits@1-2; give another folder"):
+        pull(store, Reference("digits-1"), CPU, dest)
+    assert first.path.read_bytes() == b"engine cpu fp32"
+
+
+def test_engines_of_two_backends_have_files_of_their_own(tmp_path: Path, dest: Path) -> None:
+    store = open_store(str(tmp_path / "registry"), create=True)
+    second = replace(engine(store, data=b"of xla"), backend="xla", suffix=".xla")
+    second = replace(second, report=store.put_bytes(canonical_json(report(second).to_json())))
+    publish_engines(store, [engine(store), second])
+    found = Client(store.uri).pull_all("digits", dest, machine="cpu")
+    assert {each.engine.backend for each in found} == {"onnxruntime", "xla"}
+    for each in found:
+        told = json.loads(each.description.read_bytes())
+        assert (told["file"], told["digest"]) == (each.path.name, each.engine.digest)

@@ -1,0 +1,177 @@
+"""How many requests a node sends: each number here is a promise of docs/scale.md, and one more fails the test."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client.client import Client, Policy
+from enginesmith.client.watching.watch import ChannelWatcher
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.layout import MARKER, channel_key
+from enginesmith.registry.trust.signing import SigningKey, sign
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.additions import add_attestation
+from tests.enginesmith.registries import engine, publish_engines, report
+from tests.enginesmith.registry.counting import CountingStore
+from tests.enginesmith.registry.trust.keys import written
+from tests.enginesmith.registry.trust.test_signing import policy_file
+
+CHANNEL = channel_key("digits", "stable")
+RELEASE = "  - {models: '*', signers: [release]}\n"
+
+
+def version(store: CountingStore, data: bytes, evidence: bool = True) -> None:
+    manifest = publish_engines(store, [engine(store, data=data), engine(store, precision="int8", data=data + b"8")],
+                               data.decode(), channel=None).manifest  # fmt: skip
+    for entry in manifest.engines if evidence else ():
+        add_attestation(store, manifest, report(entry))
+    channels.promote(store, manifest, "stable")
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    found = CountingStore()
+    version(found, b"one")
+    return found
+
+
+@pytest.fixture
+def client(store: CountingStore, tmp_path: Path) -> Callable[..., Client]:
+    """A client as a process that was just started has it."""
+
+    def start(cache: Path | None = tmp_path / "cache", **policy: object) -> Client:
+        found = Client("memory://registry", cache=cache, policy=Policy(**policy))  # type: ignore[arg-type]
+        found.__dict__["store"] = store
+        return found
+
+    return start
+
+
+def watcher(client: Client, dest: Path, said: Callable[[str], object] = len) -> ChannelWatcher:
+    return ChannelWatcher(
+        lambda: client._locator, parse_reference("digits:stable"), [Machine.from_name("cpu")], dest,
+        policy=client.policy, fetcher=lambda: client._fetcher(lambda *_: None), say=said,
+    )  # fmt: skip
+
+
+def kinds(keys: list[str]) -> list[str]:
+    return [key.split(" ")[0] for key in keys]
+
+
+def test_a_pull_reads_channel_snapshot_and_engine(
+    store: CountingStore, client: Callable[..., Client], tmp_path: Path
+) -> None:
+    with store.counted() as found:
+        client().pull("digits:stable", tmp_path / "engines", machine="cpu")
+    assert kinds(found.keys) == ["GET"] * 3 and found.keys[0] == f"GET {CHANNEL}"
+
+
+def test_a_pull_when_nothing_changed_is_one_conditional_request(
+    store: CountingStore, client: Callable[..., Client], tmp_path: Path
+) -> None:
+    client().pull("digits:stable", tmp_path / "engines", machine="cpu")
+    with store.counted() as found:
+        assert client().pull("digits:stable", tmp_path / "engines", machine="cpu").cached
+    assert found.keys == [f"UNCHANGED {CHANNEL}"] and found.received == 0
+
+
+def test_an_idle_watcher_sends_one_conditional_request(
+    store: CountingStore, client: Callable[..., Client], tmp_path: Path
+) -> None:
+    watch = watcher(client(), tmp_path / "w")
+    watch.once()
+    with store.counted() as found:
+        for _ in range(40):
+            watch.once()
+    assert set(found.keys) == {f"UNCHANGED {CHANNEL}"} and found.count == 40
+
+
+def test_a_move_costs_two_requests_and_the_engine(
+    store: CountingStore, client: Callable[..., Client], tmp_path: Path
+) -> None:
+    watch = watcher(client(), tmp_path / "w")
+    watch.once()
+    version(store, b"two")
+    with store.counted() as found:
+        assert watch.once().version == "2"
+    assert kinds(found.keys) == ["GET"] * 3 and found.keys[0] == f"GET {CHANNEL}"
+    channels.rollback(store, "digits", "stable")
+    with store.counted() as found:
+        assert watch.once().version == "1"
+    # All is here but the channel: the snapshot has not changed since, and the engine's folder stayed.
+    assert found.keys == [f"GET {CHANNEL}"]
+
+
+def test_a_move_costs_as_much_under_a_trust_policy(
+    store: CountingStore, client: Callable[..., Client], tmp_path: Path
+) -> None:
+    key, policy = written(tmp_path, "release")[0], policy_file(tmp_path, RELEASE)
+    for data in (b"two", b"three"):
+        manifest = publish_engines(store, [engine(store, data=data)], data.decode(), channel=None).manifest
+        add_attestation(store, manifest, report(manifest.engines[0]))
+        sign(store, manifest, SigningKey(key))
+        channels.promote(store, manifest, "stable", accepted_losses=None)
+        if data == b"two":
+            watch = watcher(client(trust=policy), tmp_path / "w")
+            watch.once()
+            with store.counted() as idle:
+                watch.once()
+            assert idle.keys == [f"UNCHANGED {CHANNEL}"]
+    with store.counted() as found:
+        assert watch.once().version == "3"
+    assert kinds(found.keys) == ["GET"] * 3
+
+
+def test_a_move_costs_as_much_without_a_cache(
+    store: CountingStore, client: Callable[..., Client], tmp_path: Path
+) -> None:
+    watch = watcher(client(cache=None), tmp_path / "w")
+    watch.once()
+    version(store, b"two")
+    with store.counted() as found:
+        watch.once()
+    assert kinds(found.keys) == ["GET"] * 3
+
+
+def test_the_number_does_not_grow_with_evidence(
+    store: CountingStore, client: Callable[..., Client], tmp_path: Path
+) -> None:
+    from enginesmith.registry.versions.lookup import load
+
+    manifest = load(store, "digits", "1")
+    for number in range(20):
+        add_attestation(store, manifest, report(manifest.engines[0], host=f"node {number}"))
+    with store.counted() as found:
+        client().pull("digits:stable", tmp_path / "engines", machine="cpu")
+    assert found.count == 3
+
+
+def test_a_bare_name_finds_candidate(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
+    publish_engines(store, [engine(store, data=b"x")], "x", model="other")
+    with store.counted() as found:
+        client().pull("other", tmp_path / "engines", machine="cpu")
+    assert found.count == 4  # channel `stable` is not there
+
+
+def test_where_no_registry_is_that_is_said(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
+    store.remove(CHANNEL)
+    store.remove(MARKER)
+    with pytest.raises(
+        UnavailableError, match="there is no registry at memory://registry; `enginesmith build` makes one"
+    ):
+        client().pull("digits:stable", tmp_path / "engines", machine="cpu")
+
+
+def test_a_lost_engine_is_noticed_by_its_download_and_the_next_one_comes(
+    client: Callable[..., Client], store: CountingStore, tmp_path: Path
+) -> None:
+    best = client().resolve("digits:stable", "cpu").candidates[0].entry
+    from enginesmith.registry.store.layout import blob_key
+
+    store.remove(blob_key(str(best.digest)))
+    pulled = client().pull("digits:stable", tmp_path / "engines", machine="cpu")
+    assert pulled.engine.digest != best.digest and pulled.resolution.lost[0][0] == best.unit
+    assert client().resolve("digits:stable", "cpu").lost  # which looks for every blob

@@ -1,0 +1,219 @@
+import re
+from dataclasses import replace
+
+import pytest
+
+from enginesmith.client.resolve import FALLBACK, PORTABLE, Policy, rank_engines, rejection, remarks
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.core.hardware import cpu_kinds
+from enginesmith.core.hardware import machine as module
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.requirements import Gpu, Runtime
+from enginesmith.registry.manifest import EngineEntry
+from tests.enginesmith.registries import with_requirements
+
+GIB = 1 << 30
+RUNTIMES = {"tensorrt": "10.16.1.11", "tensorrt-rtx": "1.7.1"}
+H200 = Machine((9, 0), "h200", "580.65.06", "13.0", RUNTIMES, memory_bytes=141 * GIB)
+L4 = Machine((8, 9), "l4", "580.65.06", "13.0", RUNTIMES, memory_bytes=22 * GIB)
+TRT = EngineEntry("h200", "fp16", "tensorrt", "proven", "", (9, 0), "h200", size_bytes=GIB,
+                  toolchain={"tensorrt-cu13-libs": "10.16.1.11", "tensorrt": "10.16.1.11"})  # fmt: skip
+RTX = EngineEntry("sm_89", "fp16", "tensorrt-rtx", "proven", "", (8, 9), size_bytes=GIB,
+                  toolchain={"tensorrt-rtx-cu13-bindings": "1.7.1.116"})  # fmt: skip
+
+
+def unmet(entry: EngineEntry, machine: Machine) -> str | None:
+    return rejection(with_requirements(entry), machine, Policy())
+
+
+def said(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
+    return remarks(with_requirements(entry), machine)
+
+
+@pytest.mark.parametrize(
+    ("entry", "machine", "reason"),
+    [
+        (TRT, {}, None),
+        (TRT, {"tensorrt": "10.16"}, None),
+        (TRT, {"tensorrt": "11.4.0"}, "needs TensorRT 10.16.1.11, found 11.4.0"),
+        (TRT, {"tensorrt": "10.16.0.3"}, "needs TensorRT 10.16.1.11, found 10.16.0.3"),
+        (TRT, {"tensorrt-rtx": "1.0"}, None),
+        (replace(TRT, options={"version_compatible": True}), {"tensorrt": "11.4"}, None),
+        (replace(TRT, options={"version_compatible": True}), {"tensorrt": "10.9"}, "needs TensorRT .*, found 10.9"),
+        (TRT, {"driver": "570.195.03"}, "needs driver >= 580, found 570.195.03"),
+        (replace(TRT, toolchain={**TRT.toolchain, "driver": "585.1"}), {}, "needs driver >= 585.1, found 580.65.06"),
+        (TRT, {"memory_bytes": GIB // 2}, "needs at least 1.0 GiB, the GPU has 512.0 MiB"),
+        (RTX, {"tensorrt-rtx": "1.7.1"}, None),
+        (RTX, {"tensorrt-rtx": "1.8.0.2"}, "needs TensorRT-RTX 1.7.1.116, found 1.8.0.2"),
+    ],
+)
+def test_what_an_engine_needs(entry: EngineEntry, machine: dict, reason: str | None) -> None:
+    of_machine = {name: value for name, value in machine.items() if name in ("driver", "memory_bytes")}
+    runtimes = {name: value for name, value in machine.items() if name not in of_machine}
+    found = unmet(entry, (H200 if entry is not RTX else L4).with_facts(**of_machine, runtimes=runtimes))
+    assert (found is None) if reason is None else re.match(reason, str(found))
+
+
+def test_the_cuda_version_stands_in_for_an_unknown_driver() -> None:
+    machine = replace(H200, driver=None, cuda="12.4")
+    assert unmet(TRT, machine) == "needs CUDA 13, the driver supports 12.4"
+    assert unmet(TRT, replace(machine, cuda="13.0")) is None
+
+
+def test_what_is_unknown_refuses_nothing_and_is_said() -> None:
+    unknown = Machine((9, 0), "h200")
+    assert unmet(TRT, unknown) is None
+    assert said(TRT, unknown) == (
+        "needs TensorRT 10.16.1.11; the version here is unknown",
+        "needs driver >= 580; the driver here is unknown",
+        "the GPU's memory is unknown",
+    )
+    assert said(TRT, H200) == ()
+    assert said(replace(TRT, toolchain={}), H200) == ("its TensorRT version is not on record",)
+    onnx = EngineEntry("cpu", "fp32", "onnxruntime", "proven", toolchain={"onnxruntime": "1.31.1"})
+    assert said(onnx, Machine(runtimes={"onnxruntime": "1.31.1"})) == ()
+    for other in ("1.30", "1.32"):
+        there = Machine(runtimes={"onnxruntime": other})
+        assert said(onnx, there) == (f"saved by onnxruntime 1.31.1; {other} is here",) and unmet(onnx, there) is None
+
+
+def test_an_answer_ranks_and_gives_each_reason() -> None:
+    model = EngineEntry(FALLBACK, "fp32", "onnxruntime", "unproven", "as exported")
+    h100 = replace(TRT, target="h100", product="h100")
+    old = replace(TRT, toolchain={"tensorrt": "9.0"}, precision="int8")
+    portable = EngineEntry(PORTABLE, "fp16", "any", "proven")
+    portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
+    h100, trt, old, rtx = map(with_requirements, (h100, TRT, old, RTX))
+    entries = [model, portable, h100, trt, old, rtx]
+    found = rank_engines(entries, H200, Policy(fallback="onnx"), "m@1")
+    assert [candidate.entry for candidate in found.candidates] == [trt, h100, portable, model]
+    assert "tuned for h100, another product of sm_90" in found.candidates[1].fit
+    assert dict(found.rejected) == {
+        "h200 int8 tensorrt": "needs TensorRT 9.0, found 10.16.1.11",
+        "sm_89 fp16 tensorrt-rtx": "built for sm_89; this is sm_90 (h200)",
+    }
+    assert (
+        found.to_json()["candidates"][0]["unit"] == "h200 fp16 tensorrt"
+        and found.to_json()["machine"]["target"] == "h200"
+    )
+    nothing = rank_engines([model], H200, Policy(proven_only=True, fallback="onnx"), "m@1")
+    with pytest.raises(UnknownNameError, match="unproven, and only proven"):
+        nothing.resolution()
+
+
+def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setattr(
+        "enginesmith.core.hardware.cuda.gpus",
+        lambda: (
+            module.GpuDevice(0, "NVIDIA L4", (8, 9), 23 * GIB),
+            module.GpuDevice(1, "NVIDIA L4", (8, 9), 22 * GIB),
+        ),
+    )
+    monkeypatch.setattr("enginesmith.core.hardware.cuda.cuda_version", lambda: "12.4")
+    monkeypatch.setattr(module, "_find_installed_version", {"tensorrt-rtx-cu13-bindings": "1.7.1.116"}.get)
+    monkeypatch.setattr(module, "_KERNEL_MODULE", tmp_path / "version")
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC 12.2\n"
+    )
+    machine = Machine.from_name().with_installed(with_requirements(RTX).requires)
+    installed = {"tensorrt-rtx-cu13-bindings": "1.7.1.116"}
+    assert machine == Machine((8, 9), "l4", "550.54.15", "12.4", installed, memory_bytes=22 * GIB)
+    assert machine.list_facts() == {"driver": "550.54.15", "CUDA": "12.4", **installed, "memory": "22.0 GiB"}
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n")
+    assert module.driver_version() == "580.65.06"
+    monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", tuple)
+    here = this_kind().name
+    assert Machine.from_name() == Machine.from_name("cpu") == Machine(cpu=here) and Machine.from_name("l4") == Machine(
+        (8, 9), "l4"
+    )
+    monkeypatch.setattr(module, "_find_installed_version", {"onnxruntime": "1.31.1", "tensorrt": "10.16"}.get)
+    wanted = (Runtime("onnxruntime", "1.30"),)
+    assert Machine.from_name("cpu").with_installed(wanted) == Machine(runtimes={"onnxruntime": "1.31.1"}, cpu=here)
+    # What is installed here says nothing of another machine.
+    assert Machine.from_name("avx2").with_installed(wanted) == Machine(cpu="x86-64-v3")
+
+
+PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
+               options={"hardware_compatibility": "ampere_plus"})  # fmt: skip
+
+
+def test_a_compatible_engine_serves_other_generations_after_those_built_for_them() -> None:
+    plus, trt = with_requirements(PLUS), with_requirements(TRT)
+    found = rank_engines((plus, trt), H200, Policy())
+    assert [candidate.entry for candidate in found.candidates] == [trt, plus]
+    other = found.candidates[1]
+    assert other.fit == "built for sm_80, and compatible with every generation from Ampere on"
+    assert other.remarks == ("proven on sm_80, and not tried on sm_90",)
+    alone = rank_engines(
+        (with_requirements(replace(PLUS, options={"hardware_compatibility": "none"})),), H200, Policy()
+    )
+    assert alone.rejected == (("sm_80 fp16 tensorrt", "built for sm_80; this is sm_90 (h200)"),)
+    portable = replace(PLUS, target=PORTABLE, compute_capability=None, backend="xla")
+    portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
+    assert [each.entry for each in rank_engines((portable, plus), H200, Policy()).candidates] == [plus, portable]
+    fp8 = with_requirements(replace(PLUS, precision="fp8", target="sm_90", compute_capability=(9, 0)))
+    ada = replace(H200, compute_capability=(8, 9), product=None)
+    (candidate,) = rank_engines((fp8,), ada, Policy()).candidates
+    assert candidate.fit == "built for sm_90, and compatible with every generation from Ada on"
+    assert rank_engines((fp8,), replace(ada, compute_capability=(8, 6)), Policy()).candidates == ()
+
+
+def test_a_proof_on_one_generation_is_none_on_another() -> None:
+    plus = with_requirements(PLUS)
+    found = rank_engines((plus,), H200, Policy(proven_only=True))
+    assert found.candidates == ()
+    assert found.rejected == (
+        ("sm_80 fp16 tensorrt", "proven on sm_80 and not on sm_90, and only proven engines may be used"),
+    )
+    assert rank_engines((plus,), replace(H200, compute_capability=(8, 0)), Policy(proven_only=True)).candidates
+
+
+def test_another_product_is_remarked_on_unless_the_engine_was_built_for_that() -> None:
+    h100 = replace(H200, product="h100")
+    none = replace(TRT, options={"hardware_compatibility": "none"})
+    assert said(none, h100) == (
+        "TensorRT warns of errors on another product, but for engines with hardware_compatibility",
+    )
+    assert said(none, H200) == ()
+    assert said(replace(TRT, options={"hardware_compatibility": "same_compute_capability"}), h100) == ()
+
+
+TVM = EngineEntry("sm_90", "fp32", "tvm", "proven", "", (9, 0), size_bytes=GIB,
+                  options={"cpu": "x86-64-v3"},
+    toolchain={"apache-tvm": "0.27", "nvcc": "13.0.48", "enginesmith-tvm": "2"})  # fmt: skip
+TORCH = EngineEntry("cpu", "fp32", "aotinductor", "proven", options={"cpu": "x86-64-v3"},
+                    toolchain={"torch": "2.13.0", "c++": "12.2.0", "cpu": "x86-64-v3"})  # fmt: skip
+IREE = EngineEntry("cpu", "fp32", "iree", "proven", options={"cpu": "x86-64-v4"},
+                   toolchain={"iree-base-runtime": "3.13.0"})  # fmt: skip
+
+
+def test_what_other_engines_need_is_said_where_it_is_not_known() -> None:
+    assert said(TVM, H200) == (
+        "needs apache-tvm 0.27; the version here is unknown",
+        "compiled for x86-64-v3; the kind of CPU is unknown",
+    )
+    assert unmet(TVM, replace(H200, driver="570.1")) == "needs driver >= 580, found 570.1"
+    assert unmet(TVM, replace(H200, memory_bytes=GIB // 2)) == "needs at least 1.0 GiB, the GPU has 512.0 MiB"
+    assert said(TORCH, Machine()) == (
+        "needs torch 2.13.0; the version here is unknown",
+        "compiled for x86-64-v3; the kind of CPU is unknown",
+    )
+    assert unmet(TORCH, Machine()) is None and said(TORCH, Machine(cpu="x86-64-v3"))[1:] == ()
+    assert unmet(TORCH, Machine(cpu="x86-64")) == "compiled for x86-64-v3, and the CPU is x86-64"
+
+
+def test_on_this_very_machine_what_is_installed_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(entry: EngineEntry, versions: dict[str, str]) -> tuple[str, str]:
+        monkeypatch.setattr(module, "_find_installed_version", versions.get)
+        found = rank_engines((with_requirements(entry),), Machine(here=True), Policy())
+        assert found.machine.runtimes == versions
+        return dict(found.rejected).get(entry.unit, ""), "; ".join(*[each.remarks for each in found.candidates] or [()])
+
+    monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.platform.machine", lambda: "x86_64")
+    flags = cpu_kinds._ADDED["x86-64-v2"] | cpu_kinds._ADDED["x86-64-v3"]
+    monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.machine_flags", lambda: flags)
+    assert judged(TORCH, {"torch": "2.13.0"}) == ("", "")
+    assert judged(TORCH, {"torch": "2.12"})[0] == "needs torch 2.13.0, found 2.12"
+    assert judged(TORCH, {}) == ("", "needs torch 2.13.0; it is not installed here")
+    assert judged(IREE, {})[0].startswith("compiled for x86-64-v4, and this CPU has no avx512bw")

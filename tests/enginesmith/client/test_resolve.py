@@ -1,0 +1,262 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enginesmith.client.resolve import PORTABLE, Policy, Resolution, rank_engines
+from enginesmith.core.errors import UnknownNameError
+from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.requirements import Cpu, Gpu, WideSums, for_target
+from enginesmith.core.types import PRECISIONS, Target
+from enginesmith.registry.evidence.attestations import JudgedEntry
+from enginesmith.registry.evidence.latencies import MeasuredSpeed
+from enginesmith.registry.manifest import EngineEntry
+
+L4 = parse_targets("l4")[0]
+L40S = parse_targets("l40s")[0]
+SM89 = parse_targets("sm_89")[0]
+CPU = parse_targets("cpu")[0]
+
+
+def entry(target: str, precision: str = "fp16", status: str = "proven") -> EngineEntry:
+    found = Target(PORTABLE) if target == PORTABLE else parse_targets(target)[0]
+    requires = (Gpu(PORTABLE, (0, 0), "at_least") if target == PORTABLE else for_target(found),)
+    return EngineEntry(
+        found.name, precision, "any", status, "because", found.compute_capability, found.product,  # type: ignore[arg-type]
+        requires=requires,
+    )  # fmt: skip
+
+
+def resolve(
+    entries: list[EngineEntry],
+    target: Target,
+    precision: str | None = None,
+    *,
+    proven_only: bool = False,
+    what: str = "this version",
+) -> Resolution:
+    """Choose for a machine of which only its kind is known."""
+    return rank_engines(entries, Machine.of(target), Policy(precision, proven_only=proven_only), what).resolution()
+
+
+def chosen(entries: list[EngineEntry], target: Target, precision: str | None = None, **options: bool) -> EngineEntry:
+    return resolve(entries, target, precision, **options).chosen
+
+
+def test_product_then_capability_then_another_product_then_portable() -> None:
+    order = [entry("l4"), entry("sm_89"), entry("l40s"), entry(PORTABLE)]
+    entries = list(reversed(order))
+    for best in order:
+        assert chosen(entries, L4) == best
+        entries.remove(best)
+
+
+def test_a_gpu_of_unknown_product_takes_the_general_engine_first() -> None:
+    assert chosen([entry("l4"), entry("sm_89")], SM89) == entry("sm_89")
+    assert chosen([entry("l4")], SM89) == entry("l4")
+    assert "another product" in resolve([entry("l4")], L40S).why
+
+
+@pytest.mark.parametrize("target", ["sm_89", "cpu"])
+def test_without_evidence_of_speed_the_more_accurate_comes_first(target: str) -> None:
+    where, order = parse_targets(target)[0], ("fp32", "fp16", "bf16", "int8-dynamic", "fp8", "int8", "int4")
+    for index, best in enumerate(order):
+        found = resolve([entry(target, precision) for precision in reversed(order[index:])], where)
+        assert found.chosen.precision == best
+        assert len(order) - index < 2 or f"more accurate than {target} {order[index + 1]} any" in found.why
+
+
+@pytest.mark.parametrize("backends", [("iree", "onnxruntime"), ("onnxruntime", "iree")])
+def test_of_several_compilers_the_one_that_the_spec_names_first(backends: tuple[str, str]) -> None:
+    """Not by the alphabet: that would serve a slower engine wherever somebody adds a compiler to compare with."""
+    entries = [replace(entry("cpu", "fp32"), backend=name) for name in backends]
+    assert chosen(entries, CPU).backend == backends[0]
+
+
+def test_proven_before_accurate_but_not_before_fit() -> None:
+    assert chosen([entry("sm_89", "fp32", "unproven"), entry("sm_89", "int8")], SM89).precision == "int8"
+    assert chosen([entry("l4", status="unproven"), entry(PORTABLE)], L4).target == "l4"
+    assert chosen([entry("l4", status="unproven"), entry(PORTABLE)], L4, proven_only=True).target == PORTABLE
+
+
+def test_every_rejection_has_its_reason() -> None:
+    entries = [
+        entry("sm_80"),
+        entry("cpu"),
+        entry("sm_89", "int8", "failed"),
+        entry("sm_89", "fp32", "unproven"),
+        entry("sm_89", "bf16"),
+        entry("sm_89"),
+    ]
+    found = resolve(entries, SM89, "fp16", proven_only=True)
+    assert found.chosen == entries[-1] and found.ranked == (entries[-1],)
+    assert dict(found.rejected) == {
+        "sm_80 fp16 any": "built for sm_80; this is sm_89",
+        "cpu fp16 any": "built for cpu; this is sm_89",
+        "sm_89 int8 any": "int8, and fp16 was asked for",
+        "sm_89 fp32 any": "fp32, and fp16 was asked for",
+        "sm_89 bf16 any": "bf16, and fp16 was asked for",
+    }
+    with pytest.raises(UnknownNameError) as error:
+        resolve(entries[:4], SM89, proven_only=True, what="digits@1")
+    assert str(error.value).splitlines() == [
+        "digits@1 has no proven engine for sm_89; `enginesmith validate digits@1` on such a machine proves what never "
+        "ran "
+        "there; or choose:",
+        "  sm_80 fp16 any: built for sm_80; this is sm_89",
+        "  cpu fp16 any: built for cpu; this is sm_89",
+        "  sm_89 int8 any: failed: because",
+        "  sm_89 fp32 any: unproven, and only proven engines may be used: because",
+    ]
+    with pytest.raises(UnknownNameError, match=r"has no engine for sm_89; add the target to the spec"):
+        resolve(entries[:2], SM89, proven_only=True)
+
+
+def test_the_why_names_what_it_was_preferred_to() -> None:
+    found = resolve([entry("sm_89", "int8", "unproven"), entry("sm_89")], SM89)
+    assert found.why == "built for sm_89; fp16, proven; preferred to sm_89 int8 any (unproven)"
+    assert resolve([entry("cpu")], CPU).why == "built for cpu; fp16, proven; the only one that fits"
+    many = resolve([replace(entry("cpu"), backend=f"b{n}") for n in range(6)], CPU)
+    assert "and 2 more" in many.why
+
+
+def test_a_cpu_takes_no_portable_gpu_engine() -> None:
+    with pytest.raises(UnknownNameError, match="built for gpu; this is cpu"):
+        resolve([entry(PORTABLE)], CPU)
+    with pytest.raises(UnknownNameError, match="no engines at all"):
+        resolve([], CPU)
+
+
+NAMES = ["cpu", PORTABLE, "l4", "l40s", *(generation.sm for generation in GENERATIONS)]
+ENTRIES = st.builds(
+    entry,
+    st.sampled_from(NAMES),
+    st.sampled_from(PRECISIONS),
+    st.sampled_from(["proven", "unproven", "failed", "refused"]),
+)
+
+
+@given(
+    st.lists(ENTRIES, max_size=12),
+    st.sampled_from([name for name in NAMES if name != PORTABLE]),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_never_an_engine_that_does_not_fit_and_never_by_order(
+    entries: list[EngineEntry], name: str, proven_only: bool, random
+) -> None:
+    target = parse_targets(name)[0]
+    try:
+        found = resolve(entries, target, proven_only=proven_only)
+    except UnknownNameError:
+        assert not [e for e in entries if e.status == "proven" and e.compute_capability == target.compute_capability
+                    and e.target != PORTABLE]  # fmt: skip
+        return
+    best = found.chosen
+    assert best.status == "proven" or (best.status == "unproven" and not proven_only)
+    assert best.compute_capability == target.compute_capability or best.target == PORTABLE
+    assert len(found.ranked) + len(found.rejected) == len(entries)
+    random.shuffle(entries)
+    assert resolve(entries, target, proven_only=proven_only).chosen == best
+
+
+V3, VNNI = Machine(cpu="x86-64-v3"), Machine(cpu="x86-64-v4-vnni")
+
+
+def on_cpus(precision: str, built_for: str = "x86-64-v4-vnni", **on: str) -> JudgedEntry:
+    """A CPU engine and its status on kinds of CPU, whose names have '_' for '-' behind 'x86'."""
+    statuses = {f"x86-64-{kind.replace('_', '-')}": (status, "because") for kind, status in on.items()}
+    status = statuses.get(built_for, ("unproven", ""))[0]
+    return JudgedEntry(
+        "cpu", precision, "onnxruntime", status, "because", digest=precision.encode().hex().ljust(64, "0"),
+        toolchain={"enginesmith-cpu": built_for}, requires=(Cpu("cpu"),), on=statuses,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_an_engine_whose_sums_saturate_there_is_given_out_to_no_such_cpu() -> None:
+    """Whatever proofs say of it: one that was made there is not to be trusted either."""
+    engine = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), requires=(Cpu("cpu"), WideSums()))
+    found = rank_engines([engine], V3, Policy())
+    assert not found.candidates and "its int8 sums saturate on x86-64-v3" in found.rejected[0][1]
+    assert rank_engines([replace(engine, requires=(Cpu("cpu"),))], V3, Policy()).candidates
+    assert not rank_engines([engine], VNNI, Policy()).candidates[0].remarks
+    assert "the CPU is unknown" in rank_engines([engine], Machine(), Policy()).candidates[0].remarks[0]
+
+
+def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
+    engine = on_cpus("int8", v4_vnni="proven")
+    assert rank_engines([engine], VNNI, Policy(proven_only=True)).candidates[0].fit == "built for x86-64-v4-vnni CPUs"
+    found = rank_engines([engine], V3, Policy()).candidates[0]
+    assert found.entry.status == "unproven" and found.fit == "built for x86-64-v4-vnni CPUs, and this is x86-64-v3"
+    refused = dict(rank_engines([engine], V3, Policy(proven_only=True)).rejected)
+    assert "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)" in refused["cpu int8 onnxruntime"]
+    assert rank_engines([engine], Machine(), Policy(proven_only=True)).candidates, "a CPU of which nothing is known"
+
+
+def test_what_is_proven_on_this_kind_of_cpu_comes_first() -> None:
+    foreign = on_cpus("int8", v4_vnni="proven")
+    attested = on_cpus("fp32", v4_vnni="proven", v3="proven")
+    own = on_cpus("fp16", "x86-64-v3", v3="proven")
+    order = [item.entry.precision for item in rank_engines([foreign, attested, own], V3, Policy()).candidates]
+    assert order == ["fp32", "fp16", "int8"]
+    accurate = on_cpus("fp32", v4_vnni="proven")
+    own_int8 = on_cpus("int8", "x86-64-v3", v3="proven")
+    assert rank_engines([accurate, own_int8], V3, Policy()).candidates[0].entry.precision == "int8"
+
+
+def spread(
+    seconds: float, share: float = 0.05, *, busy: bool = False, buckets: tuple[str, ...] = ("batch=1",)
+) -> MeasuredSpeed:
+    """A measured time whose interval is this share to both sides."""
+    return MeasuredSpeed(seconds, buckets, busy, interval=(seconds * (1 - share), seconds * (1 + share)))
+
+
+def rank_timed(engines: list[JudgedEntry], *speeds: MeasuredSpeed | None) -> tuple[list[str], str]:
+    """The precisions of engines best first, and the reason; speeds: of each engine."""
+    by_digest = {str(item.digest): speed for item, speed in zip(engines, speeds, strict=True) if speed}
+    found = rank_engines(engines, VNNI, Policy(), timed=lambda _: by_digest)
+    return [item.entry.precision for item in found.candidates], found.resolution().why
+
+
+def test_an_engine_that_was_shown_to_be_faster_comes_first_and_the_answer_says_by_how_much() -> None:
+    engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "fp16", "int8")]
+    order, why = rank_timed(engines, spread(2.0), spread(1.0), spread(3.0))
+    assert order == ["fp16", "fp32", "int8"]
+    assert why.endswith(
+        "the fastest as timed on such a machine: cpu fp32 onnxruntime takes 2.00 times as long, "
+        "cpu int8 onnxruntime takes 3.00 times as long"
+    )
+    order, why = rank_timed(engines, spread(2.0), spread(1.0), spread(1.05))
+    assert order == ["fp16", "int8", "fp32"]
+    assert "faster as timed on such a machine: cpu fp32 onnxruntime takes 2.00 times as long" in why
+    assert why.endswith("more accurate than cpu int8 onnxruntime, not shown to be faster on such a machine")
+
+
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        (spread(1.0), spread(0.95), spread(0.93)),  # intervals that overlap
+        (None, spread(0.1), spread(0.05)),  # the accurate one was not timed
+        (spread(1.0), spread(0.1, buckets=("batch=8",)), spread(0.1, buckets=())),  # other sizes
+        (MeasuredSpeed(1.0, ("batch=1",)), MeasuredSpeed(0.1, ("batch=1",)), MeasuredSpeed(0.1, ("batch=1",))),
+        (None, None, None),
+    ],
+)
+def test_without_intervals_that_tell_two_apart_the_more_accurate_comes_first(speeds: tuple[MeasuredSpeed, ...]) -> None:
+    engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "fp16", "int8")]
+    order, why = rank_timed(engines, *speeds)
+    assert order[0] == "fp32"
+    assert "more accurate than cpu" in why and "times as long" not in why
+
+
+def test_what_a_busy_machine_shows_ranks_too_and_is_marked() -> None:
+    """fp32 1.54 times as fast as int8, on a machine that others used as well."""
+    engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "int8")]
+    assert rank_timed(engines, spread(1.0), spread(1.54, busy=True))[0] == ["fp32", "int8"]
+    assert rank_timed(engines, spread(1.54, busy=True), spread(1.0, busy=True))[0] == ["int8", "fp32"]
+    speeds = {str(item.digest): spread(1.0, busy=item.precision == "int8") for item in engines}
+    found = rank_engines(engines, VNNI, Policy(), timed=lambda _: speeds)
+    assert [item.remarks for item in found.candidates] == [(), ("timed on a busy machine",)]

@@ -1,0 +1,286 @@
+"""Rollouts as a node sees them: what it serves, how it reports, and that reports never stop a watcher."""
+
+import http.server
+import json
+import resource
+import socket
+import sys
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from enginesmith.client.client import Client, Command, HealthCommand, HealthUrl, ReportUrl, ServingNode
+from enginesmith.client.fetch import BlobFetcher
+from enginesmith.client.locate import VersionLocator
+from enginesmith.client.resolve import Policy
+from enginesmith.client.watching.hooks import Post
+from enginesmith.client.watching.reporting import Reporter
+from enginesmith.client.watching.watch import ChannelWatcher
+from enginesmith.core.address import read_token
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.rollouts.reports import (
+    SILENT_S,
+    TOKEN,
+    NodeReport,
+    SentReport,
+    clear_reports,
+    parse_report,
+    read_reports,
+    report_key,
+)
+from enginesmith.registry.rollouts.state import Gates, RolloutPlan
+from enginesmith.registry.rollouts.waves import parse_wave
+from pipeline.rollout import operations
+from tests.enginesmith.registries import engine, publish_engines
+
+NODE = ServingNode("n1", "eu", ("canary",))
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = NOW.timestamp()
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def rollout(store: Any) -> Any:
+    """digits:stable serves 1, and 2 comes to nodes with the label canary."""
+    publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
+    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    plan = RolloutPlan((parse_wave("label=canary"), parse_wave("100%")), (600, 600), Gates())
+    return operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
+
+
+def watcher(store: Any, dest: Any, clock: Clock, node: ServingNode = NODE, hook: Any = None, **given: Any) -> Any:
+    said: list[str] = []
+    reporter = Reporter(clock=clock, say=said.append, **given)
+    watch = ChannelWatcher(
+        lambda: locator, parse_reference("digits:stable"), [Machine.from_name("cpu")], dest, policy=Policy(),
+        fetcher=lambda: BlobFetcher.for_store(store), hook=hook, say=said.append, reporter=reporter,
+    )  # fmt: skip
+    locator = VersionLocator(store, node=node)
+    return watch, said
+
+
+def reports(store: Any, rollout: Any) -> Any:
+    return read_reports(store, rollout).reports
+
+
+def sent(store: Any, rollout: Any) -> Any:
+    """The report of the node, with its own time."""
+    return parse_report(store.read(report_key("digits", "stable", rollout.id, NODE.name)))
+
+
+def test_who_is_reached_gets_the_candidate_and_reports_it(store, rollout, tmp_path, clock):
+    mine, _ = watcher(store, tmp_path / "a", clock)
+    other, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
+    assert mine.once().version == "2" and other.once().version == "1"
+    (found,) = reports(store, rollout)
+    assert (found.node, found.region, found.version, found.failure) == ("n1", "eu", "2", "")
+    assert sent(store, rollout).at == "2026-11-01T00:00:00.000+00:00"
+    operations.abort(store, "digits", "stable", operations.Operator("ada", NOW))
+    assert mine.once().version == "1" and clear_reports(store, rollout) == 0
+    assert clear_reports(store, replace(rollout, id="next")) == 1 and reports(store, rollout) == ()
+
+
+def test_a_step_that_reaches_others_costs_a_node_one_request(rollout, store, tmp_path, clock):
+    mine, _ = watcher(store, tmp_path / "a", clock, ServingNode("n2", "us"), hook=None)
+    assert mine.once().version == "1"
+    operations.pause(store, "digits", "stable", operations.Operator("ada", NOW))
+    seen: list[str] = []
+    read = type(store).read_blob
+    try:
+        type(store).read_blob = lambda self, digest: seen.append(digest) or read(self, digest)
+        assert mine.once().version == "1" and not seen
+    finally:
+        type(store).read_blob = read
+
+
+def test_it_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, tmp_path, clock):
+    health = {"failure": "", "requests": 10, "errors": 0}
+    mine, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: answer(**health))
+    times = []
+    for seconds in range(0, 400, 30):
+        clock.seconds = NOW.timestamp() + seconds
+        health["errors"] = 1 if seconds >= 300 else 0
+        mine.once()
+        found = sent(store, rollout)
+        times.append(found.at[14:19])
+    assert times == sorted(times) and set(times) == {"00:00", "02:00", "04:00", "05:00"}
+    assert found.errors == 1 and found.requests == 10 and found.since[14:19] == "00:00"
+
+
+def answer(**given):
+    from enginesmith.client.watching.health import HealthAnswer
+
+    return HealthAnswer(**given)
+
+
+def test_a_pull_or_a_hook_that_fails_is_reported(store, rollout, tmp_path, clock):
+    mine, _ = watcher(store, tmp_path / "a", clock, hook=Command("false"))
+    with pytest.raises(EnginesmithError, match="hook"):
+        mine.once()
+    (found,) = reports(store, rollout)
+    assert (found.version, found.failure) == ("2", "hook") and "ended with 1" in found.detail
+    store.remove(f"blobs/sha256/{two(store)[:2]}/{two(store)}")
+    mine, _ = watcher(store, tmp_path / "b", clock)
+    with pytest.raises(EnginesmithError):
+        mine.once()
+    (found,) = reports(store, rollout)
+    assert (found.version, found.failure) == ("", "pull") and len(found.detail) <= 200
+
+
+def two(store):
+    from enginesmith.core.digest import digest_of_bytes
+
+    return digest_of_bytes(b"two")
+
+
+def test_a_server_that_is_not_well_counts_as_starting_at_first(store, rollout, tmp_path, clock):
+    mine, _ = watcher(store, tmp_path / "a", clock, health=HealthCommand("false"))
+    mine.once()
+    assert reports(store, rollout) == ()
+    clock.seconds += 30
+    mine.once()
+    (found,) = reports(store, rollout)
+    assert (found.failure, found.detail) == ("unhealthy", "health command ended with 1")
+
+
+def test_reports_that_cannot_be_written_are_said_once_and_stop_nothing(store, rollout, tmp_path, clock, monkeypatch):
+    def refuse(*_):
+        raise UnavailableError("access denied")
+
+    monkeypatch.setattr("enginesmith.client.watching.reporting.write_report", refuse)
+    mine, said = watcher(store, tmp_path / "a", clock)
+    for _ in range(5):
+        assert mine.once().version == "2"
+        clock.seconds += 61
+    assert [line for line in said if "access denied" in line] == [
+        "what this node serves cannot be reported, and no gate of a rollout sees it: access denied"
+    ]
+
+
+def test_two_nodes_with_one_name_are_told(store, rollout, tmp_path, clock):
+    one, said = watcher(store, tmp_path / "a", clock)
+    other, _ = watcher(store, tmp_path / "b", clock)
+    one.once()
+    clock.seconds += 1
+    other.once()
+    clock.seconds += 120
+    one.once()
+    assert [line for line in said if "another process reports as node 'n1'" in line]
+
+
+def test_reports_go_to_a_url_where_the_registry_may_not_be_written(store, rollout, tmp_path, clock):
+    got = []
+
+    class Endpoint(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def do_GET(self):
+            self.send_response(503 if self.path == "/ill" else 200)
+            self.end_headers()
+            self.wfile.write(b'{"requests": 7, "errors": 2}')
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        mine, _ = watcher(store, tmp_path / "a", clock, url=ReportUrl(url), health=HealthUrl(url))
+        mine.once()
+        assert HealthUrl(f"{url}/ill")({}).failure == "health URL answers 503"
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (got[0]["rollout"], got[0]["report"]["node"], got[0]["report"]["requests"]) == (rollout.id, "n1", 7)
+    assert reports(store, rollout) == ()
+    assert "does not answer" in HealthUrl(url, 1)({}).failure
+    with pytest.raises(UnavailableError, match="does not answer"):
+        ReportUrl(url, 1).send(got and _sent())
+
+
+def _sent():
+    from enginesmith.registry.rollouts.reports import NodeReport, SentReport
+
+    return SentReport("digits", "stable", "r", NodeReport("n", "", "1", "t", "t"))
+
+
+def test_a_health_command_may_say_counts(tmp_path):
+    line = f'{sys.executable} -c "print(\'{{\\"requests\\": 5, \\"errors\\": 1}}\')"'
+    assert (HealthCommand(line)({}).requests, HealthCommand(line)({}).errors) == (5, 1)
+    assert HealthCommand("sleep 9", 0.1)({}).failure.endswith("was killed")
+    assert "cannot be started" in HealthCommand(str(tmp_path / "none"))({}).failure
+    assert HealthCommand("echo []")({}).requests is None
+    for make in (lambda: HealthCommand(""), lambda: HealthUrl("ftp://x"), lambda: ReportUrl("x")):
+        with pytest.raises(InputError):
+            make()
+
+
+def test_a_client_is_a_node(store, rollout, tmp_path, monkeypatch):
+    assert Client(store.uri, node=NODE).resolve("digits:stable", "cpu").what == "digits@2"
+    assert Client(store.uri, node=None).resolve("digits:stable", "cpu").what == "digits@1"
+    monkeypatch.setenv("ENGINESMITH_LABELS", "canary")
+    assert Client(store.uri).pull("digits:stable", tmp_path, machine="cpu").located.manifest.version == "2"
+    assert SILENT_S > 120
+
+
+ANSWERS = {
+    "cut": b"HTTP/1.1 500 Gone\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    "leads to no URL": b"HTTP/1.1 302 Found\r\nLocation: http://[::x/\r\nContent-Length: 0\r\n\r\n",
+    "leads to no name": b"HTTP/1.1 302 Found\r\nLocation: http://" + b"a" * 300 + b"/\r\nContent-Length: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_whatever_a_url_answers_no_watcher_ends(answer):
+    def serve():
+        for _ in range(3):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        assert HealthUrl(url, 10)({}).failure
+        assert Post(url, 10)({})
+        with pytest.raises(UnavailableError, match="the report URL"):
+            ReportUrl(url, 10).send(SentReport("digits", "stable", "a", NodeReport("a", "", "1", "", "")))
+        thread.join()
+
+
+def test_a_token_is_one_line_whatever_surrounds_it(monkeypatch):
+    monkeypatch.setenv(TOKEN, " secret\n")
+    assert read_token(TOKEN) == "secret"
+    for wrong in ("two\nlines", "\u20ac"):
+        monkeypatch.setenv(TOKEN, wrong)
+        with pytest.raises(InputError, match="ENGINESMITH_REPORT_TOKEN holds no token"):
+            ReportUrl("http://127.0.0.1:9/").send(SentReport("digits", "stable", "a", NodeReport("a", "", "1", "", "")))
+
+
+def test_a_health_command_that_prints_without_end_takes_no_memory():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "took over 0.5 s" in HealthCommand("yes", 0.5)({}).failure
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10  # KiB
+    assert HealthCommand("sh -c 'head -c 1000000 /dev/zero'")({}).failure == ""

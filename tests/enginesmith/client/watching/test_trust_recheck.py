@@ -1,0 +1,206 @@
+"""What is served, and is trusted no longer though its channel stands: said, marked, kept, and no hook called."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client.client import Client, Policy
+from enginesmith.client.layouts.plain import MARK
+from enginesmith.client.locate import VersionLocator
+from enginesmith.client.watching.feed_reader import FeedReader
+from enginesmith.client.watching.watch import ChannelWatcher, Swap
+from enginesmith.client.watching.watch_group import GroupWatcher
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, UnknownNameError
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import manifest_key
+from enginesmith.registry.trust.requirement import UntrustedError
+from enginesmith.registry.trust.signing import SigningKey, sign
+from enginesmith.registry.versions import channels
+from tests.enginesmith.client.watching.test_watch import Looks
+from tests.enginesmith.registries import engine, on_each_store, publish_engines
+from tests.enginesmith.registry.trust.keys import written
+from tests.enginesmith.registry.trust.test_signing import policy_file
+
+RELEASE, OTHER = (f"  - {{models: '*', signers: [{name}]}}\n" for name in ("release", "other"))
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "engines"
+
+
+@pytest.fixture
+def trust(store: Store, tmp_path: Path) -> Path:
+    """A policy that asks for the key `release`, and version 1 in the channel candidate, signed by it."""
+    signed(store, tmp_path, b"one")
+    return policy_file(tmp_path, RELEASE)
+
+
+def signed(store: Store, folder: Path, data: bytes, name: str = "release") -> str:
+    manifest = publish_engines(store, [engine(store, data=data)], data.decode(), channel=None).manifest
+    sign(store, manifest, SigningKey(written(folder, name)[0]))
+    channels.promote(store, manifest, "candidate")
+    return manifest.version
+
+
+def following(
+    store: Store, dest: Path, trust: Path | None, hook=None, say: Callable[[str], None] = len
+) -> ChannelWatcher:
+    from enginesmith.core.hardware.machine import Machine
+    from enginesmith.core.names import parse_reference
+
+    client = Client(store.uri)
+    return ChannelWatcher(
+        lambda: client._locator, parse_reference("digits:candidate"), [Machine()], dest, policy=Policy(trust=trust),
+        fetcher=lambda: client._fetcher(lambda *_: None), interval_s=0.01, hook=hook, say=say,
+    )  # fmt: skip
+
+
+def served(dest: Path) -> str:
+    return (dest / "current").readlink().name.split("-")[0]
+
+
+@on_each_store
+def test_a_revoked_key_is_noticed_at_the_next_look_though_the_channel_stands(
+    store: Store, tmp_path: Path, dest: Path, trust: Path
+) -> None:
+    called: list[str] = []
+    hook = lambda facts: called.append(facts["version"]) and None  # noqa: E731
+    watch = following(store, dest, trust, hook)
+    assert watch.once().version == "1" and not (dest / MARK).exists()
+    policy_file(tmp_path, OTHER)
+    for looking in (watch, following(store, dest, trust, hook)):  # the same process, and one that was just started
+        with pytest.raises(UntrustedError, match=r"TRUSTED NO LONGER, and still served: digits@1 has 0 of the 1"):
+            looking.once()
+        assert served(dest) == "1" and "digits@1 has 0 of the 1" in (dest / MARK).read_text()
+    policy_file(tmp_path, RELEASE)
+    watch.once()
+    assert not (dest / MARK).exists() and called == ["1"]
+    # A channel that moves on to what is trusted takes the mark away, too.
+    policy_file(tmp_path, OTHER)
+    with pytest.raises(UntrustedError):
+        watch.once()
+    signed(store, tmp_path, b"two", "other")
+    assert watch.once().version == "2" and served(dest) == "2" and not (dest / MARK).exists()
+    assert called == ["1", "2"]
+
+
+def test_what_is_served_and_where_the_channel_leads_are_two_questions(
+    store: Store, tmp_path: Path, dest: Path, trust: Path
+) -> None:
+    watch = following(store, dest, trust)
+    watch.once()
+    signed(store, tmp_path, b"two", "other")
+    with pytest.raises(UntrustedError, match=r"^digits@2 has 0"):
+        watch.once()
+    assert served(dest) == "1" and not (dest / MARK).exists()
+    policy_file(tmp_path, "  - {models: '*', signers: [release], min_version: 2}\n")
+    with pytest.raises(UntrustedError, match="still served: digits@1 is older than version 2"):
+        watch.once()
+    # It is gone from the registry: nobody can tell any more, and the mark stays.
+    key = manifest_key("digits", "1")
+    store.remove(key)
+    with pytest.raises(UnknownNameError):
+        following(store, dest, trust).once()
+    assert (dest / MARK).exists()
+    following(store, dest, None).once()  # without a policy everything is trusted
+    assert served(dest) == "2" and not (dest / MARK).exists()
+
+
+def test_it_is_said_once_and_ends_nothing(store: Store, tmp_path: Path, dest: Path, trust: Path) -> None:
+    said: list[str] = []
+    watch = following(store, dest, trust, say=said.append)
+    watch.once()
+    trust.write_text("format: 1\nsigners: {")  # an editor that is half through
+    watch.run(Looks(3))
+    assert len(said) == 2 and "is not plain YAML" in said[1] and "keeping 1-" in said[1] and (dest / MARK).exists()
+    policy_file(tmp_path, RELEASE)
+    watch.run(Looks(1))
+    assert not (dest / MARK).exists() and len(said) == 2
+    signed(store, tmp_path, b"two")
+    trust.unlink()
+    watch.run(Looks(1))
+    assert served(dest) == "1" and "nothing is trusted" in said[2]
+    with pytest.raises(InputError):  # of a process that was just started it is a mistake of who started it
+        following(store, dest, trust).run(Looks(1))
+
+
+def test_no_hook_is_called_for_what_is_not_trusted(store: Store, tmp_path: Path, dest: Path, trust: Path) -> None:
+    called: list[str] = []
+
+    def hook(facts: dict[str, str]) -> str:
+        called.append(facts["version"])
+        return "the server is busy"
+
+    watch = following(store, dest, trust, hook)
+    with pytest.raises(EnginesmithError, match="server is busy; it is called again"):
+        watch.once()
+    policy_file(tmp_path, OTHER)
+    with pytest.raises(UntrustedError):
+        watch.once()
+    assert called == ["1"]
+
+
+def test_an_unreachable_registry_revokes_nothing(
+    store: Store, dest: Path, trust: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = following(store, dest, trust)
+    watch.once()
+
+    def down(*_: object) -> None:
+        raise UnavailableError("the registry is down")
+
+    monkeypatch.setattr("enginesmith.client.watching.trust_recheck.require", down)
+    with pytest.raises(UnavailableError):
+        watch.once()
+    assert not (dest / MARK).exists()
+
+
+def test_a_key_is_revoked_while_the_registry_is_out_of_reach(
+    store: Store, dest: Path, trust: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check needs no request: the signatures came with the version."""
+    said: list[str] = []
+    watch = following(store, dest, trust, say=said.append)
+    group = GroupWatcher(watch._locator, [], lambda _: watch, feed="all", say=said.append)
+    group._watchers["digits:candidate"] = watch
+    watch.once()
+
+    def down(*_: object) -> None:
+        raise UnavailableError("the registry is down")
+
+    monkeypatch.setattr(VersionLocator, "read_channel", down)
+    monkeypatch.setattr(FeedReader, "read", down)
+    with pytest.raises(UnavailableError):
+        watch.once()
+    policy_file(tmp_path, OTHER)
+    with pytest.raises(UntrustedError, match="TRUSTED NO LONGER, and still served"):
+        watch.once()
+    assert (dest / MARK).exists() and served(dest) == "1"
+    said.clear()
+    with pytest.raises(UnavailableError):
+        group.once()
+    assert len(said) == 1 and said[0].startswith("TRUSTED NO LONGER")
+    policy_file(tmp_path, RELEASE)
+    with pytest.raises(UnavailableError):
+        group.once()
+    assert not (dest / MARK).exists()
+    with pytest.raises(UnavailableError):  # another process has not seen its signatures
+        following(store, dest, policy_file(tmp_path, OTHER)).once()
+    assert not (dest / MARK).exists()
+
+
+def test_a_description_that_was_written_over_is_told(store: Store, dest: Path, trust: Path) -> None:
+    def look() -> Swap:
+        return following(store, dest, trust).once()
+
+    swap = look()
+    swap.description.write_bytes(b"{")
+    assert look().swapped is False and swap.description.read_bytes() != b"{"  # mended, since the channel leads there
+    (dest / "current").unlink()
+    (dest / "other").mkdir()
+    (dest / "current").symlink_to("other")
+    watch = following(store, dest, trust)
+    with pytest.raises(EnginesmithError, match="has no description"):
+        watch._trust_recheck.check(store)

@@ -1,0 +1,322 @@
+"""Following a channel: one link that always leads to a whole engine, hooks, registries that are down."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client.client import Client, Command, HealthCommand, Plain, Policy, Post
+from enginesmith.client.layouts.base import hold
+from enginesmith.client.watching.watch import Swap
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, UnknownNameError
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.s3.requests import client as s3_client
+from enginesmith.registry.versions import channels
+from tests.enginesmith.registries import engine, flip, names_in, on_each_store, publish_engines
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "engines"
+
+
+@pytest.fixture
+def look(store: Store, dest: Path) -> Callable[..., Swap]:
+    """Look once at the channel candidate; each time as a process that was just started."""
+
+    def once(hook=None, **options) -> Swap:
+        found = Client(store.uri).watch(
+            "digits:candidate", dest, machine="cpu", once=True, hook=hook, say=lambda text: None, **options
+        )
+        assert found is not None
+        return found
+
+    return once
+
+
+def led(dest: Path) -> str:
+    """Where `current` leads."""
+    return (dest / "current").readlink().name
+
+
+def version(store: Store, data: bytes, target: str = "cpu") -> str:
+    return publish_engines(store, [engine(store, target, data=data)], data.decode()).manifest.version
+
+
+@on_each_store
+def test_current_leads_to_what_is_promoted_and_back_without_a_download(
+    store: Store, dest: Path, look: Callable[..., Swap]
+) -> None:
+    version(store, b"one")
+    first = look()
+    assert (first.version, first.swapped, first.previous) == ("1", True, "")
+    assert (dest / "current" / first.engine.name).read_bytes() == b"one"
+    assert json.loads((dest / "current" / first.description.name).read_bytes())["channel"] == "candidate"
+    version(store, b"two")
+    second = look()
+    assert (second.version, second.previous) == ("2", first.folder.name) and first.folder.is_dir()
+    assert (dest / "current" / second.engine.name).read_bytes() == b"two"
+    assert not look().swapped
+    channels.rollback(store, "digits", "candidate")
+    back = look()
+    assert (back.version, back.folder, back.origin) == ("1", first.folder, "there")
+    assert led(dest) == first.folder.name
+
+
+def test_old_folders_go_and_the_previous_one_stays(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
+    for data in (b"a", b"b", b"c", b"d"):
+        version(store, data)
+        swap = look(keep=1)
+    assert {name.split("-")[0] for name in names_in(dest) if not name.startswith(".")} == {"3", "4", "current"}
+    (dest / "mine").mkdir()
+    look(keep=1)
+    assert (dest / "mine").is_dir() and swap.previous.startswith("3-")
+
+
+def test_a_damaged_engine_is_mended_and_a_link_that_is_ours_alone(
+    store: Store, dest: Path, look: Callable[..., Swap]
+) -> None:
+    version(store, b"one")
+    swap = look()
+    swap.engine.unlink()
+    swap.engine.write_bytes(b"damaged")
+    assert look().origin == "registry" and swap.engine.read_bytes() == b"one"
+    (dest / "current").unlink()
+    (dest / "current").mkdir()
+    with pytest.raises(InputError, match="no link of ours"):
+        look()
+
+
+def test_only_channels_are_followed(store: Store, dest: Path) -> None:
+    version(store, b"one")
+    for reference in ("digits", "digits@1"):
+        with pytest.raises(InputError, match="give digits:stable"):
+            Client(store.uri).watch(reference, dest, once=True)
+    with pytest.raises(UnknownNameError, match="no channel digits:stable; there are: candidate"):
+        Client(store.uri).watch("digits:stable", dest, once=True)
+
+
+def test_an_unchanged_channel_costs_one_small_request(s3_uri: str, dest: Path) -> None:
+    from enginesmith.registry.store.base import open_store
+
+    store = open_store(s3_uri, create=True)
+    version(store, b"one")
+    sent: list[str] = []
+    watch = following(Client(s3_uri), dest)
+    watch.once()
+    s3_client(store.place).meta.events.register(  # type: ignore[attr-defined]
+        "before-send.s3", lambda request, **_: sent.append(f"{request.method} {request.headers.get('If-None-Match')}")
+    )
+    watch.once()
+    assert len(sent) == 1 and sent[0].startswith("GET ") and '"' in sent[0]
+
+
+def following(client: Client, dest: Path, hook=None, say=lambda text: None):
+    from enginesmith.client.watching.watch import ChannelWatcher
+    from enginesmith.core.hardware.machine import Machine
+    from enginesmith.core.names import parse_reference
+
+    return ChannelWatcher(
+        lambda: client._locator, parse_reference("digits:candidate"), [Machine()], dest,
+        policy=Policy(), fetcher=lambda: client._fetcher(lambda *_: None), interval_s=0.05, hook=hook, say=say,
+    )  # fmt: skip
+
+
+def test_what_goes_wrong_keeps_the_old_engine_is_said_once_and_passes(store: Store, dest: Path, tmp_path: Path) -> None:
+    version(store, b"one")
+    said: list[str] = []
+    watch, stop = following(Client(store.uri), dest, say=said.append), threading.Event()
+    watch.once()
+    served = led(dest)
+    version(store, b"for a GPU", target="sm_89")
+    (tmp_path / "registry").rename(tmp_path / "away")
+    thread = threading.Thread(target=watch.run, args=(stop,))
+    thread.start()
+    try:
+        wait_for(lambda: len(said) == 2)
+        assert "there is no registry" in said[1] and f"keeping {served}" in said[1]
+        (tmp_path / "away").rename(tmp_path / "registry")
+        wait_for(lambda: len(said) == 3)
+        assert "has no engine for cpu" in said[2] and led(dest) == served
+        version(store, b"three")
+        wait_for(lambda: led(dest).startswith("3-"))
+    finally:
+        stop.set()
+        thread.join()
+    assert said[3].startswith("digits:candidate is 3 now") and len(said) == 4
+
+
+def test_the_same_trouble_is_said_once(store: Store, dest: Path, tmp_path: Path) -> None:
+    version(store, b"one")
+    said: list[str] = []
+    watch = following(Client(store.uri), dest, say=said.append)
+    (tmp_path / "registry").rename(tmp_path / "away")
+    watch.run(Looks(5))
+    assert len(said) == 1 and said[0].endswith("nothing is served yet")
+
+
+class Looks(threading.Event):
+    """Is set after so many looks, and notes for how long it was to be waited."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count, self.waits = count, []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout or 0)
+        if len(self.waits) == self.count:
+            self.set()
+        return self.is_set()
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_registry_that_sends_other_bytes_changes_nothing(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
+    version(store, b"one")
+    served = look().folder.name
+    version(store, b"two")
+    flip(store, str(engine(store, data=b"two").digest))
+    with pytest.raises(EnginesmithError, match="other bytes"):
+        look()
+    assert led(dest) == served
+
+
+def test_a_swap_that_failed_is_tried_again_though_the_channel_stays(store: Store, dest: Path) -> None:
+    version(store, b"one")
+    watch = following(Client(store.uri), dest)
+    watch.once()
+    version(store, b"two")
+    flip(store, str(engine(store, data=b"two").digest))
+    for _ in range(2):
+        with pytest.raises(EnginesmithError, match="other bytes"):
+            watch.once()
+    store.put_bytes(b"two")
+    assert watch.once().version == "2"
+
+
+def test_what_somebody_deletes_or_overwrites_under_a_watch_is_brought_again(store: Store, dest: Path) -> None:
+    version(store, b"one")
+    said: list[str] = []
+    watch = following(Client(store.uri), dest, say=said.append)
+    swap = watch.once()
+    assert watch.once() == swap and len(said) == 1
+    swap.engine.chmod(0o644)
+    for harm in (
+        lambda: swap.engine.write_bytes(b"two"),
+        swap.description.unlink,
+        (dest / "current").unlink,
+        lambda: shutil.rmtree(dest),
+    ):
+        harm()
+        said.clear()
+        assert watch.once().version == "1" and (dest / "current" / swap.engine.name).read_bytes() == b"one"
+        assert watch.once().version == "1" and "deleted or overwritten" in said[0]
+        assert not any("deleted or overwritten" in line for line in said[1:])
+
+
+def test_one_watcher_a_folder(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
+    version(store, b"one")
+    with hold(Plain().at(dest, "digits")), pytest.raises(UnavailableError, match="another process"):
+        look()
+
+
+def test_a_command_is_told_of_a_swap_once_and_again_after_it_failed(
+    store: Store, dest: Path, tmp_path: Path, look: Callable[..., Swap]
+) -> None:
+    version(store, b"one")
+    script = tmp_path / "hook.sh"
+    script.write_text(
+        f'echo "$ENGINESMITH_VERSION $ENGINESMITH_ENGINE $ENGINESMITH_PREVIOUS" >> {tmp_path}/log; test -e '
+        f"{tmp_path}/ok"
+    )
+    hook = Command(f"sh {script}")
+    for _ in range(2):
+        with pytest.raises(EnginesmithError, match="ended with 1; it is called again"):
+            look(hook)
+    (tmp_path / "ok").touch()
+    for _ in range(2):
+        swap = look(hook)
+    assert (tmp_path / "log").read_text() == f"1 {swap.engine} \n" * 3
+    assert led(dest) == swap.folder.name
+
+
+@pytest.mark.parametrize(("kind", "last"), [(Command, "wait"), (HealthCommand, "wait"), (HealthCommand, "exit 0")])
+def test_a_command_that_hangs_is_killed_with_all_it_started(
+    tmp_path: Path, kind: type[Command | HealthCommand], last: str
+) -> None:
+    """Also where the first process has ended, and the health command's output is not over."""
+    failure = kind(f"sh -c 'sleep 60 & echo $! > {tmp_path}/pid; {last}'", timeout_s=0.3)({})
+    assert "took over 0.3 s and was killed" in str(failure)
+    with pytest.raises(ProcessLookupError):
+        for _ in range(500):
+            os.kill(int((tmp_path / "pid").read_text()), 0)
+            time.sleep(0.01)
+    assert "cannot be started" in str(Command("/absent")({}))
+    with pytest.raises(InputError):
+        Command(" ")
+
+
+def test_a_url_is_posted_to(store: Store, look: Callable[..., Swap]) -> None:
+    version(store, b"one")
+    got: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204 if len(got) > 1 else 503)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://user:secret@127.0.0.1:{server.server_port}/reload?token=secret"
+    try:
+        with pytest.raises(EnginesmithError, match="answers 503") as error:
+            look(Post(url.replace("user:secret@", "")))
+        assert "secret" not in str(error.value)
+        swap = look(Post(url.replace("user:secret@", "")))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [told["version"] for told in got] == ["1", "1"] and got[1]["engine"] == str(swap.engine)
+    assert "does not answer" in str(Post(url, timeout_s=1)({})) and "secret" not in str(Post(url)({}))
+    with pytest.raises(InputError, match="http or https"):
+        Post("file:///etc/passwd")
+
+
+def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
+    version(store, b"one")
+    arguments = ["pull", "digits:candidate", "--target", "cpu", "--dest", str(dest), "--watch", "--registry", store.uri]
+    command = [sys.executable, "-m", "pipeline.cli", *arguments, "--interval", "60"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("digits:candidate is 1 now")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "", "stopped\n")
+
+
+def test_looks_come_at_random_times(store: Store, dest: Path) -> None:
+    version(store, b"one")
+    random.seed(1)
+    watch, looks = following(Client(store.uri), dest), Looks(20)
+    watch._interval_s = 10
+    watch.run(looks)
+    assert all(8 <= wait <= 12 for wait in looks.waits) and max(looks.waits) - min(looks.waits) > 1

@@ -1,0 +1,157 @@
+"""Reports: they survive JSON, judge honestly, and only `approve` makes an Approved."""
+
+import copy
+import json
+import math
+import pickle
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enginesmith.core.codec import decode, encode_document
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.reports.proof import (
+    Approved,
+    Check,
+    Report,
+    Spread,
+    Worst,
+    approve,
+    describe,
+    judge,
+    name_task_checks,
+    unmeasured,
+)
+
+GOOD = Check("engine", "sqnr_db", "logits", "golden", 41.0, 22.0, True)
+BAD = replace(GOOD, value=12.0, passed=False)
+REPORT = Report(
+    unit="sm_89 int8 tensorrt-rtx",
+    target="sm_89",
+    precision="int8",
+    backend="tensorrt-rtx",
+    engine="a" * 64,
+    golden="b" * 64,
+    checks=(GOOD,),
+    verdict="proven",
+    reason="1 checks passed",
+    created_at="2026-01-01T00:00:00Z",
+    host={"cpu": "x"},
+    versions={"onnxruntime": "1"},
+)
+
+
+@given(st.none() | st.floats(), st.none() | st.floats())
+def test_checks_survive_json_without_bare_nan(value, limit):
+    check = replace(GOOD, value=value, limit=limit)
+    text = json.dumps(encode_document(check), allow_nan=False)
+    back = decode(json.loads(text), Check)
+    for one, other in ((back.value, value), (back.limit, limit)):
+        assert one == other or (math.isnan(one) and math.isnan(other))
+
+
+def test_reports_survive_json():
+    assert Report.from_json(json.loads(json.dumps(REPORT.to_json()))) == REPORT
+    assert Report.from_json(REPORT.to_json()).digest == REPORT.digest
+    assert replace(REPORT, golden="c" * 64).digest != REPORT.digest
+
+
+def test_spreads_survive_json():
+    worst = Worst("golden 0", 3, (3, 1), 1.0, math.nan, math.nan)
+    spread = Spread("engine", "logits", 6, 3, 1, 1, (0.0, 0.25), (20.0, math.inf), (worst,))
+    report = replace(REPORT, spreads=(spread,))
+    text = json.dumps(report.to_json(), allow_nan=False)
+    back = Report.from_json(json.loads(text))
+    assert back.digest == report.digest and back.spreads[0].sqnr_db == (20.0, math.inf)
+
+
+@pytest.mark.parametrize("change", [{"more": 1}, {"verdict": "fine"}])
+def test_a_report_with_other_fields_or_verdicts_is_refused(change):
+    with pytest.raises(IntegrityError):
+        Report.from_json({**REPORT.to_json(), **change})
+    with pytest.raises(IntegrityError, match=r"checks\[0\].name is missing"):
+        Report.from_json({**REPORT.to_json(), "checks": [{"joint": "engine"}]})
+
+
+def test_approve_gives_what_publish_accepts():
+    assert approve(REPORT).report is REPORT
+    assert approve(replace(REPORT, verdict="unproven", checks=())) is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verdict": "failed"},
+        {"checks": (GOOD, BAD)},
+        {"verdict": "unproven", "checks": (BAD,)},
+        {"checks": ()},
+        {"engine": None},
+    ],
+    ids=["failed", "lying", "unproven with a failure", "proven by nothing", "no engine"],
+)
+def test_approve_refuses(change):
+    assert approve(replace(REPORT, **change)) is None
+
+
+def test_an_approved_cannot_be_made_or_changed_otherwise():
+    with pytest.raises(TypeError, match="approve"):
+        Approved(REPORT)
+    approved = approve(REPORT)
+    with pytest.raises(AttributeError):
+        approved.report = replace(REPORT, verdict="failed")
+    with pytest.raises((AttributeError, TypeError)):
+        pickle.loads(pickle.dumps(approved))
+    with pytest.raises((AttributeError, TypeError)):
+        copy.copy(approved)
+
+
+def test_judge():
+    assert judge([GOOD]) == ("proven", "1 check passed")
+    assert judge([GOOD], "no sm_89 here") == ("unproven", "no sm_89 here")
+    assert judge([BAD, BAD], "no sm_89 here")[0] == "failed"
+    assert judge([]) == ("failed", "nothing was checked; give golden data")
+
+
+def test_limits_that_a_task_metric_lifts_are_in_the_reason_and_in_the_json():
+    lifted = replace(BAD, passed=True, limit=None, waived=22.0)
+    tasks = [Check("task", "top_k", "logits", f"{case}, engine", 1.0, 0.9, True) for case in ("golden", "edges")]
+    verdict, reason = judge([GOOD, lifted, *tasks])
+    assert verdict == "proven" and reason.startswith("4 checks passed; judged by top_k 1 (golden.metric decides), ")
+    assert reason.endswith("not by engine sqnr_db of logits 12 (limit 22)")
+    assert judge([GOOD, lifted, tasks[0], replace(tasks[1], passed=False)])[0] == "failed"
+    report = replace(REPORT, checks=(GOOD, lifted))
+    good, other = report.to_json()["checks"]
+    assert "waived" not in good and other["waived"] == 22.0
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_task_checks_are_named_by_value_and_by_output_where_two_have_it():
+    def task(name, output, value, case="golden, engine"):
+        return Check("task", name, output, case, value, None, True)
+
+    graph, engine = task("r2", "y", 0.5, "golden, graph"), task("r2", "y", 0.7)
+    assert name_task_checks([GOOD, graph, engine, task("r2", "y", 0.1, "edges, engine")]) == {"r2": engine}
+    two = [engine, task("r2", "z", 0.2), task("accuracy", "z", 0.3)]
+    assert list(name_task_checks(two)) == ["r2 of y", "r2 of z", "accuracy"]
+
+
+def test_describe_says_what_where_and_how_much():
+    assert describe(BAD) == "engine sqnr_db of logits at golden: 12, limit 22"
+    assert (
+        describe(Check("engine", "runs", "", "batch=1", None, None, False, "died")) == "engine runs at batch=1 (died)"
+    )
+
+
+def test_what_was_not_measured_is_never_proven():
+    unknown = unmeasured("export", "y", "golden", "the same in all 8 golden samples")
+    assert judge([GOOD, unknown]) == ("unproven", "not measured: y: the same in all 8 golden samples")
+    assert judge([GOOD, unknown], "no GPU here")[1].startswith("no GPU here; not measured: y")
+    assert judge([BAD, unknown])[0] == "failed"
+    report = replace(REPORT, checks=(GOOD, unknown))
+    assert report.counts == {"passed": 1, "failed": 0, "not_measured": 1}
+    assert approve(report) is None
+    assert approve(replace(report, verdict="unproven")) is not None
+    assert Report.from_json(report.to_json()) == report
+    assert name_task_checks([replace(unknown, joint="task")]) == {}

@@ -1,0 +1,30 @@
+"""The rule that orders engines: evidence of speed, else accuracy."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enginesmith.core.reports.ranking import BY_ACCURACY, accuracy_order, is_shorter, order_by_evidence
+from enginesmith.core.types import PRECISIONS
+
+
+def test_every_precision_has_a_place() -> None:
+    assert set(BY_ACCURACY) == set(PRECISIONS)
+    assert sorted(["int4", "int8", "fp16", "fp32", "mystery"], key=accuracy_order)[::4] == ["fp32", "mystery"]
+
+
+def test_only_intervals_that_do_not_overlap_tell_two_apart() -> None:
+    assert is_shorter((1.0, 1.5), (1.6, 2.0)) and not is_shorter((1.0, 1.7), (1.6, 2.0))
+    assert not is_shorter(None, (1.6, 2.0)) and not is_shorter((1.0, 1.5), None)
+
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted).map(tuple), max_size=7)
+
+
+@given(INTERVALS)
+def test_nothing_comes_before_what_was_shown_to_be_faster_and_else_the_first_does(times: list[tuple[int, int]]) -> None:
+    found = order_by_evidence(range(len(times)), lambda one, other: is_shorter(times[one], times[other]))
+    assert sorted(found) == list(range(len(times)))
+    for place, item in enumerate(found):
+        assert not any(is_shorter(times[later], times[item]) for later in found[place:])
+        beaten = [other for other in found[place:] if any(is_shorter(times[x], times[other]) for x in found[place:])]
+        assert item == min(set(found[place:]) - set(beaten))

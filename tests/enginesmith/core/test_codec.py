@@ -1,0 +1,161 @@
+"""What is written is read back, by type; what is of another type is refused with the field's name."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders.execution.jobs import decode_request, encode_request, result_type
+from enginesmith.core.codec import OMIT_NONE, decode, encode, encode_document
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import BuildRequest, ShapeProfile, Target, TensorSpec
+from pipeline.values import Proof, Searched
+from tests.calls import Call
+
+
+class Pair(NamedTuple):
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Inner:
+    values: tuple[float, ...] = ()
+    kind: Literal["a", "b"] = "a"
+
+
+@dataclass(frozen=True)
+class Outer:
+    text: str
+    count: int
+    flag: bool
+    path: Path
+    pair: Pair
+    inner: Inner | None
+    scalars: tuple[tuple[str, str | int | float | bool], ...]
+    by_name: Mapping[str, Inner]
+    anything: object = None
+
+
+@dataclass(frozen=True)
+class Sides:
+    candidate: str
+    baseline: str | None = field(default=None, metadata=OMIT_NONE)
+
+
+OUTER = Outer(
+    "x", 1, True, Path("/a/b"), Pair("n", 3), Inner((0.5,)), (("w", 1), ("f", 0.5), ("b", False)), {"k": Inner()}
+)
+
+
+def test_a_value_survives_json_with_its_types() -> None:
+    read = decode(json.loads(json.dumps(encode(OUTER), allow_nan=False)), Outer)
+    assert read == OUTER and isinstance(read.path, Path) and isinstance(read.pair, Pair)
+    assert [type(value) for _, value in read.scalars] == [int, float, bool]
+
+
+@given(st.lists(st.floats(), max_size=4).map(tuple))
+def test_every_float_survives(values: tuple[float, ...]) -> None:
+    read = decode(json.loads(json.dumps(encode(Inner(values)), allow_nan=False)), Inner).values
+    assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(read, values, strict=True))
+
+
+def test_the_values_of_the_pipeline_survive() -> None:
+    profile = ShapeProfile((("x", (1, 3), (2, 3), (4, 3)),))
+    tensors = (TensorSpec("x", "float32", ("batch", 3)),)
+    request = BuildRequest("a" * 64, "int8", Target("sm_89", (8, 9)), "t", tensors, tensors, (profile,), (("w", 1),))
+    proof = Proof((Check("engine", "sqnr_db", "y", "golden", math.inf, math.nan, False),), (("accuracy", 0.5),))
+    for value in (request, Searched("uint8", 64)):
+        assert decode(json.loads(json.dumps(encode(value))), type(value)) == value
+    assert repr(decode(json.loads(json.dumps(encode(proof))), Proof)) == repr(proof)
+    assert decode(encode(request), BuildRequest).key == request.key
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"text": 1}, "Outer.text is 1, which is no str"),
+        ({"count": True}, "Outer.count is True, which is no int"),
+        ({"count": 1.0}, "Outer.count is 1.0, which is no int"),
+        ({"pair": ["n"]}, "Outer.pair is"),
+        ({"inner": {"values": ["x"], "kind": "a"}}, r"Outer.inner.values\[0\] is 'x', which is no float"),
+        ({"inner": {"values": [], "kind": "c"}}, "Outer.inner.kind is 'c'"),
+        ({"by_name": {"k": {"more": 1}}}, "Outer.by_name.k has no field 'more'"),
+        ({"scalars": [["w", None]]}, r"Outer.scalars\[0\]\[1\] is None"),
+        ({"inner": {"values": [{"float": "x"}]}}, "is {'float': 'x'}, which is no float"),
+        ({"inner": {"values": [10**400]}}, "is 'a huge number', which is no float"),
+        ({"anything": {"float": []}}, "Outer.anything is {'float': .*, which is no float"),
+    ],
+)
+def test_another_type_is_refused_by_the_name_of_its_field(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(IntegrityError, match=told):
+        decode({**encode(OUTER), **change}, Outer)
+
+
+def test_a_missing_field_is_named() -> None:
+    data = encode(OUTER)
+    del data["text"]
+    with pytest.raises(IntegrityError, match=r"Outer\.text is missing"):
+        decode(data, Outer)
+    assert decode({**encode(OUTER), "anything": {"a": [1]}}, Outer) == replace(OUTER, anything={"a": [1]})
+
+
+def test_a_field_may_be_left_out_while_it_is_none() -> None:
+    assert encode(Sides("a")) == {"candidate": "a"}
+    assert decode({"candidate": "a"}, Sides) == Sides("a")
+    assert decode(encode(Sides("a", "b")), Sides) == Sides("a", "b")
+
+
+def test_what_is_no_value_is_not_written() -> None:
+    with pytest.raises(TypeError, match="object cannot be written as JSON"):
+        encode(Inner((object(),)))  # type: ignore[arg-type]
+
+
+def test_a_request_is_read_back_by_the_name_of_its_class() -> None:
+    request = Call("tests.builders.jobs:add", {"a": 1})
+    assert decode_request(json.loads(json.dumps(encode_request(request)))) == request
+    assert result_type(request) is Any
+
+
+@dataclass(frozen=True)
+class Area:
+    width: float
+    height: float
+    area: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.width > 0:
+            raise ValueError("width must be over 0")
+        object.__setattr__(self, "area", self.width * self.height)
+
+
+def test_what_follows_from_other_fields_is_written_and_worked_out_anew() -> None:
+    assert encode(Area(2.0, 3.0)) == {"width": 2.0, "height": 3.0, "area": 6.0}
+    assert decode({"width": 2.0, "height": 3.0, "area": "anything"}, Area).area == 6.0
+
+
+@pytest.mark.parametrize("width", [10**400, {"float": []}, {"float": "1e3"}, -1], ids=["huge", "list", "text", "low"])
+def test_a_number_that_no_float_holds_or_that_does_not_fit_is_refused(width: object) -> None:
+    with pytest.raises(IntegrityError, match="width"):
+        decode({"width": width, "height": 3.0}, Area)
+
+
+@dataclass(frozen=True)
+class Origin:
+    from_: str
+    values: tuple[float | None, ...]
+
+
+def test_a_document_for_people_has_its_infinities_as_words_and_its_keywords_as_they_are() -> None:
+    origin = Origin("a", (1.5, math.inf, None))
+    assert encode_document(origin) == {"from": "a", "values": [1.5, "inf", None]}
+    assert decode(encode_document(origin), Origin) == decode(encode(origin), Origin) == origin
+    with pytest.raises(IntegrityError, match=r"Origin\.values\[0\]"):
+        decode({"from": "a", "values": ["Infinity"]}, Origin)

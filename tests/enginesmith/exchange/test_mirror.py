@@ -1,0 +1,115 @@
+from pathlib import Path
+
+import pytest
+
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.names import parse_reference
+from enginesmith.exchange.mirror import mirror
+from enginesmith.registry.evidence.attestations import attest, judge_entries
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import page_key
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels, lookup, policies
+from enginesmith.registry.versions.lookup import locate
+from enginesmith.registry.versions.policies import ChannelPolicy
+from enginesmith.registry.versions.publish import attach_page
+from tests.enginesmith.registries import engine, flip, on_each_store, publish_engines, pull, report
+from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, interleave
+from tests.enginesmith.registry.versions.test_policies import passed
+
+
+def publish(store: Store, content: str = "a") -> Manifest:
+    entries = [
+        engine(store, data=content.encode()),
+        engine(store, "sm_89", status="unproven", data=content.encode() * 9),
+    ]
+    manifest = publish_engines(store, entries, content, channel=None).manifest
+    attach_page(store, manifest, b"<html>", b"{}")
+    attest(store, manifest, report(entries[1], "proven"))
+    return manifest
+
+
+@on_each_store
+@pytest.mark.parametrize("back", [False, True], ids=["into a folder", "out of a folder"])
+def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bool) -> None:
+    other = open_store(tmp_path / "other", create=True)
+    source, dest = (other, store) if back else (store, other)
+    manifest = publish(source)
+    channels.promote(source, manifest, "stable", why="good")
+    found = mirror(source, [parse_reference("digits:stable")], dest, with_channels=True, by="ada")
+    blobs = len(manifest.blobs())
+    assert (found.versions, found.copied, found.present, found.moved) == (("digits@1",), blobs, 0, ("digits:stable",))
+    assert found.size_bytes == sum(dest.size(digest) for digest in manifest.blobs())
+    assert verify(dest).problems == () and locate(dest, parse_reference("digits")).manifest == manifest
+    assert [entry.status for entry in judge_entries(dest, manifest)] == ["proven", "proven"]
+    assert dest.read(page_key("digits", "1")) == b"<html>"
+    move = lookup.read_channel(dest, "digits", "stable").move  # type: ignore[union-attr]
+    assert (move.by, move.why) == ("ada", f"mirror of {source.uri}: good")
+    pulled = pull(dest, parse_reference("digits:stable"), parse_targets("l4")[0], tmp_path / "out")
+    assert pulled.path.read_bytes() == b"a" * 9
+    before = set(dest.list())
+    again = mirror(source, [parse_reference("digits@1")], dest)
+    assert (again.copied, again.present, set(dest.list())) == (0, blobs, before)
+
+
+def test_killed_at_every_call_it_goes_on(tmp_path: Path) -> None:
+    source = MemoryStore(uri="memory://source")
+    manifest = publish(source)
+    for step in range(2, 70, 2):
+        dest, actor = MemoryStore(), Actor("mirror", kill_at=step)
+        past = dest.seen_by(actor)
+        interleave(
+            [(actor, lambda past=past: mirror(source, [parse_reference("digits")], past))],  # type: ignore[misc]
+            lambda waiting: waiting[0],
+        )
+        assert verify(dest).sound, step
+        known = [key for key in dest.objects if key.startswith("blobs/")]
+        found = mirror(source, [parse_reference("digits")], dest)
+        assert found.present >= len(known) - 1 and verify(dest).sound and manifest.blobs(), step
+        if actor.error is None:
+            return
+        assert isinstance(actor.error, Killed)
+    raise AssertionError("it never came to its end")
+
+
+def test_what_is_damaged_does_not_travel(store: Store, tmp_path: Path) -> None:
+    manifest = publish(store)
+    dest = open_store(tmp_path / "other", create=True)
+    flip(store, str(manifest.engines[0].digest))
+    with pytest.raises(IntegrityError, match="holds other bytes"):
+        mirror(store, [parse_reference("digits")], dest)
+    store.discard(str(manifest.engines[0].digest))
+    with pytest.raises(IntegrityError, match="has lost its engine cpu fp32"):
+        mirror(store, [parse_reference("digits")], dest)
+    assert not list(dest.list("models/"))
+
+
+def test_another_version_of_that_name_stays(store: Store, tmp_path: Path) -> None:
+    dest = open_store(tmp_path / "other", create=True)
+    publish(store, "a")
+    theirs = publish(dest, "b")
+    before = set(dest.list())
+    with pytest.raises(ConflictError, match="has another digits@1"):
+        mirror(store, [parse_reference("digits")], dest)
+    assert locate(dest, parse_reference("digits")).manifest == theirs and set(dest.list()) == before
+    with pytest.raises(InputError, match="is the registry itself"):
+        mirror(store, [parse_reference("digits")], store)
+
+
+def test_channels_take_their_evidence_along_and_meet_the_other_sites_policy(store: Store, tmp_path: Path) -> None:
+    one, two = publish(store, "a"), publish(store, "b")
+    channels.promote(store, one, "stable")
+    found = passed(store, two, one)
+    channels.promote(store, two, "stable", canaries=[found])
+    dest = open_store(tmp_path / "other", create=True)
+    policies.write(dest, None, "stable", ChannelPolicy(canary=True))
+    mirror(store, [parse_reference("digits:stable")], dest, with_channels=True)
+    stable = lookup.read_channel(dest, "digits", "stable")
+    assert dest.has(found.report) and stable is not None and stable.move.canary == (found.report,)
+    policies.write(dest, None, "stable", ChannelPolicy(("sm_90",)))
+    third = publish(store, "c")
+    channels.promote(store, third, "stable")
+    with pytest.raises(InputError, match="needs a proven engine for sm_90"):
+        mirror(store, [parse_reference("digits:stable")], dest, with_channels=True)

@@ -1,0 +1,141 @@
+"""The object stores that the tests run on, each as a real server on loopback: how it is started, what its requests look
+like, and how to write past the store."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from enginesmith.registry.store.buckets import bucket_at
+from enginesmith.registry.store.objects.store import ObjectStore
+from tests.enginesmith import s3_server
+from tests.enginesmith.object_stores import azure_server
+
+BUCKET = s3_server.BUCKET
+FOREIGN = (
+    *s3_server.FOREIGN, "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_STORAGE_KEY",
+)  # fmt: skip
+ENVIRONMENT = {**s3_server.ENVIRONMENT, "AZURE_STORAGE_SAS_TOKEN": azure_server.signature()}
+
+
+class ServerKind(Protocol):
+    """A kind of server.
+
+    name: its URIs' scheme.  write: the method of a write.  conditions: pattern of what is cut from a request so that it
+    has no conditions.  part: bytes of a blob's parts in tests.  missing: an answer that there is no bucket.
+    """
+
+    name: str
+    write: str
+    look: str
+    part: int
+    missing: tuple[int, str]
+
+    def serving(self) -> "contextmanager[str]":
+        """The URL of a server with the bucket BUCKET."""
+        ...
+
+    def uri(self, url: str, prefix: str) -> str:
+        """The URI of a place on it."""
+        ...
+
+    def overwrite(self, store: ObjectStore, key: str, data: bytes) -> None:
+        """Write what no writer of ours would."""
+        ...
+
+
+@dataclass(frozen=True)
+class S3:
+    """moto."""
+
+    name: str = "s3"
+    write: str = "PUT"
+    look: str = "HEAD"
+    part: int = 1000
+    missing: tuple[int, str] = (404, "NoSuchBucket")
+
+    def serving(self) -> "contextmanager[str]":
+        return s3_server.serving()
+
+    def uri(self, url: str, prefix: str) -> str:
+        return f"s3://{BUCKET}/{prefix}?endpoint={url}"
+
+    def overwrite(self, store: ObjectStore, key: str, data: bytes) -> None:
+        from enginesmith.registry.store.s3.requests import client
+
+        place = store.place
+        client(place).put_object(Bucket=place.bucket, Key=place.key(key), Body=data)
+
+
+# Google's library sends up to 8 MiB in one request, whatever the size of chunks is: tests have no time for so many.
+GOOGLES_LIMIT = "google.cloud.storage.blob._MAX_MULTIPART_SIZE"
+
+
+@dataclass(frozen=True)
+class Gcs:
+    """Our server of Google's JSON API."""
+
+    name: str = "gs"
+    write: str = "POST"
+    look: str = "GET"
+    part: int = 256 << 10
+    missing: tuple[int, str] = (404, "The specified bucket does not exist.")
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        command = [sys.executable, str(Path(__file__).with_name("gcs_server.py"))]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdin is not None and server.stdout is not None
+            try:
+                yield server.stdout.readline().strip()
+            finally:
+                server.stdin.close()
+                server.wait(30)
+
+    def uri(self, url: str, prefix: str) -> str:
+        return f"gs://{BUCKET}/{prefix}?endpoint={url}"
+
+    def overwrite(self, store: ObjectStore, key: str, data: bytes) -> None:
+        from enginesmith.registry.store.gcs.requests import connect
+
+        connect(store.place).bucket.blob(store.place.key(key)).upload_from_string(data)
+
+
+@dataclass(frozen=True)
+class Azure:
+    """Azurite, where it is installed (`make azurite`)."""
+
+    name: str = "az"
+    write: str = "PUT"
+    look: str = "HEAD"
+    part: int = 1000
+    missing: tuple[int, str] = (404, "ContainerNotFound")
+
+    def serving(self) -> "contextmanager[str]":
+        return azure_server.serving(BUCKET)
+
+    def uri(self, url: str, prefix: str) -> str:
+        return f"az://{azure_server.ACCOUNT}/{BUCKET}/{prefix}?endpoint={url}/{azure_server.ACCOUNT}"
+
+    def overwrite(self, store: ObjectStore, key: str, data: bytes) -> None:
+        from enginesmith.registry.store.azure.requests import connect
+
+        connect(store.place).upload_blob(store.place.key(key), data, overwrite=True)
+
+
+KINDS: Mapping[str, ServerKind] = {"s3": S3(), "gs": Gcs(), "az": Azure()}
+
+
+def kind_of(store: ObjectStore) -> ServerKind:
+    """The kind of server that a store is on."""
+    return KINDS[store.uri.partition("://")[0]]
+
+
+def past(store: ObjectStore, server: tuple[str, int]) -> ObjectStore:
+    """The same store, asked for at this address: past the proxy."""
+    endpoint = re.sub(r"//[^/]+", f"//{server[0]}:{server[1]}", store.place.endpoint)  # type: ignore[attr-defined]
+    return ObjectStore(bucket_at(replace(store.place, endpoint=endpoint).uri))  # type: ignore[type-var]

@@ -1,0 +1,227 @@
+"""Recording: whole lines from many writers, within limits, and never an error for the one who serves."""
+
+import fcntl
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import enginesmith
+from enginesmith.core.errors import DataError, InputError, UnavailableError
+from enginesmith.core.types import TensorSpec
+from enginesmith.recording.recorder import ObservationLog, Recorder
+from enginesmith.recording.traffic import encode_inputs, read_traffic
+from validation.canary.observations import EngineIdentity, read_observations
+from validation.canary.synthetic import made_up
+
+SPECS = (TensorSpec("x", "float32", ("batch", 3)), TensorSpec("ids", "int64", ("batch",)))
+
+
+def inputs(seed=0, batch=2):
+    rng = np.random.default_rng(seed)
+    return {"x": rng.normal(size=(batch, 3)).astype(np.float32), "ids": np.arange(batch)}
+
+
+def test_what_was_recorded_comes_back_to_the_bit(tmp_path):
+    path = tmp_path / "traffic.jsonl"
+    with enginesmith.Recorder(path) as recorder:
+        assert recorder.append(inputs(1), at=1000.5) and recorder.append(inputs(2, 1), at=1000.0)
+    found = read_traffic(path, SPECS)
+    assert [request.at for request in found.requests] == [0.0, 0.5]
+    for seed, batch, request in ((2, 1, found.requests[0]), (1, 2, found.requests[1])):
+        for name, array in inputs(seed, batch).items():
+            assert request.inputs[name].dtype == array.dtype and np.array_equal(request.inputs[name], array)
+    assert path.stat().st_mode & 0o777 == 0o600, "inputs are users' data"
+
+
+def test_a_file_may_have_many_writers(tmp_path):
+    path = tmp_path / "traffic.jsonl"
+    shared = Recorder(path)
+    pids = []
+    for child in range(3):
+        if (pid := os.fork()) == 0:
+            for index in range(60):
+                shared.append(inputs(index, 2), at=child)
+            os._exit(0)
+        pids.append(pid)
+    threads = [threading.Thread(target=lambda: [shared.append(inputs(9), at=9.0) for _ in range(60)]) for _ in range(3)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
+    assert len(read_traffic(path, SPECS).requests) == 360
+    assert path.read_text().count("enginesmith-traffic") == 1
+
+
+def test_a_child_waits_for_its_parents_lock(tmp_path):
+    shared = Recorder(tmp_path / "traffic.jsonl")
+    fcntl.flock(shared._file._fd, fcntl.LOCK_EX)
+    if (pid := os.fork()) == 0:
+        os._exit(0 if shared.append(inputs()) else 1)
+    time.sleep(0.3)
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it took the lock that its parent holds"
+    fcntl.flock(shared._file._fd, fcntl.LOCK_UN)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_half_a_line_of_a_killed_writer_is_taken_back(tmp_path):
+    path = tmp_path / "traffic.jsonl"
+    with Recorder(path) as recorder:
+        recorder.append(inputs())
+    with path.open("a") as stream:
+        stream.write('{"at": 12, "inputs": {"x"' + "y" * 100_000)
+    with Recorder(path) as recorder:
+        assert recorder.append(inputs())
+    found = read_traffic(path, SPECS)
+    assert len(found.requests) == 2 and not found.cut
+
+
+def test_it_stops_at_its_size_and_keeps_a_sample(tmp_path):
+    with Recorder(tmp_path / "small.jsonl", max_bytes=600) as recorder:
+        kept = [recorder.append(inputs()) for _ in range(10)]
+    assert kept == [True, True, *[False] * 8] and recorder.full and recorder.lost == 8
+    assert (tmp_path / "small.jsonl").stat().st_size <= 600
+    with Recorder(tmp_path / "sample.jsonl", sampling=0.25, seed=0) as recorder:
+        for _ in range(400):
+            recorder.append(inputs())
+    assert 70 < recorder.kept < 130 and recorder.lost == 0
+    assert read_traffic(tmp_path / "sample.jsonl", SPECS).sampling == 0.25
+
+
+def test_appending_never_raises(tmp_path):
+    with Recorder(tmp_path / "traffic.jsonl") as recorder:
+        for bad in ({"x": np.array([object()])}, {"x": np.array(["text"])}, None):
+            assert recorder.append(bad) is False
+        assert recorder.append(inputs(), at=float("nan")) is False
+        assert recorder.lost == 4 and recorder.failure
+    assert recorder.append(inputs()) is False, "closed"
+    if Path("/dev/full").exists():
+        full = Recorder("/dev/full")
+        assert full.append(inputs()) is False and "No space" in str(full.failure)
+    with pytest.raises(UnavailableError):
+        Recorder(tmp_path / "no" / "folder.jsonl")
+    for wrong in (0.0, 1.5, float("nan")):
+        with pytest.raises(InputError, match="sampling"):
+            Recorder(tmp_path / "x", sampling=wrong)
+
+
+def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
+    described = {"model": "tiny", "version": "3", "manifest": "a" * 64, "digest": "b" * 64, "precision": "int8"}
+    (tmp_path / "tiny.json").write_text(json.dumps(described))
+    with enginesmith.ObservationLog(tmp_path / "log.jsonl", tmp_path / "tiny.json") as log:
+        assert log.append(0.01, outputs={"y": np.ones(3)}, request=5, score=0.5)
+        assert log.append(0.5, ok=False, error="timed out")
+        assert not log.append(float("nan")) and log.lost == 1
+    found = read_observations(tmp_path / "log.jsonl")
+    assert found.identity == EngineIdentity("tiny", "3", "a" * 64, "b" * 64, precision="int8")
+    assert found.ok == [True, False] and found.request == [5, None] and found.error[1] == "timed out"
+    (tmp_path / "tiny.json").write_text("[]")
+    with pytest.raises(DataError, match="enginesmith pull"):
+        ObservationLog(tmp_path / "other.jsonl", tmp_path / "tiny.json")
+
+
+def request_line(**changes):
+    return json.dumps({"at": 1.0, "inputs": encode_inputs(inputs())} | changes)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (request_line(at=None), "at is given for some"),
+        (request_line(at="now"), "at is 'now'"),
+        (request_line(inputs=[1]), "inputs is missing"),
+        (request_line(inputs={"x": encode_inputs(inputs())["x"]}), "no array for input 'ids'"),
+        (request_line(inputs={"x": "text", "ids": [1]}), "no array of numbers"),
+        (request_line(inputs={"x": [[1, 2], [3]], "ids": [1]}), "inhomogeneous"),
+        (request_line(inputs={"x": [[1, 2, None]], "ids": [1]}), "no array of numbers"),
+        (request_line(inputs={"x": [[1, 2]], "ids": [1]}), "size 2 on axis 1"),
+        (request_line(inputs={"y": [1], "ids": [1]}), "no input is named 'y'"),
+        (request_line(inputs={"x": {"dtype": "object", "shape": [1], "data": ""}}), "dtype 'object'"),
+        (request_line(inputs={"x": {"dtype": "float32", "shape": [-1], "data": ""}}), "a list of sizes"),
+        (request_line(inputs={"x": {"dtype": "float32", "shape": [10**9, 10**9], "data": ""}}), "another number"),
+        (request_line(inputs={"x": {"dtype": "float32", "shape": [1], "data": "?"}}), "not base64"),
+        (request_line(inputs=encode_inputs({**inputs(), "x": np.full((2, 3), np.inf, np.float32)})), "NaN or infinity"),
+        (json.dumps({"kind": "enginesmith-observations", "format": 1}), "traffic of format 1"),
+        (json.dumps({"kind": "enginesmith-traffic", "format": 9}), "of format 9; traffic of format 1 is needed"),
+        (json.dumps({"kind": "enginesmith-traffic", "format": 1, "sampling": -1}), "sampling is -1"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_bad_traffic_is_refused_by_its_line(tmp_path, bad, said):
+    path = tmp_path / "traffic.jsonl"
+    path.write_text(f"{request_line()}\n{bad}\n")
+    with pytest.raises(DataError, match=rf"traffic.jsonl:2: .*{said}"):
+        read_traffic(path, SPECS)
+
+
+def test_traffic_by_hand_in_npz_and_too_much_of_it(tmp_path):
+    path = tmp_path / "traffic.jsonl"
+    path.write_text(json.dumps({"at": 5, "inputs": {"x": [[1, 2, 3]], "ids": [7]}}) + "\n{")
+    found = read_traffic(path, SPECS)
+    assert found.requests[0].inputs["x"].dtype == np.float32 and found.cut and found.timed
+    line = {"latency": 0.25, "inputs": {"x": [[1, 2, 3]], "ids": [7]}}
+    path.write_text(f"{json.dumps(line)}\n{json.dumps(line)}\n")
+    untimed = read_traffic(path, SPECS)
+    assert not untimed.timed and [request.latency for request in untimed.requests] == [0.25, 0.25]
+    arrays = {"x": np.zeros((4, 1, 3), np.float32), "ids": np.zeros((4, 1), np.int64)}
+    np.savez(tmp_path / "traffic.npz", at=[3.0, 1.0, 2.0, 4.0], **arrays)
+    assert [request.at for request in read_traffic(tmp_path / "traffic.npz", SPECS).requests] == [0, 1, 2, 3]
+    np.savez(tmp_path / "bad.npz", at=[3.0, 1.0], **arrays)
+    with pytest.raises(DataError, match="make equal"):
+        read_traffic(tmp_path / "bad.npz", SPECS)
+    np.savez(tmp_path / "bad.npz", **arrays)
+    untimed = read_traffic(tmp_path / "bad.npz", SPECS)
+    assert not untimed.timed and [request.at for request in untimed.requests] == [0, 0, 0, 0]
+    with pytest.raises(DataError, match="more than 10 bytes"):
+        read_traffic(path, SPECS, most_bytes=10)
+    path.write_text("")
+    with pytest.raises(DataError, match="holds no requests"):
+        read_traffic(path, SPECS)
+
+
+def test_made_up_traffic_is_real_inputs_at_random_arrivals(tmp_path):
+    np.savez(tmp_path / "samples.npz", x=np.arange(12.0).reshape(4, 3), ids=np.arange(4))
+    found = list(made_up(tmp_path / "samples.npz", 100.0, 500, 2, 0))
+    gaps = np.diff([at for at, _ in found])
+    assert gaps.mean() == pytest.approx(0.01, rel=0.15) and gaps.std() == pytest.approx(0.01, rel=0.25)
+    assert [list(inputs["ids"]) for _, inputs in found[:3]] == [[0, 1], [2, 3], [0, 1]]
+    np.savez(tmp_path / "samples.npz", x=np.zeros((4, 3)), ids=np.arange(3))
+    with pytest.raises(DataError, match="every input needs as many"):
+        list(made_up(tmp_path / "samples.npz", 1.0, None, 1, 0))
+
+
+def test_labels_among_samples_are_no_inputs_and_are_left_out(tmp_path):
+    samples = {"x": np.arange(12, dtype=np.float32).reshape(4, 3), "ids": np.arange(4), "label": np.zeros(4, np.int64)}
+    np.savez(tmp_path / "golden.npz", **samples)
+    path = tmp_path / "made.jsonl"
+    with Recorder(path, made="golden.npz") as recorder:
+        for at, inputs in made_up(tmp_path / "golden.npz", 100.0, None, 1, 0):
+            assert recorder.append(inputs, at)
+    found = read_traffic(path, SPECS)
+    assert found.surplus == ("label",) and [set(one.inputs) for one in found.requests] == [{"x", "ids"}] * 4
+    real = path.read_text().replace(', "made": "golden.npz"', "").replace(',"made":"golden.npz"', "")
+    path.write_text(real)
+    with pytest.raises(DataError, match="no input is named 'label'"):  # what somebody sent is not changed
+        read_traffic(path, SPECS)
+
+
+@pytest.mark.parametrize(("error", "kept"), [(None, ""), (ValueError("a bad stride"), "a bad stride")])
+def test_an_error_that_is_no_text_does_not_fail_the_request(tmp_path, error, kept):
+    with ObservationLog(tmp_path / "log.jsonl") as log:
+        assert log.append(0.01, ok=False, error=error)
+    assert read_observations(tmp_path / "log.jsonl").error == [kept]
+
+
+def test_traffic_keeps_when_it_began_and_the_model_it_is_of(tmp_path):
+    with Recorder(tmp_path / "a.jsonl", model="digits") as recorder:
+        for at in (1_700_000_003.0, 1_700_000_001.0):
+            recorder.append({"x": np.zeros((1, 2), np.float32)}, at)
+    found = read_traffic(tmp_path / "a.jsonl", (TensorSpec("x", "float32", (1, 2)),))
+    assert found.start == 1_700_000_001.0 and [one.at for one in found.requests] == [0.0, 2.0]
+    assert found.model == "digits"
+    (tmp_path / "b.jsonl").write_text('{"inputs": {"x": [[1.0, 2.0]]}}\n')
+    untimed = read_traffic(tmp_path / "b.jsonl", (TensorSpec("x", "float32", (1, 2)),))
+    assert untimed.start == 0.0 and untimed.model == ""

@@ -1,0 +1,194 @@
+"""Small real registries for the tests: engines of a few bytes, with real reports and approvals."""
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.backends import discovery
+from enginesmith.client.fetch import BlobFetcher
+from enginesmith.client.judging import locate_and_rank
+from enginesmith.client.pull import Pulled, download_best, download_engine
+from enginesmith.client.resolve import Policy
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.names import Reference
+from enginesmith.core.reports.proof import Approved, Check, Report, approve
+from enginesmith.core.requirements import GpuMemory, for_target
+from enginesmith.core.types import ShapeProfile, Target, TensorSpec
+from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
+from enginesmith.registry.store.base import FileStore, Store
+from enginesmith.registry.store.layout import blob_key
+from enginesmith.registry.store.objects.store import ObjectStore
+from enginesmith.registry.store.s3.requests import client
+from enginesmith.registry.versions.publish import Published, publish
+from tests.enginesmith.object_stores.kinds import kind_of
+
+# Every kind of store answers the same tests: a new kind is one word here, and one in `object_stores.kinds`.
+BUCKETS = ("s3", "gs", "az")
+# What a store itself does.
+on_each_kind = pytest.mark.parametrize("store", ["file", *BUCKETS], indirect=True)
+# What is made of a store: in `make test` on a folder and on the bucket whose server is quickest.
+_OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in BUCKETS if kind != "gs"]
+on_each_store = pytest.mark.parametrize("store", ["file", "gs", *_OTHERS], indirect=True)
+# What buckets alone have.
+on_each_bucket = pytest.mark.parametrize("server_kind", BUCKETS, indirect=True)
+
+PASSED = Check("engine", "sqnr_db", "logits", "golden", 60.0, 40.0, True)
+FAILED = Check("engine", "sqnr_db", "logits", "golden", 3.0, 40.0, False)
+
+
+def engine(
+    store: Store, target: str = "cpu", precision: str = "fp32", status: str = "proven", data: bytes | None = None
+) -> EngineEntry:
+    """A usable entry whose engine is stored."""
+    found = parse_targets(target)[0]
+    content = data if data is not None else f"engine {target} {precision}".encode()
+    entry = EngineEntry(
+        target=found.name,
+        precision=precision,
+        backend="onnxruntime" if found.is_cpu else "tensorrt-rtx",
+        status=status,  # type: ignore[arg-type]
+        reason="1 checks passed" if status == "proven" else f"no {found.name} here",
+        compute_capability=found.compute_capability,
+        product=found.product,
+        digest=store.put_bytes(content),
+        size_bytes=len(content),
+        suffix=".onnx" if found.is_cpu else ".engine",
+        inputs=(TensorSpec("image", "float32", ("batch", 1, 8, 8)),),
+        outputs=(TensorSpec("logits", "float32", ("batch", 10)),),
+        profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
+    )
+    memory = () if found.is_cpu else (GpuMemory(len(content)),)
+    entry = replace(entry, requires=(for_target(found), *memory))
+    return replace(entry, report=store.put_bytes(canonical_json(report(entry).to_json())))
+
+
+def with_requirements(entry: EngineEntry) -> EngineEntry:
+    """The entry with what its backend says that an engine of its request requires."""
+    backend = discovery.configure(entry.backend, dict(entry.options))
+    memory = () if entry.hardware.is_cpu else (GpuMemory(entry.size_bytes or 0),)
+    return replace(entry, requires=(*backend.requires(make_request(entry)), *memory))
+
+
+def refusal(target: str = "sm_75", precision: str = "fp32") -> EngineEntry:
+    """An entry without an engine."""
+    found = parse_targets(target)[0]
+    return EngineEntry(
+        found.name, precision, "tensorrt-rtx", "refused", "no FP32 GEMM; use fp16", found.compute_capability,
+        requires=(for_target(found),),
+    )  # fmt: skip
+
+
+def report(
+    entry: EngineEntry, verdict: str | None = None, host: str = "here", created_at: str = "2026-01-01T00:00:00+00:00"
+) -> Report:
+    """A report about an entry, by default one that stands behind its status."""
+    found = verdict or entry.status
+    return Report(
+        unit=entry.unit,
+        target=entry.target,
+        precision=entry.precision,
+        backend=entry.backend,
+        engine=entry.digest,
+        golden="0" * 64,
+        checks=(FAILED if found == "failed" else PASSED,),
+        verdict=found,  # type: ignore[arg-type]
+        reason="sqnr_db 3, limit 40" if found == "failed" else "fine",
+        created_at=created_at,
+        host={"name": host},
+        versions={},
+    )
+
+
+def approval(entry: EngineEntry) -> Approved:
+    """The proof of an entry."""
+    found = approve(report(entry))
+    assert found is not None
+    return found
+
+
+def draft(store: Store, content: object = "a", model: str = "digits") -> Manifest:
+    """A manifest before it is published."""
+    return Manifest(
+        model=model,
+        version="",
+        created_at="2026-01-01T00:00:00+00:00",
+        content=digest_of({"content": content}),
+        sources={"onnx": store.put_bytes(b"onnx")},
+        report=store.put_bytes(b"{}"),
+        metrics={"fp32": {"accuracy": 0.97}},
+    )
+
+
+def publish_engines(
+    store: Store,
+    entries: Sequence[EngineEntry],
+    content: object = "a",
+    *,
+    channel: str | None = "candidate",
+    wanted: str | None = None,
+    model: str = "digits",
+    others: Sequence[EngineEntry] = (),
+) -> Published:
+    """Publish entries with their proofs."""
+    pairs = [(entry, approval(entry)) for entry in entries]
+    return publish(store, draft(store, content, model), pairs, others, channel=channel, wanted_version=wanted)
+
+
+def flip(store: Store, digest: str) -> None:
+    """Flip one bit of a blob where it lies."""
+    data = bytearray(store.read_blob(digest))
+    data[0] ^= 1
+    overwrite(store, blob_key(digest), bytes(data))
+
+
+def overwrite(store: Store, key: str, data: bytes) -> None:
+    """Write what no writer of ours would."""
+    if isinstance(store, FileStore):
+        path = store.root / key
+        path.chmod(0o644)
+        path.write_bytes(data)
+    else:
+        assert isinstance(store, ObjectStore)
+        kind_of(store).overwrite(store, key, data)
+
+
+def uploads(store: ObjectStore) -> int:
+    """Uploads to S3 that were neither completed nor aborted."""
+    found = client(store.place).list_multipart_uploads(Bucket=store.place.bucket, Prefix=store.place.prefix)
+    return len(found.get("Uploads", ()))
+
+
+def pull(
+    store: Store, reference: Reference, target: Target, dest: Path, fetcher: BlobFetcher | None = None, **policy: Any
+) -> Pulled:
+    """Bring the engine that fits best, as `Client.pull` does with a store that is open already."""
+    located, found = locate_and_rank(store, reference, Machine.of(target), Policy(**policy))
+    return download_best(found, lambda resolution: download_engine(store, located, resolution, dest, fetcher))
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Start `work` in a forked child; its pid. The child exits 0, or 1 after printing what it raised."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+    raise AssertionError("unreachable")

@@ -1,0 +1,120 @@
+"""Of several on the same thing one works; a holder that is gone, or was silent for long, loses its turn."""
+
+import os
+import threading
+import time
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.origin import this_process
+from enginesmith.registry import leases
+from enginesmith.registry.builds import build_lock
+from enginesmith.registry.builds.build_lock import LockHolder, hold_build_lock, remove_stale_locks
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import build_lock_key
+from tests.enginesmith.registries import on_each_store
+
+NAME = digest_of("what is worked on")
+
+
+def other(store: Store, **changed: object) -> LockHolder:
+    """Somebody's turn, on another machine unless said otherwise."""
+    stamp = leases.stamp(leases.now())
+    holder = replace(LockHolder("compiling", "elsewhere", "", 1, 1, "0", 0, stamp), **changed)  # type: ignore[arg-type]
+    store.replace(build_lock_key(NAME), canonical_json(asdict(holder)), store.read(build_lock_key(NAME)))
+    return holder
+
+
+@on_each_store
+def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_lock, "_POLL_S", 0.01)
+    at_once, most, done = 0, 0, 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal at_once, most, done
+        with hold_build_lock(store, NAME, "compiling"):
+            with lock:
+                at_once += 1
+                most = max(most, at_once)
+            time.sleep(0.02)
+            with lock:
+                at_once -= 1
+                done += 1
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, done) == (1, 6)
+    assert store.read(build_lock_key(NAME)) is None
+
+
+def test_who_works_says_since_when(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    before = leases.stamp(leases.now())
+    with hold_build_lock(store, NAME, "mine"):
+        holder = build_lock._read(store.read(build_lock_key(NAME)))
+        assert holder and before <= holder.since <= leases.stamp(leases.now())
+
+
+def test_another_thing_needs_no_wait(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    with hold_build_lock(store, NAME, "one"), hold_build_lock(store, digest_of("other"), "two"):
+        pass
+
+
+def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    other(store, since="2026-11-20T18:23:01.123456+00:00")
+    monkeypatch.setattr(build_lock, "_POLL_S", 0.01)
+    monkeypatch.setattr(build_lock, "DEAD_AFTER_S", 0.2)
+    said: list[str] = []
+    with hold_build_lock(store, NAME, "mine", said.append):
+        assert said == ["compiling is being done by elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
+
+
+def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    here = this_process()
+    other(store, host=here.host, namespace=here.namespace, pid=1, began="another boot")
+    begun = time.monotonic()
+    with hold_build_lock(store, NAME, "mine"):
+        assert time.monotonic() - begun < build_lock.DEAD_AFTER_S / 2
+
+
+def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    monkeypatch.setattr(build_lock, "BEAT_S", 0.01)
+    with hold_build_lock(store, NAME, "mine"):
+        before = store.read(build_lock_key(NAME))
+        deadline = time.monotonic() + 20
+        while store.read(build_lock_key(NAME)) == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert store.read(build_lock_key(NAME)) != before, "it beats"
+        theirs = None
+        while theirs is None:  # the heart may beat in between
+            holder = other(store)
+            theirs = build_lock._read(store.read(build_lock_key(NAME)))
+            theirs = theirs if theirs == holder else None
+    assert build_lock._read(store.read(build_lock_key(NAME))) == theirs
+
+
+def test_what_a_dead_holder_left_behind_is_collected(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    other(store)
+    remove_stale_locks(store)
+    assert store.read(build_lock_key(NAME)) is not None
+    late = (leases.now() - build_lock.STALE_AFTER - timedelta(minutes=1)).timestamp()
+    os.utime(tmp_path / "r" / build_lock_key(NAME), (late, late))
+    remove_stale_locks(store)
+    assert store.read(build_lock_key(NAME)) is None

@@ -1,0 +1,87 @@
+"""Which runs are kept, and how they are found and read."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from enginesmith.core.errors import IntegrityError, UnknownNameError
+from enginesmith.registry.builds import runs as journal
+from enginesmith.registry.builds.runs import parse_run
+from enginesmith.registry.gc import collect
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import run_key, run_live_key
+from tests.pipeline.orchestration.runs.runs import run_state, running, written
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "registry", create=True)
+
+
+def test_runs_are_listed_newest_first(store: Store) -> None:
+    first, second = written(store, run_state(1)), written(store, run_state(2, "mini-lm.v2"))
+    store.create("runs/nonsense.json", b"{}")
+    assert journal.run_ids(store) == [second.id, first.id]
+    assert journal.model_of(second.id) == "mini-lm.v2" and journal.model_of(journal.new_id("a.b")) == "a.b"
+
+
+def test_names_of_one_second_sort_by_time_too() -> None:
+    names = []
+    for _ in range(5):
+        names.append(journal.new_id("digits"))
+        time.sleep(0.002)
+    assert names == sorted(names) and all(journal.model_of(name) == "digits" for name in names)
+
+
+def test_a_run_is_found_by_its_name_and_by_its_model(store: Store) -> None:
+    first, second = written(store, run_state(1)), written(store, run_state(2))
+    assert journal.find_run(store, first.id) == first and journal.find_run(store, "digits") == second
+    with pytest.raises(UnknownNameError, match=r"no run or model 'other'.*models with runs: digits"):
+        journal.find_run(store, "other")
+
+
+def test_a_damaged_run_hides_no_other(store: Store) -> None:
+    written(store, run_state(1))
+    store.create(run_key(run_state(2).id), b"{")
+    assert [run.id for run in journal.read_runs(store, journal.run_ids(store))] == [run_state(1).id]
+    with pytest.raises(IntegrityError, match=r"runs/.*delete it"):
+        journal.find_run(store, "digits")
+
+
+def test_a_newer_format_asks_for_an_upgrade() -> None:
+    with pytest.raises(IntegrityError, match="format is 2; this enginesmith reads 1: upgrade"):
+        parse_run("runs/x", run_state().to_bytes().replace(b'"format":1', b'"format":2'))
+
+
+def test_old_runs_go_when_there_are_newer_ones(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MOST_OF_MODEL", 2)
+    runs = [written(store, run_state(number)) for number in range(4)]
+    other = written(store, run_state(0, "other"))
+    store.create(run_live_key(runs[0].id), b"{}")
+    assert [(item.kind, item.name, item.state) for item in collect(store).items] == [
+        ("run", runs[0].id, "due"),
+        ("run", runs[1].id, "due"),
+    ]
+    assert journal.run_ids(store), "looking deletes nothing"
+    assert {item.state for item in collect(store, delete=True).items} == {"deleted"}
+    assert journal.run_ids(store) == [runs[3].id, runs[2].id, other.id]
+    assert store.read(run_live_key(runs[0].id)) is None
+
+
+def test_in_all_only_so_many_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MOST", 3)
+    for number in range(5):
+        written(store, run_state(number, f"m{number}"))
+    assert journal.prune(store) == [run_state(0, "m0").id, run_state(1, "m1").id]
+
+
+def test_a_run_that_goes_on_is_not_pruned_and_one_that_died_long_ago_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "MOST_OF_MODEL", 1)
+    monkeypatch.setattr(journal, "LONGEST_RUN_S", 10**12)
+    old, new = written(store, running(1)), written(store, run_state(2))
+    assert journal.prune(store) == []
+    monkeypatch.setattr(journal, "LONGEST_RUN_S", 1)
+    assert journal.prune(store) == [old.id] and journal.run_ids(store) == [new.id]

@@ -1,0 +1,103 @@
+"""What a compiler tells of an engine's layers: kept with the version, and shown."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginesmith.core.errors import IntegrityError, UnknownNameError
+from enginesmith.core.types import NO_LAYERS
+from enginesmith.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.publish import publish
+from pipeline.cli import main
+from pipeline.compile.publication.draft import layers, list_refitted
+from pipeline.outcome import JudgedUnit
+from tests.enginesmith.registries import approval, draft, engine
+from tests.pipeline.compile.test_steps import an_engine
+
+TOLD = {
+    "Layers": [
+        {
+            "Name": "conv1 + relu1",
+            "LayerType": "CaskConvolution",
+            "TacticName": "sm80_xmma_fprop",
+            "Inputs": [{"Name": "image", "Dimensions": [1, 3, 16, 16], "Format/Datatype": "Half NHWC8"}],
+            "Outputs": [{"Name": "a", "Dimensions": [1, 32, 16, 16], "Format/Datatype": "Half NHWC8"}],
+        },
+        "conv2",
+    ],
+    "Bindings": ["image", "map"],
+}
+
+
+def published(store: Store, told: Any = TOLD) -> Manifest:
+    trt = replace(engine(store, "l4", "fp16", "unproven", b"plan"), backend="tensorrt")
+    trt = replace(trt, report=store.put_bytes(json.dumps({**json.loads(store.read_blob(str(trt.report))),
+                  "backend": "tensorrt", "unit": trt.unit}).encode()))  # fmt: skip
+    rtx, cpu = engine(store, "sm_89", "fp16", "unproven"), engine(store)
+    rtx = replace(rtx, notes=("a warning", f"{NO_LAYERS}: TensorRT-RTX's inspector needs a GPU"))
+    layers = store.put_bytes(json.dumps(told).encode())
+    base = draft(store)
+    base = replace(base, sources={**base.sources, f"layers {trt.unit}": layers})
+    return publish(store, base, [(each, approval(each)) for each in (trt, rtx, cpu)]).manifest
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "registry", create=True)
+
+
+def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
+    built = an_engine()
+    judged = JudgedUnit(replace(built, extras=(("layers", "a" * 64), ("other", "b" * 64))))
+    assert layers([judged, JudgedUnit(built)]) == {f"layers {built.unit.name}": "a" * 64}
+    assert list_refitted([JudgedUnit(replace(built, refitted_from="c" * 64))]) == {
+        f"refitted from {built.unit.name}": "c" * 64
+    }
+
+
+def test_layers_are_rows_with_their_tactics(store: Store) -> None:
+    found, told = layers_of(store, published(store), "l4 fp16")
+    assert found.unit == "l4 fp16 tensorrt" and len(LAYER_COLUMNS) == 5
+    assert [layer_row(layer) for layer in told["Layers"]] == [
+        ("conv1 + relu1", "CaskConvolution", "sm80_xmma_fprop", "Half NHWC8 [1,3,16,16]", "Half NHWC8 [1,32,16,16]"),
+        ("conv2", "", "", "", ""),
+    ]
+
+
+def test_odd_layers_are_shown_as_far_as_they_go() -> None:
+    assert layer_row({"Name": 5, "Inputs": "x", "Outputs": [7, {}], "TacticValue": "0x1"}) == ("5", "", "0x1", "", "7,")
+    assert len(layer_row("a" * 500)[0]) == 60
+
+
+@pytest.mark.parametrize(
+    ("unit", "words"),
+    [
+        ("sm_89", "the layers of sm_89 fp16 tensorrt-rtx: TensorRT-RTX's inspector needs a GPU"),
+        ("cpu", "the layers of cpu fp32 onnxruntime: onnxruntime tells none"),
+        ("sm_90", "'sm_90' is none of the units of digits@1"),
+        ("", "'' is none of the units"),
+    ],
+)
+def test_where_nothing_is_on_record_the_reason_is_told(store: Store, unit: str, words: str) -> None:
+    with pytest.raises(UnknownNameError, match=words):
+        layers_of(store, published(store), unit)
+
+
+def test_a_record_without_layers_is_damage(store: Store) -> None:
+    with pytest.raises(IntegrityError, match="has no list of layers"):
+        layers_of(store, published(store, {"Layers": {}}), "l4")
+
+
+def test_the_command_shows_them(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    published(store)
+    for words in ([], ["--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["show", "digits", "--layers", "l4", "--registry", store.uri, *words])
+        shown = capsys.readouterr().out
+        assert ended.value.code == 0 and "sm80_xmma_fprop" in shown
+    assert json.loads(shown) == TOLD

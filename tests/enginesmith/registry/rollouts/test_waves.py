@@ -1,0 +1,112 @@
+"""Who is in a wave: nesting, shares, regions and labels, and what is no wave."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import InputError
+from enginesmith.registry.rollouts.waves import (
+    WHOLE,
+    ServingNode,
+    Slice,
+    add_slice,
+    check_waves,
+    is_reached,
+    parse_wave,
+    reports,
+)
+
+NAMES = [f"node-{number:05}" for number in range(10_000)]
+NODES = [ServingNode(name) for name in NAMES]
+slices = st.builds(
+    lambda share, where: Slice(share, *where),
+    st.integers(0, WHOLE),
+    st.sampled_from([(None, None), ("eu", None), ("us", None), (None, "canary")]),
+)
+nodes = st.builds(
+    ServingNode, st.sampled_from(NAMES), st.sampled_from(["", "eu", "us"]), st.sampled_from([(), ("canary",)])
+)
+
+
+@given(nodes, st.text(min_size=1, max_size=20), st.lists(slices, max_size=4), slices)
+def test_who_was_reached_stays_reached_when_another_slice_opens(node, rollout, reach, more):
+    before = is_reached(node, rollout, reach)
+    assert is_reached(node, rollout, add_slice(reach, more)) == (before or is_reached(node, rollout, [more]))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5])
+@pytest.mark.parametrize("rollout", ["a", "b"])
+def test_a_share_of_ten_thousand_names_is_that_share(share, rollout):
+    reached = sum(is_reached(node, rollout, [Slice(int(share * WHOLE))]) for node in NODES)
+    assert abs(reached - share * 10_000) < 4 * math.sqrt(10_000 * share * (1 - share))
+
+
+def test_everybody_and_nobody():
+    assert all(is_reached(node, "a", [Slice(WHOLE)]) for node in NODES)
+    assert not any(is_reached(node, "a", [Slice(0)]) or is_reached(node, "a", []) for node in NODES)
+
+
+def test_the_first_of_one_rollout_are_not_the_first_of_the_next():
+    first, second = ({n.name for n in NODES if is_reached(n, x, [Slice(50_000)])} for x in ("a", "b"))
+    assert len(first & second) < 0.12 * len(first)  # 5 % of them by chance
+
+
+def test_who_reports_has_nothing_to_do_with_who_is_reached():
+    reached = [node for node in NODES if is_reached(node, "a", [Slice(250_000)])]
+    reporting = sum(reports(digest_of_bytes(node.name.encode()), 100_000) for node in reached)
+    assert abs(reporting - 0.1 * len(reached)) < 4 * math.sqrt(0.09 * len(reached))
+
+
+def test_regions_and_labels():
+    eu, canary = ServingNode("a", "eu-west-1"), ServingNode("b", "us", ("canary", "gpu"))
+    for text, reached in (("region=eu-west-1", [eu]), ("label=canary", [canary]), ("region=eu", [])):
+        assert [node for node in (eu, canary) if is_reached(node, "r", [parse_wave(text)])] == reached
+    some = [ServingNode(name, "eu") for name in NAMES[:2000]]
+    share = sum(is_reached(node, "r", [parse_wave("region=eu:10%")]) for node in some)
+    assert 140 < share < 260
+    assert not any(is_reached(ServingNode(name, "us"), "r", [parse_wave("region=eu:10%")]) for name in NAMES[:500])
+
+
+@given(slices.filter(lambda item: item.share_ppm > 0))
+def test_a_wave_is_written_as_it_is_read(item):
+    assert parse_wave(str(item)) == item
+
+
+@pytest.mark.parametrize("text", ["", "5", "0%", "101%", "-1%", "zone=eu", "region=", "region=eu:x%", "label=a b"])
+def test_what_is_no_wave(text):
+    with pytest.raises(InputError, match="wave"):
+        parse_wave(text)
+
+
+@pytest.mark.parametrize(
+    ("waves", "why"),
+    [
+        ([], "must be 100%"),
+        (["5%"], "must be 100%"),
+        (["5%", "1%", "100%"], "wave 1% reaches nobody"),
+        (["100%", "label=a", "100%"], "wave label=a reaches nobody"),
+        (["region=eu", "100%", "region=eu:5%"], "must be 100%"),
+    ],
+)
+def test_waves_that_reach_nobody_new_or_not_everybody(waves, why):
+    with pytest.raises(InputError, match=why):
+        check_waves([parse_wave(text) for text in waves])
+    check_waves([parse_wave(text) for text in ("label=canary", "1%", "region=eu:5%", "5%", "region=eu", "100%")])
+
+
+def test_a_node_comes_from_the_environment():
+    found = ServingNode.from_environment(
+        {"ENGINESMITH_NODE": "n1", "ENGINESMITH_REGION": "eu", "ENGINESMITH_LABELS": "gpu, canary"}
+    )
+    assert found == ServingNode("n1", "eu", ("canary", "gpu"))
+    assert ServingNode.from_environment({}).name
+    for wrong in (
+        {"ENGINESMITH_NODE": "a b"},
+        {"ENGINESMITH_REGION": "x\n"},
+        {"ENGINESMITH_LABELS": ",".join(NAMES[:40])},
+    ):
+        with pytest.raises(InputError, match="node"):
+            ServingNode.from_environment(wrong)

@@ -1,0 +1,152 @@
+"""What networks and servers do to documents in a bucket, one fault at a time."""
+
+import socket
+from collections.abc import Callable
+from urllib.parse import unquote
+
+import pytest
+
+from enginesmith.core.errors import InputError, UnavailableError, UndecidedError
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import MARKER
+from enginesmith.registry.store.objects import attempts, writing
+from enginesmith.registry.store.objects.store import ObjectStore
+from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions.state import read_history
+from tests.enginesmith.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
+from tests.enginesmith.object_stores.kinds import ServerKind, kind_of, past
+from tests.enginesmith.registries import engine, on_each_bucket, publish_engines
+
+ABSENT = "0" * 64
+
+
+pytestmark = on_each_bucket
+
+
+@pytest.fixture
+def store(store_behind_proxy: ObjectStore) -> ObjectStore:
+    return store_behind_proxy
+
+
+@pytest.fixture
+def write(server_kind: ServerKind) -> str:
+    """The method of a write."""
+    return server_kind.write
+
+
+@pytest.mark.parametrize("kind", PASSING)
+def test_a_write_that_met_a_fault_is_done_once_and_known_to_be_done(
+    store: ObjectStore, proxy: FaultyProxy, write: str, kind: Kind
+) -> None:
+    proxy.once(Fault(kind, at=0.3), method=write)
+    assert store.create("models/a.json", b"1" * 50)
+    assert proxy.faults == 1 and store.read("models/a.json") == b"1" * 50
+    proxy.once(Fault(kind, at=0.3), method=write)
+    assert store.replace("models/a.json", b"2" * 50, b"1" * 50)
+    assert proxy.faults == 1 and store.read("models/a.json") == b"2" * 50
+
+
+@pytest.mark.parametrize("kind", PASSING)
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_a_read_that_met_a_fault_is_read_again(store: ObjectStore, proxy: FaultyProxy, kind: Kind, method: str) -> None:
+    store.create("models/a.json", b"1" * 50)
+    digest = store.put_bytes(b"hello" * 100)
+    for use, expected in (
+        (lambda: store.read("models/a.json"), b"1" * 50),
+        (lambda: store.has(digest), True),
+        (lambda: store.read_blob(digest), b"hello" * 100),
+        (lambda: list(store.children("models/")), ["a.json"]),
+    ):
+        proxy.once(Fault(kind, at=0.8), method=method)
+        assert use() == expected
+
+
+def overtaken(store: ObjectStore, proxy: FaultyProxy, first: Kind, work: Callable[[Store], object]) -> None:
+    """The first PUT but of leases and histories meets a fault, and before it comes again somebody else has worked."""
+    other, write, puts = past(store, proxy.server), kind_of(store).write, 0
+    passed = ("leases/", "histories/", "blobs/")
+
+    def plan(request: Request) -> Fault | None:
+        nonlocal puts
+        named = unquote(request.path) + request.body[:500].decode("latin-1")
+        if request.method != write or any(folder in named for folder in passed):
+            return None
+        puts += 1
+        if puts == 2:
+            work(other)
+        return Fault(first) if puts == 1 else None
+
+    proxy.plan(plan)
+
+
+def test_somebody_elses_document_is_not_taken_for_ones_own(store: ObjectStore, proxy: FaultyProxy) -> None:
+    overtaken(store, proxy, "refused", lambda other: other.create("models/a.json", b"same"))
+    with pytest.raises(UndecidedError, match="somebody else's"):
+        store.replace("models/a.json", b"same", None)
+    assert proxy.count(kind_of(store).write) == 2
+    overtaken(store, proxy, "refused", lambda other: other.create("models/b.json", b"same"))
+    assert not store.create("models/b.json", b"same")
+    overtaken(store, proxy, "lost answer", lambda other: other.replace("models/a.json", b"theirs", b"mine"))
+    with pytest.raises(UndecidedError):
+        store.replace("models/a.json", b"mine", b"same")
+    assert store.read("models/a.json") == b"theirs"
+
+
+@pytest.mark.parametrize("first", ["lost answer", "refused"])
+def test_a_channel_knows_its_move_from_its_history(store: ObjectStore, proxy: FaultyProxy, first: Kind) -> None:
+    """A promotion whose answer was lost is neither lost nor made twice, though somebody moved the channel on."""
+    entry = engine(store)
+    one, two, three = (publish_engines(store, [entry], content, channel=None).manifest for content in "abc")
+    channels.promote(store, one, "stable")
+    overtaken(store, proxy, first, lambda other: channels.promote(other, three, "stable", by="bob"))
+    after = channels.promote(store, two, "stable", by="ada")
+    expected = ["1", "2", "3"] if first == "lost answer" else ["1", "3", "2"]
+    assert [move.version for move in read_history(store, after).moves] == expected
+    assert lookup.read_channel(store, "digits", "stable") == after
+
+
+def test_what_stays_broken_is_told_with_the_place(store: ObjectStore, proxy: FaultyProxy, write: str) -> None:
+    proxy.plan(lambda request: Fault("refused"))
+    with pytest.raises(UnavailableError, match=f"writing models/a.json in {store.place.locator('')}.*{proxy.url}"):
+        store.create("models/a.json", b"1")
+    assert proxy.count(write) == attempts.ATTEMPTS
+
+
+def test_a_server_that_nobody_reaches_is_said_at_once(
+    proxy: FaultyProxy, server_kind: ServerKind, s3_environment: None
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(UnavailableError, match=f"at http://127.0.0.1:{port}.*check the endpoint"):
+        open_store(server_kind.uri(f"http://127.0.0.1:{port}", "x"))
+
+
+def test_a_server_that_ignores_conditions_is_read_and_not_published_to(store: ObjectStore, proxy: FaultyProxy) -> None:
+    digest = store.put_bytes(b"x")
+    proxy.plan(lambda request: Fault("deaf"))
+    writing.require_conditional_writes.cache_clear()
+    uses = [lambda: open_store(store.uri, create=True), lambda: store.create("a", b""), lambda: store.put_bytes(b"y")]
+    for use in uses:
+        with pytest.raises(InputError, match=r"ignores conditional writes: it overwrote .* had to be absent"):
+            use()
+    assert open_store(store.uri).read_blob(digest) == b"x" and store.read(MARKER) == b'{"format":1}'
+    assert [key for key in store.list() if "blobs" not in key] == [MARKER]
+    proxy.plan(lambda request: Fault("deaf") if _asks_for(request, store.bucket.never) else None)
+    with pytest.raises(InputError, match="had to be another"):
+        store.create("a", b"")
+    proxy.fine()
+    assert store.create("a", b"")
+
+
+def test_a_server_that_knows_no_conditions_is_refused_too(store: ObjectStore, proxy: FaultyProxy, write: str) -> None:
+    writing.require_conditional_writes.cache_clear()
+    proxy.once(Fault("error", status=501, code="NotImplemented"), method=write)
+    with pytest.raises(InputError, match="ignores conditional writes"):
+        store.create("a", b"")
+
+
+def _asks_for(request: Request, tag: str) -> bool:
+    """Whether a request wants an object with this tag."""
+    return ("if-match", tag) in {(name.lower(), value) for name, value in request.headers} or (
+        f"ifGenerationMatch={tag}" in f"{request.path}&"
+    )

@@ -1,0 +1,298 @@
+"""Parts in any order, a digest in one; what was killed, cut or spoilt."""
+
+import hashlib
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client.fetch import BlobFetcher
+from enginesmith.core.errors import IntegrityError, UnavailableError
+from enginesmith.registry.store import download as module
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.cache import BlobCache
+from enginesmith.registry.store.download import CONNECTIONS, ConnectionScaler, download, journal_of, parts_of
+from enginesmith.registry.store.files import BlobDigest
+from enginesmith.registry.store.objects.store import ObjectStore
+from tests.enginesmith.faulty_proxy import PASSING, Fault, FaultyProxy, Kind
+from tests.enginesmith.registries import flip, in_child, names_in, on_each_kind
+
+PART = 1000
+DATA = os.urandom(10 * PART + 123)
+DIGEST = hashlib.sha256(DATA).hexdigest()
+BLOB = BlobDigest(DIGEST)
+
+
+class Source:
+    """Gives DATA, and notes which parts were asked for, and in which requests."""
+
+    def __init__(self, before=lambda start: None) -> None:
+        self.before, self.asked, self.requests = before, [], []
+
+    @contextmanager
+    def __call__(self, start: int, size: int):
+        self.requests.append((start, size))
+        at = start
+
+        def fill(into: memoryview) -> None:
+            nonlocal at
+            self.asked.append(at)
+            self.before(at)
+            into[:] = DATA[at : at + len(into)]
+            at += len(into)
+            assert at <= start + size
+
+        yield fill
+
+
+def breaks(at: int):
+    def before(start: int) -> None:
+        if start == at:
+            raise UnavailableError("cut")
+
+    return before
+
+
+def run(path: Path, source, told=lambda there: None) -> str:
+    return download(path, BLOB, len(DATA), source, told, part=PART)
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 25_000])
+def test_parts_cover_a_blob_once(size: int) -> None:
+    parts = parts_of(size, PART)
+    assert [part.start for part in parts] == list(range(0, size, PART)) and sum(part.size for part in parts) == size
+
+
+@pytest.mark.parametrize("kept", [0, 1, 12])
+def test_parts_that_come_backwards_are_digested_in_order(
+    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From memory where there is room, else from the file."""
+    monkeypatch.setattr(module, "SPAN_PARTS", 1)
+    monkeypatch.setattr(module, "KEPT_PARTS", kept)
+    ready = {start: threading.Event() for start in range(0, len(DATA), PART)}
+    last = (CONNECTIONS - 1) * PART
+    ready[last].set()  # the first four are asked for at once, and come from the last to the first
+
+    def backwards(start: int) -> None:
+        if start <= last:
+            assert ready[start].wait(20)
+            ready[max(0, start - PART)].set()
+
+    told: list[int] = []
+    assert run(tmp_path / "file", Source(backwards), told.append) == DIGEST
+    assert (tmp_path / "file").read_bytes() == DATA
+    assert told == [*range(PART, len(DATA), PART), len(DATA)]
+
+
+def test_all_others_come_while_the_oldest_part_is_late_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_PARTS", 2)
+    monkeypatch.setattr(module, "SPAN_PARTS", 1)
+    kept, memory, others = [], module._Arrivals._memory, threading.Semaphore(0)
+    monkeypatch.setattr(module._Arrivals, "_memory", lambda self: kept.append(found := memory(self)) or found)
+
+    def late(start: int) -> None:
+        if start:
+            others.release()
+        else:
+            assert all(others.acquire(timeout=20) for _ in range(10))
+
+    assert run(tmp_path / "file", Source(late)) == DIGEST
+    assert len({id(found.obj) for found in kept if found is not None}) <= 2 and None in kept
+
+
+def test_a_request_is_for_several_parts_and_for_fewer_towards_the_end(tmp_path: Path) -> None:
+    source = Source()
+    data_parts = len(parts_of(len(DATA), PART))
+    assert run(tmp_path / "file", source) == DIGEST
+    sizes = [-(-size // PART) for _, size in sorted(source.requests)]
+    assert sum(sizes) == data_parts and sizes[0] == 2 and sizes[-1] == 1
+    assert sorted(source.asked) == [part.start for part in parts_of(len(DATA), PART)]
+
+
+def test_more_connections_come_while_that_pays_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPAN_PARTS", 1)
+    monkeypatch.setattr(ConnectionScaler, "more", lambda self, size, now, connections: 1 if connections < 7 else 0)
+    used: list[int] = []
+    end = module._Arrivals.__exit__
+    monkeypatch.setattr(
+        module._Arrivals, "__exit__", lambda self, *why: used.append(len(self._threads)) or end(self, *why)
+    )
+    assert run(tmp_path / "file", Source()) == DIGEST and used == [7]
+
+
+@pytest.mark.parametrize(
+    ("rates", "connections"),
+    [
+        ([200e6, 200e6], 4),  # they are fast
+        ([85e6, 85e6, 85e6], 16),  # each gives what it can, however many: as far as it goes
+        ([85e6, 45e6], 8),  # a link that they share: once was enough
+        ([30e6, 30e6, 10e6], 16),
+        ([85e6, 45e6, 200e6], 8),
+    ],
+)
+def test_connections_are_doubled_where_each_is_slow_and_while_all_get_faster(
+    rates: list[float], connections: int
+) -> None:
+    """rates: of one connection, in bytes a second, as long as a number of them lasts."""
+    pace, now, found = ConnectionScaler(0.0), 0.0, CONNECTIONS
+    for rate in rates:
+        now += 1e9 / rate
+        added = [pace.more(10**9, now, found) for _ in range(found)]
+        assert not any(added[:-1])
+        found += added[-1]
+    assert found == connections
+
+
+def test_one_beside_others_begins_with_its_share_of_the_connections_and_asks_for_less(tmp_path: Path) -> None:
+    alone, shared = Source(), Source()
+    assert run(tmp_path / "alone", alone) == DIGEST
+    found = download(tmp_path / "shared", BLOB, len(DATA), shared, lambda _: None, part=PART, beside=8)
+    assert found == DIGEST and (tmp_path / "shared").read_bytes() == DATA
+    assert max(size for _, size in shared.requests) == 2 * PART  # of 16 parts at most; of 11 one alone asks for 6
+    assert [start for start, _ in shared.requests] == sorted(start for start, _ in shared.requests)
+
+
+def test_what_a_failed_download_brought_is_not_asked_for_again(tmp_path: Path) -> None:
+    first, second = Source(breaks(5 * PART)), Source()
+    with pytest.raises(UnavailableError, match="cut"):
+        run(tmp_path / "file", first)
+    done = {int(line) * PART for line in journal_of(tmp_path / "file").read_text().splitlines()[1:]}
+    assert done and 5 * PART not in done
+    assert run(tmp_path / "file", second) == DIGEST and (tmp_path / "file").read_bytes() == DATA
+    assert sorted(second.asked) == sorted(set(range(0, len(DATA), PART)) - done)
+
+
+def test_a_killed_download_is_taken_up(tmp_path: Path) -> None:
+    def die(start: int) -> None:
+        if start == 8 * PART:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _, status = os.waitpid(in_child(lambda: run(tmp_path / "file", Source(die))), 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    source = Source()
+    assert run(tmp_path / "file", source) == DIGEST
+    assert 0 < len(source.asked) <= 11 and 8 * PART in source.asked
+
+
+@pytest.mark.parametrize("spoil", ["torn", "of another blob", "nonsense"])
+def test_a_journal_that_cannot_be_used_is_forgotten(tmp_path: Path, spoil: str) -> None:
+    with pytest.raises(UnavailableError):
+        run(tmp_path / "file", Source(breaks(10 * PART)))
+    journal = journal_of(tmp_path / "file")
+    text = journal.read_text()
+    assert "\n0\n" in text
+    spoilt = {
+        "torn": text + "1",
+        "of another blob": text.replace(DIGEST, "0" * 64),
+        "nonsense": "\x00",
+    }
+    journal.write_text(spoilt[spoil])
+    source = Source()
+    assert run(tmp_path / "file", source) == DIGEST
+    assert (0 in source.asked) == (spoil != "torn")
+
+
+@on_each_kind
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_blob_is_delivered_whole(store: Store, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
+    blob_digest, fetcher = (
+        BlobDigest(store.put_bytes(DATA)),
+        BlobFetcher(BlobCache(tmp_path / "cache") if cached else None),
+    )
+    told: list[tuple[int, int]] = []
+    dest = tmp_path / "out" / "engine"
+    assert (
+        BlobFetcher(fetcher.cache, lambda *there: told.append(there)).fetch(store, blob_digest, len(DATA), dest)
+        == "registry"
+    )
+    assert dest.read_bytes() == DATA and told[-1] == (len(DATA), len(DATA)) and len(told) == 11
+    assert names_in(dest.parent) == ["engine"]
+    assert fetcher.fetch(store, blob_digest, len(DATA), dest) == "there"
+    dest.unlink()
+    again = fetcher.fetch(store, blob_digest, len(DATA), dest)
+    assert again == ("cache" if cached and not store.near else "registry") and dest.read_bytes() == DATA
+
+
+@on_each_kind
+def test_spoilt_bytes_never_land(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
+    digest = store.put_bytes(DATA)
+    flip(store, digest)
+    for fetcher in (BlobFetcher(BlobCache(tmp_path / "cache")), BlobFetcher()):
+        with pytest.raises(IntegrityError, match=rf"{digest}.*--repair"):
+            fetcher.fetch(store, BlobDigest(digest), len(DATA), tmp_path / "out" / "engine")
+    assert names_in(tmp_path / "out") == []
+    with pytest.raises(IntegrityError, match="0000"):
+        BlobFetcher().fetch(store, BlobDigest("0" * 64), 5, tmp_path / "out" / "engine")
+    with pytest.raises(IntegrityError, match=r"ends before|other bytes"):
+        BlobFetcher().fetch(store, BlobDigest(store.put_bytes(b"short")), 50_000, tmp_path / "out" / "engine")
+
+
+def test_spoilt_parts_of_before_cost_a_second_download(store: Store, tmp_path: Path) -> None:
+    digest, cache = store.put_bytes(DATA), BlobCache(tmp_path / "cache")
+
+    class Far:
+        near, uri = False, "far"
+
+        def open_range(self, digest: str, start: int, size: int):
+            return store.open_range(digest, start, size)
+
+    partial = cache.folder / "partial" / digest
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(b"x" * len(DATA))
+    about = {"digest": digest, "size_bytes": len(DATA), "part_bytes": module.PART_BYTES}
+    with module._open_journal(journal_of(partial), about) as (_, journal):
+        os.write(journal, b"0\n")
+    assert BlobFetcher(cache).fetch(Far(), BlobDigest(digest), len(DATA), tmp_path / "out") == "registry"  # type: ignore[arg-type]
+    assert (tmp_path / "out").read_bytes() == DATA and names_in(cache.folder / "partial") == []
+
+
+def test_two_processes_download_once_with_and_without_a_cache(store: Store, tmp_path: Path) -> None:
+    digest = store.put_bytes(DATA)
+
+    class Far:
+        near, uri = False, "far"
+
+        def open_range(self, digest: str, start: int, size: int):
+            (tmp_path / f"asked-{os.getpid()}-{start}").touch()
+            return store.open_range(digest, start, size)
+
+    for fetcher in (BlobFetcher(BlobCache(tmp_path / "cache")), BlobFetcher()):
+        dest = tmp_path / f"out-{fetcher.cache is None}"
+        work = [
+            in_child(lambda fetcher=fetcher, dest=dest: fetcher.fetch(Far(), BlobDigest(digest), len(DATA), dest))
+            for _ in range(4)
+        ]
+        assert [os.waitpid(pid, 0)[1] for pid in work] == [0] * 4
+        asked = list(tmp_path.glob("asked-*"))
+        assert len(asked) == 1 and dest.read_bytes() == DATA
+        asked[0].unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [*((kind, 0.7) for kind in (*PASSING, "flipped answer")), *(("cut answer", n / 10) for n in range(5))],
+)
+def test_parts_that_meet_faults_come_in_the_end(
+    store_behind_proxy: ObjectStore,
+    proxy: FaultyProxy,
+    kind: Kind,
+    at: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
+    digest = store_behind_proxy.put_bytes(DATA)
+    proxy.plan(lambda request: Fault(kind, at=at) if request.number in (2, 5) else None)
+    fetcher = BlobFetcher(BlobCache(tmp_path / "cache"))
+    assert fetcher.fetch(store_behind_proxy, BlobDigest(digest), len(DATA), tmp_path / "out") == "registry"
+    assert (tmp_path / "out").read_bytes() == DATA and proxy.faults > 0
+    # Bytes that came wrong unnoticed are all that costs a second download.
+    assert kind.startswith("flipped") or proxy.count("GET") < 2 * 11

@@ -1,0 +1,247 @@
+"""A registry behind HTTP, read by the standard library: documents, blobs, lists; what breaks off; what is refused."""
+
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enginesmith.core.errors import InputError, IntegrityError, RelayError, UnavailableError
+from enginesmith.registry.store.base import Store, absolute_uri, open_store, split_places
+from enginesmith.registry.store.http import requests
+from enginesmith.registry.store.http.store import HttpStore
+from enginesmith.registry.store.layout import blob_key, channel_key
+from tests.enginesmith.registries import engine, flip, publish_engines
+
+
+class Site(http.server.ThreadingHTTPServer):
+    """A plain web server of a folder, with ranges, that does to answers what `fault` says; `seen` are the requests."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.root, self.seen, self.fault = root, list[tuple[str, str, dict[str, str]]](), list[str]()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Site
+
+    def do_GET(self) -> None:
+        self.server.seen.append((self.command, self.path, dict(self.headers)))
+        fault = self.server.fault.pop(0) if self.server.fault else ""
+        path = self.server.root / self.path.lstrip("/")
+        if fault == "closed":
+            self.close_connection = True
+            return
+        if fault.isdigit() or not path.is_file():
+            self._send(int(fault or 404), b"told\n", {"Content-Type": "text/plain"})
+            return
+        data = path.read_bytes()
+        tag = f'"{hash(data)}"'
+        if self.headers.get("If-None-Match") == tag:
+            self._send(304, b"", {"ETag": tag})
+            return
+        status, part = 200, data
+        if "Range" in self.headers and fault != "no ranges":
+            start, end = self.headers["Range"].removeprefix("bytes=").split("-")
+            status, part = 206, data[int(start) : int(end) + 1]
+        self._send(status, part, {"ETag": tag}, cut=fault == "cut")
+
+    do_HEAD = do_GET
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], cut: bool = False) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[: len(body) // 2] if cut else body)
+        if cut:
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def site(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(requests, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setenv("ENGINESMITH_CACHE", str(tmp_path / "cache"))
+    publish_engines(store, [engine(store)], channel="stable")
+    with Site(tmp_path / "registry") as found:
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def behind(site: Site) -> HttpStore:
+    found = open_store(site.url)
+    assert isinstance(found, HttpStore)
+    site.seen.clear()
+    return found
+
+
+def read_range(store: Store, digest: str, start: int, size: int) -> bytes:
+    data = bytearray(size)
+    with store.open_range(digest, start, size) as fill:
+        fill(memoryview(data)[: size // 2])
+        fill(memoryview(data)[size // 2 :])
+    return bytes(data)
+
+
+def test_what_it_reads_is_what_the_registry_has(store: Store, behind: HttpStore, tmp_path: Path) -> None:
+    key, digest = channel_key("digits", "stable"), store.put_bytes(bytes(range(256)) * 40)
+    assert behind.read(key) == store.read(key) and behind.read("models/none.json") is None
+    data, tag = behind.read_if_changed(key, "")
+    assert data == store.read(key) and behind.read_if_changed(key, tag) == (None, tag)
+    assert behind.read_blob(digest) == store.read_blob(digest) == behind.path(digest).read_bytes()
+    assert behind.stored_size(digest) == 10240 and not behind.has("0" * 64)
+    assert read_range(behind, digest, 100, 300) == store.read_blob(digest)[100:400]
+    behind.fetch(digest, tmp_path / "there")
+    assert (tmp_path / "there").read_bytes() == store.read_blob(digest)
+    assert not behind.near and behind.locator(key) == f"{behind.uri}/{key}"
+
+
+@pytest.mark.parametrize("fault", ["closed", "cut", "500", "429"])
+def test_what_breaks_off_is_asked_again_from_there(store: Store, behind: HttpStore, site: Site, fault: str) -> None:
+    digest = store.put_bytes(bytes(range(256)) * 4)
+    site.fault = [fault, fault]
+    assert read_range(behind, digest, 0, 1024) == store.read_blob(digest)
+    asked = [headers["Range"] for _, _, headers in site.seen]
+    assert len(asked) == 3 and asked[1].startswith("bytes=512-" if fault == "cut" else "bytes=0-")
+    site.fault = [fault]
+    assert behind.read(channel_key("digits", "stable")) == store.read(channel_key("digits", "stable"))
+
+
+def test_a_connection_serves_many_requests_and_one_that_was_closed_is_replaced(
+    behind: HttpStore, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    connect = requests._connect
+    monkeypatch.setattr(requests, "_connect", lambda place: made.append(place) or connect(place))
+    for _ in range(5):
+        behind.read(channel_key("digits", "stable"))
+    assert not made
+    site.fault = ["closed"]
+    assert behind.read(channel_key("digits", "stable")) and len(made) == 1
+
+
+def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site) -> None:
+    digest = store.put_bytes(b"engine")
+    flip(store, digest)
+    for read in (behind.read_blob, behind.path):
+        with pytest.raises(IntegrityError, match="other bytes"):
+            read(digest)
+    assert any(headers.get("Cache-Control") == "no-cache" for method, _, headers in site.seen if method == "HEAD")
+    with pytest.raises(IntegrityError, match="not have"):
+        behind.size("0" * 64)
+    with pytest.raises(IntegrityError, match="ends before"):
+        read_range(behind, digest, 0, 100)
+    site.fault = ["no ranges"]
+    with pytest.raises(IntegrityError, match="no ranges"):
+        read_range(behind, digest, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (503, RelayError, "told"),
+        (401, UnavailableError, "ENGINESMITH_CACHE_TOKEN_FILE"),
+        (302, UnavailableError, "302"),
+    ],
+)
+def test_what_a_server_refuses_is_said_and_not_asked_again(
+    behind: HttpStore, site: Site, status: int, error: type[Exception], words: str
+) -> None:
+    site.fault = [str(status)]
+    with pytest.raises(error, match=words):
+        behind.read(channel_key("digits", "stable"))
+    assert len(site.seen) == 1
+
+
+def test_it_is_never_written(behind: HttpStore, site: Site, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    writes = (
+        lambda: behind.put_bytes(b"x"),
+        lambda: behind.put_file(tmp_path / "file"),
+        lambda: behind.create("runs/a.json", b"{}"),
+        lambda: behind.replace("runs/a.json", b"{}", None),
+        lambda: behind.remove("runs/a.json"),
+        lambda: behind.discard("0" * 64),
+        lambda: behind.rehash("0" * 64),
+        lambda: open_store(site.url, create=True),
+    )
+    for write in writes:
+        with pytest.raises(InputError, match="read-only"):
+            write()
+    assert not site.seen and behind.strays() == () and behind.sweep() == 0
+
+
+def test_a_token_goes_with_each_request_and_is_read_anew(
+    behind: HttpStore, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(requests.TOKEN_FILE, str(tmp_path / "token"))
+    with pytest.raises(UnavailableError, match="cannot be read"):
+        behind.has("0" * 64)
+    for token in ("first", "second"):
+        (tmp_path / "token").write_text(f"{token}\n")
+        behind.has("0" * 64)
+        assert site.seen[-1][2]["Authorization"] == f"Bearer {token}"
+    (tmp_path / "token").write_text("two\nlines")
+    with pytest.raises(UnavailableError, match="no token"):
+        behind.has("0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("http://user:secret@cache/", "without user"),
+        ("http://cache/?token=secret", "without user"),
+        ("http://", "no host"),
+        ("http://cache:port/", "not a URI"),
+        ("http://cache/../x", "prefix"),
+        ("ftp://cache/", "scheme 'ftp'"),
+        ("a,,b", "not a path"),
+    ],
+)
+def test_what_is_no_place_is_refused_without_its_secret(uri: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as error:
+        open_store(uri)
+    assert "secret" not in str(error.value)
+
+
+def test_of_a_list_the_last_is_the_registry_and_all_become_absolute(store: Store, tmp_path: Path) -> None:
+    assert open_store(f"http://127.0.0.1:9,{store.uri}") == store
+    assert split_places("http://a, s3://b/c") == ("http://a", "s3://b/c")
+    strange = tmp_path / "a,b"
+    assert open_store(open_store(strange, create=True).uri).uri == f"file://{tmp_path}/a%2Cb"
+    assert absolute_uri(f"http://cache/,{store.uri}") == f"http://cache/,{store.uri}"
+
+
+def test_a_server_without_a_registry_is_no_registry(site: Site) -> None:
+    with pytest.raises(UnavailableError, match="no registry at"):
+        open_store(f"{site.url}/elsewhere")
+
+
+def test_a_serving_node_reads_by_the_standard_library_alone(site: Site) -> None:
+    code = (
+        "import sys; from enginesmith import Client; Client(sys.argv[1]).store; "
+        "print(*{m.partition('.')[0] for m in sys.modules} & {'boto3','aiohttp','click','rich','numpy','pipeline'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, site.url], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_blobs_lie_where_they_lie_in_a_folder(behind: HttpStore, site: Site) -> None:
+    digest = "ab" * 32
+    behind.has(digest)
+    assert site.seen[-1][:2] == ("HEAD", f"/{blob_key(digest)}")

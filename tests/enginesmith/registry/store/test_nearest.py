@@ -1,0 +1,265 @@
+"""A registry read from the nearest of several places: who is asked, what happens when one fails, lags or is wrong."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginesmith.client.client import Client
+from enginesmith.client.fetch import BlobFetcher
+from enginesmith.core.errors import EnginesmithError, IntegrityError, RelayError, UnavailableError
+from enginesmith.core.names import parse_reference
+from enginesmith.exchange.mirror import mirror
+from enginesmith.registry.store import near_place
+from enginesmith.registry.store.base import FileStore, open_store
+from enginesmith.registry.store.files import BlobDigest
+from enginesmith.registry.store.layout import blob_key, channel_key
+from enginesmith.registry.store.nearest import NearestStore, open_nearest
+from enginesmith.registry.versions.channels import promote, rollback
+from enginesmith.registry.versions.lookup import load, locate, read_channel
+from tests.enginesmith.registries import engine, flip, overwrite, publish_engines
+
+STABLE = channel_key("digits", "stable")
+
+
+class Failing:
+    """A store that fails as `error` says, after `bytes` of each range; counts what it is asked."""
+
+    def __init__(self, store: FileStore) -> None:
+        self.store, self.error, self.after, self.asked = store, None, 0, 0
+        self.error: EnginesmithError | None
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.store, name)
+        if not callable(found) or name == "locator":
+            return found
+
+        def ask(*given: Any, **named: Any) -> Any:
+            self.asked += 1
+            if self.error is not None and name != "open_range":
+                raise self.error
+            return found(*given, **named)
+
+        return ask
+
+    @contextmanager
+    def open_range(self, digest: str, start: int, size: int) -> Iterator[Callable[[memoryview], None]]:
+        self.asked += 1
+        done = 0
+        with self.store.open_range(digest, start, size) as fill:
+
+            def some(into: memoryview) -> None:
+                nonlocal done
+                if self.error is not None and done >= self.after:
+                    into[:] = bytes(len(into))
+                    raise self.error
+                fill(into)
+                done += len(into)
+
+            yield some
+
+
+class Places:
+    """Two registries in folders, the first a mirror of the second; `store` reads from both."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        self.mirror = Failing(open_store(tmp_path / "mirror", create=True))  # type: ignore[arg-type]
+        self.origin = Failing(open_store(tmp_path / "origin", create=True))  # type: ignore[arg-type]
+        known = {str(tmp_path / "mirror"): self.mirror, str(tmp_path / "origin"): self.origin}
+        self.clock = 0.0
+        monkeypatch.setattr(near_place, "open_store", lambda uri: known[uri.removeprefix("file://")])
+        monkeypatch.setattr(near_place.time, "monotonic", lambda: self.clock)
+        self.uri = ",".join(known)
+        found = open_nearest(self.uri, self.said.append)
+        assert isinstance(found, NearestStore)
+        self.store = found
+
+    def publish(self, content: str) -> None:
+        publish_engines(
+            self.origin.store, [engine(self.origin.store, data=content.encode())], content, channel="stable"
+        )
+
+    def copy(self) -> None:
+        reference = parse_reference("digits:stable")
+        mirror(self.origin.store, [reference], self.mirror.store, with_channels=True)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    return Places(tmp_path, monkeypatch)
+
+
+def put(places: Places, data: bytes) -> str:
+    return places.mirror.store.put_bytes(data) and places.origin.store.put_bytes(data)
+
+
+def test_the_first_place_that_has_it_is_read_and_the_next_only_for_what_it_lacks(places: Places) -> None:
+    digest, missing = put(places, b"both"), places.origin.store.put_bytes(b"origin alone")
+    assert places.store.read_blob(digest) == b"both" and places.store.stored_size(digest) == 4
+    assert places.origin.asked == 0
+    assert places.store.read_blob(missing) == b"origin alone" and places.store.size(missing) == 12
+    places.origin.store.create("models/a/pins/1.json", b"{}")
+    assert places.store.read("models/a/pins/1.json") == b"{}" and places.store.read("models/a/pins/2.json") is None
+    assert list(places.store.list("models/")) == ["models/a/pins/1.json"] == ["models/a/pins/1.json"]
+    assert list(places.store.children("models/")) == ["a/"]
+    assert not places.said
+
+
+def test_a_place_that_is_out_of_reach_is_left_alone_longer_each_time_and_that_is_said_once(places: Places) -> None:
+    digest = put(places, b"both")
+    places.mirror.error = UnavailableError("the cable is out")
+    asked = []
+    for places.clock in (0.0, 1.0, 20.0, 40.0, 50.0, 120.0, 10_000.0):
+        before = places.mirror.asked
+        assert places.store.read_blob(digest) == b"both"
+        asked.append(places.mirror.asked - before)
+    assert asked == [1, 0, 0, 1, 0, 1, 1]
+    (told,) = places.said
+    assert "the cable is out" in told and places.mirror.uri in told
+    places.mirror.error, places.clock = None, 20_000.0
+    before = places.origin.asked
+    assert places.store.read_blob(digest) == b"both" and places.origin.asked == before
+    assert places.said[1:] == [f"{places.mirror.uri} answers again"]
+
+
+def test_a_cache_whose_registry_does_not_answer_is_asked_again_for_what_it_keeps(places: Places) -> None:
+    digest = put(places, b"both")
+    places.mirror.error = RelayError("the registry behind it is away")
+    assert places.store.read_blob(digest) == b"both" and not places.said
+    places.mirror.error, places.origin.error = None, UnavailableError("cut off")
+    assert places.store.read_blob(digest) == b"both"
+
+
+def test_a_region_that_is_cut_off_goes_on_with_what_it_has(places: Places) -> None:
+    places.publish("one")
+    places.copy()
+    places.origin.error = UnavailableError("cut off")
+    assert locate(places.store, parse_reference("digits:stable")).manifest.version == "1"
+    assert places.store.read(channel_key("digits", "candidate")) is None
+    places.mirror.error = UnavailableError("gone, too")
+    with pytest.raises(UnavailableError):
+        places.store.read(STABLE)
+    places.mirror.error = None  # both are left alone now, and asked all the same
+    assert places.store.read(STABLE) == places.mirror.store.read(STABLE)
+
+
+@pytest.mark.parametrize("error", [UnavailableError("cut"), IntegrityError("it ends before it should")])
+def test_a_blob_goes_on_in_the_next_place_where_one_breaks_off(places: Places, error: EnginesmithError) -> None:
+    data = bytes(range(256)) * 8
+    digest = put(places, data)
+    places.mirror.error, places.mirror.after = error, 512
+    found = bytearray(1024)
+    with places.store.open_range(digest, 100, 1024) as fill:
+        for start in range(0, 1024, 256):
+            fill(memoryview(found)[start : start + 256])
+    assert found == data[100:1124]
+    places.origin.error = UnavailableError("the registry is out of reach")
+    with pytest.raises(EnginesmithError), places.store.open_range(digest, 0, 1024) as fill:
+        for start in range(0, 1024, 256):
+            fill(memoryview(found)[start : start + 256])
+
+
+def test_a_channel_never_moves_back_because_another_place_answered(places: Places) -> None:
+    places.publish("one")
+    places.copy()
+    old = places.mirror.store.read(STABLE)
+    places.publish("two")
+
+    def version() -> str:
+        found = read_channel(places.store, "digits", "stable")
+        assert found is not None
+        return found.version
+
+    assert version() == "1"  # the mirror lags, and nothing tells
+    places.mirror.error = UnavailableError("down")
+    assert version() == "2"
+    places.mirror.error, places.clock = None, 1000.0
+    assert places.mirror.store.read(STABLE) == old and version() == "2"
+    _, tag = places.store.read_if_changed(STABLE, "")
+    assert places.store.read_if_changed(STABLE, tag) == (None, tag)
+    places.origin.error = UnavailableError("down")
+    assert version() == "2"  # as it was seen
+    places.origin.error, places.clock = None, 2000.0
+    # What the registry itself says is taken as it is.
+    overwrite(places.origin.store, STABLE, old or b"")
+    places.mirror.error = UnavailableError("down")
+    assert version() == "1"
+
+
+def test_a_mirror_whose_clock_is_ahead_leads_nobody_back(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = FileStore.now
+    later = {id(places.mirror.store): timedelta(hours=7)}
+    monkeypatch.setattr(FileStore, "now", lambda store: now(store) + later.get(id(store), timedelta()))
+
+    def version() -> str:
+        found = read_channel(places.store, "digits", "stable")
+        assert found is not None
+        return found.version
+
+    for content in ("one", "two"):
+        places.publish(content)
+    places.copy()
+    assert version() == "2"
+    rollback(places.origin.store, "digits", "stable")
+    places.mirror.error = UnavailableError("down")
+    assert version() == "1"
+    places.mirror.error, places.clock = None, 1000.0
+    assert version() == "1"
+
+
+@pytest.mark.parametrize("moves", ["1e999", "-1e999", "NaN", "null", '"x"', "[]"])
+def test_what_a_place_says_of_moves_is_refused_whatever_it_is(places: Places, moves: str) -> None:
+    places.publish("one")
+    places.copy()
+    state = places.mirror.store.read(STABLE) or b""
+    overwrite(places.mirror.store, STABLE, state.replace(b'"moves":1', f'"moves":{moves}'.encode()))
+    with pytest.raises(IntegrityError, match="channel digits:stable"):
+        read_channel(places.store, "digits", "stable")
+
+
+def test_a_tag_is_of_one_place(places: Places) -> None:
+    places.publish("one")
+    places.copy()
+    data, tag = places.store.read_if_changed(STABLE, "")
+    assert data and places.store.read_if_changed(STABLE, tag) == (None, tag)
+    places.mirror.error = UnavailableError("down")
+    assert places.store.read_if_changed(STABLE, tag)[0] == places.origin.store.read(STABLE)
+
+
+def test_writes_go_to_the_registry_and_what_was_written_is_read_there(places: Places) -> None:
+    places.publish("one")
+    places.copy()
+    places.publish("two")
+    promote(places.store, load(places.store, "digits", "1"), "canary")
+    assert places.origin.store.read(channel_key("digits", "canary"))
+    assert places.mirror.store.read(channel_key("digits", "canary")) is None
+    promote(places.store, load(places.store, "digits", "2"), "canary")
+    assert read_channel(places.store, "digits", "canary").version == "2"  # type: ignore[union-attr]
+    digest = places.store.put_bytes(b"new")
+    assert places.origin.store.has(digest) and not places.mirror.store.has(digest)
+    places.store.remove("models/digits/pins/1.json")
+    assert places.store.strays() == () and places.store.sweep() == 0 and dict(places.store.sizes("blobs/"))
+
+
+def test_a_blob_with_wrong_bytes_comes_from_the_registry_the_second_time(places: Places, tmp_path: Path) -> None:
+    digest = put(places, b"the engine's bytes")
+    flip(places.mirror.store, digest)
+    assert BlobFetcher().fetch(places.store, BlobDigest(digest), 18, tmp_path / "engine") == "registry"
+    assert (tmp_path / "engine").read_bytes() == b"the engine's bytes"
+    (places.mirror.store.root / blob_key(digest)).unlink()
+    assert places.store.read_blob(digest) == b"the engine's bytes"
+
+
+def test_a_client_pulls_past_a_place_that_is_down(places: Places, tmp_path: Path) -> None:
+    places.publish("one")
+    said: list[str] = []
+    client = Client(f"http://127.0.0.1:9,{places.origin.store.root}", say=said.append, cache=tmp_path / "cache")
+    assert client.pull("digits:stable", tmp_path / "out").path.read_bytes() == b"one"
+    (told,) = said
+    assert told.startswith("http://127.0.0.1:9 is left alone for")
+    with pytest.warns(UserWarning, match="is left alone"):
+        Client(f"http://127.0.0.1:9,{places.origin.store.root}").resolve("digits:stable")

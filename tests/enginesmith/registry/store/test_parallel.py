@@ -1,0 +1,38 @@
+import threading
+
+import pytest
+
+from enginesmith.registry.store.parallel import side_by_side
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 33, 5000])
+def test_results_come_in_the_order_of_the_items(count: int) -> None:
+    assert list(side_by_side(lambda item: item * 2, range(count), at_once=4)) == [(n, n * 2) for n in range(count)]
+
+
+def test_requests_run_side_by_side_and_not_all_at_once() -> None:
+    gate, started = threading.Barrier(4, timeout=10), []
+
+    def work(item: int) -> int:
+        started.append(item)
+        if item % 64 == 0 and item < 256:
+            gate.wait()  # passes only when four threads are here, each at the first item of its part
+        return item
+
+    results = side_by_side(work, range(4000), at_once=4)
+    assert next(results) == (0, 0)
+    assert len(started) < 2000
+    assert sum(1 for _ in results) == 3999
+
+
+def test_an_error_comes_out_at_its_item() -> None:
+    def work(item: int) -> int:
+        if item == 7:
+            raise ValueError("seven")
+        return item
+
+    found = []
+    with pytest.raises(ValueError, match="seven"):
+        for item, _ in side_by_side(work, range(20), at_once=2):
+            found.append(item)
+    assert found == list(range(7))[: len(found)] and len(found) > 4

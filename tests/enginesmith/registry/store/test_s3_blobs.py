@@ -1,0 +1,159 @@
+"""What networks and servers do to blobs in a bucket on their way there and back, one fault at a time."""
+
+import hashlib
+import os
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from enginesmith.core.errors import UnavailableError
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.files import BlobDigest
+from enginesmith.registry.store.layout import blob_key
+from enginesmith.registry.store.objects import attempts, body
+from enginesmith.registry.store.objects.store import ObjectStore
+from enginesmith.registry.store.s3 import uploads as unfinished
+from enginesmith.registry.store.s3.requests import client
+from tests.enginesmith.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
+from tests.enginesmith.object_stores.kinds import past
+from tests.enginesmith.registries import uploads
+
+ABSENT = "0" * 64
+
+
+@pytest.fixture
+def store(store_behind_proxy: ObjectStore) -> ObjectStore:
+    return store_behind_proxy
+
+
+@pytest.mark.parametrize("kind", [*PASSING, "flipped answer"])
+def test_an_upload_in_parts_that_met_a_fault_is_completed(store: ObjectStore, proxy: FaultyProxy, kind: Kind) -> None:
+    """At its beginning, in its second part, and at its completion."""
+    for number, (method, part) in enumerate((("POST", "uploads"), ("PUT", "partNumber=2"), ("POST", "uploadId="))):
+        data = os.urandom(3500)
+        proxy.once(Fault(kind, at=0.3), method=method, part=part)
+        digest = store.put_bytes(data)
+        assert proxy.faults == 1, number
+        proxy.fine()
+        assert store.read_blob(digest) == data
+
+
+def test_a_body_that_breaks_off_is_resumed_where_it_broke(
+    store: ObjectStore, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    data = os.urandom(200_000)
+    digest = store.put_bytes(data)
+    proxy.plan(lambda request: Fault("cut answer", at=0.6) if request.number in (2, 3, 4) else None)
+    store.fetch(digest, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == data and proxy.count("GET") == 4
+    reading = [dict(request.headers).get("Range") for request in proxy.requests if request.method == "GET"]
+    assert reading[0] is None and all(str(found).startswith("bytes=") for found in reading[1:])
+    sent = [int(str(found).removeprefix("bytes=").removesuffix("-")) for found in reading[1:]]
+    assert sent == sorted(set(sent)) and sent[0] > 100_000
+
+
+def test_a_body_that_always_breaks_off_at_one_place_ends(store: ObjectStore, proxy: FaultyProxy) -> None:
+    digest = store.put_bytes(b"x" * 5000)
+    proxy.plan(lambda request: Fault("cut answer", at=0.1 if "Range" in dict(request.headers) else 0.9))
+    with pytest.raises(UnavailableError, match="no whole answer"):
+        store.read_blob(digest)
+    assert proxy.count("GET") <= 2 * attempts.ATTEMPTS
+
+
+def test_a_blob_that_is_healed_while_it_is_read_is_read_anew(store: ObjectStore, proxy: FaultyProxy) -> None:
+    data = b"sound" * 1000
+    key = store.place.key(blob_key(digest := store.put_bytes(data)))
+    direct = client(replace(store.place, endpoint=f"http://{proxy.server[0]}:{proxy.server[1]}"))
+    direct.put_object(Bucket=store.place.bucket, Key=key, Body=b"wrong" * 1000)
+
+    def plan(request: Request) -> Fault | None:
+        if request.number == 2:
+            direct.put_object(Bucket=store.place.bucket, Key=key, Body=data)
+        return Fault("cut answer", at=0.9) if request.number == 1 else None
+
+    proxy.plan(plan)
+    assert store.rehash(digest) == BlobDigest(digest, blake3(data).hexdigest()) and proxy.count("GET") == 3
+
+
+def test_a_blob_that_is_there_is_not_sent_again(store: ObjectStore, proxy: FaultyProxy, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(os.urandom(3500))
+    digest = store.put_file(tmp_path / "file")
+    assert proxy.count("PUT", "partNumber") == 4
+    proxy.fine()
+    assert store.put_file(tmp_path / "file") == digest and [found.method for found in proxy.requests] == ["HEAD"]
+
+
+def test_a_blob_that_another_tool_copied_is_read_before_it_is_trusted(store: ObjectStore, proxy: FaultyProxy) -> None:
+    data = os.urandom(3500)
+    digest = hashlib.sha256(data).hexdigest()
+    direct = client(replace(store.place, endpoint=f"http://{proxy.server[0]}:{proxy.server[1]}"))
+    for size, content in ((700, data), (700, data[::-1])):
+        where = {"Bucket": store.place.bucket, "Key": store.place.key(blob_key(digest))}
+        begun = direct.create_multipart_upload(**where)["UploadId"]
+        parts = [
+            {
+                "PartNumber": number,
+                "ETag": direct.upload_part(
+                    **where, UploadId=begun, PartNumber=number, Body=content[start : start + size]
+                )["ETag"],
+            }
+            for number, start in enumerate(range(0, len(content), size), 1)
+        ]
+        direct.complete_multipart_upload(**where, UploadId=begun, MultipartUpload={"Parts": parts})
+        proxy.fine()
+        assert store.put_bytes(data) == digest and proxy.count("GET") == 1
+        assert (proxy.count("POST") == 0) == (content == data)
+        assert store.read_blob(digest) == data
+
+
+def test_what_a_killed_upload_left_is_swept_when_it_is_old(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = store.place.key(blob_key(ABSENT))
+    client(store.place).create_multipart_upload(Bucket=store.place.bucket, Key=key)
+    monkeypatch.setattr(unfinished, "LEFT_AFTER", timedelta(days=365_000))  # moto says that all uploads began in 2010
+    assert store.strays() == () and store.sweep() == 0 and uploads(store) == 1
+    monkeypatch.setattr(unfinished, "LEFT_AFTER", timedelta(days=1))
+    assert store.strays() == (f"unfinished upload of {key}",)
+    open_store(store.uri, create=True)
+    assert store.strays() == () and uploads(store) == 0
+
+
+def test_an_upload_that_is_swept_away_begins_again(store: ObjectStore, proxy: FaultyProxy) -> None:
+    def plan(request: Request) -> None:
+        if "partNumber=3" in request.path and not swept:
+            swept.append(past(store, proxy.server).sweep())
+
+    swept: list[int] = []
+    proxy.plan(plan)
+    digest = store.put_bytes(b"x" * 3500)
+    assert swept == [1] and store.read_blob(digest) == b"x" * 3500
+
+
+def test_whoever_may_not_see_uploads_can_publish_all_the_same(store: ObjectStore, proxy: FaultyProxy) -> None:
+    proxy.plan(lambda request: Fault("error", status=403, code="AccessDenied") if "uploads" in request.path else None)
+    assert open_store(store.uri, create=True).create("a", b"")
+
+
+@pytest.mark.parametrize("beneath", [True, False])
+def test_a_range_leaves_its_connection_to_the_next_one(
+    store: ObjectStore, proxy: FaultyProxy, beneath: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read by urllib3's response, or by the one below it."""
+    if not beneath:
+        monkeypatch.setattr(body, "HTTPResponse", Path)
+    data = os.urandom(9000)
+    digest = store.put_bytes(data)
+    pool = client(store.place)._endpoint.http_session._manager.connection_from_url(proxy.url)
+    before = pool.num_connections
+    for start in (0, 3000, 6000):
+        into = bytearray(3000)
+        with store.open_range(digest, start, 3000) as fill:
+            fill(memoryview(into)[:1000])
+            fill(memoryview(into)[1000:])
+        assert into == data[start : start + 3000]
+    assert pool.num_connections - before <= 1
+    with store.open_range(digest, 0, 9000) as fill:
+        fill(memoryview(bytearray(10)))  # given up halfway: what is left on that connection is nobody's answer
+    assert store.read_blob(digest) == data

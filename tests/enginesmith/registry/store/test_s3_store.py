@@ -1,0 +1,202 @@
+"""What only a registry in a bucket has: doors, requests to be counted, a cache, encryption, other people's settings."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from enginesmith.core.errors import UnavailableError
+from enginesmith.core.names import Reference
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.cache import local_cache
+from enginesmith.registry.store.layout import MARKER, channel_key, manifest_key
+from enginesmith.registry.store.objects import source
+from enginesmith.registry.store.objects.store import ObjectStore
+from enginesmith.registry.store.s3 import requests as clients
+from enginesmith.registry.store.s3.requests import client
+from enginesmith.registry.versions import views
+from enginesmith.registry.versions.lookup import catalogue, versions
+from enginesmith.registry.versions.publish import attach_page
+from tests.enginesmith.registries import engine, overwrite, publish_engines
+from tests.enginesmith.s3_server import BUCKET
+
+
+@pytest.fixture
+def store(s3_uri: str) -> ObjectStore:
+    store = open_store(s3_uri, create=True)
+    assert isinstance(store, ObjectStore)
+    return store
+
+
+@pytest.fixture
+def sent(store: ObjectStore) -> list[str]:
+    """The requests that leave this process: 'GET /bucket/key?query'."""
+    found: list[str] = []
+    client(store.place).meta.events.register(
+        "before-send.s3", lambda request, **_: found.append(f"{request.method} {request.url}")
+    )
+    return found
+
+
+def pages_of(store: ObjectStore, size: int) -> None:
+    """Listings come in pages of this size."""
+    event = "provide-client-params.s3.ListObjectsV2"
+    client(store.place).meta.events.register(event, lambda params, **_: {**params, "MaxKeys": size})
+
+
+def test_nobody_without_credentials_is_told_what_to_set(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    forget()
+    try:
+        with pytest.raises(UnavailableError, match=r"no usable credentials.*AWS_PROFILE"):
+            open_store(s3_uri, create=True)
+        monkeypatch.setenv("AWS_PROFILE", "nobody")
+        forget()
+        with pytest.raises(UnavailableError, match="AWS configuration cannot be used"):
+            open_store(s3_uri)
+    finally:
+        forget()
+
+
+def forget() -> None:
+    """What boto3 found in the environment is looked for again."""
+    clients._client.cache_clear()
+    clients._session.cache_clear()
+
+
+def test_listing_costs_pages_and_no_manifest(store: ObjectStore, sent: list[str]) -> None:
+    """8 models x 6 versions in pages of 20: the requests are those for the pages, one for each channel, and one for the
+    index, which a registry of few models has not."""
+    for model in range(8):
+        for version in range(1, 7):
+            store.create(manifest_key(f"m{model}", str(version)), b"{}")
+    channel = publish_engines(store, [engine(store)], model="m0", wanted="v1").manifest
+    state = store.read(channel_key("m0", "candidate")) or b""
+    other = state.replace(b'"m0"', b'"m1"').replace(b'"candidate"', b'"stable"')
+    store.create(channel_key("m1", "stable"), other)
+    keys = len(list(store.list("models/")))
+    pages_of(store, 20)
+    sent.clear()
+    listed = views.list_models(store)
+    pages = -(-keys // 20)
+    assert len(sent) == pages + 3 and sum("list-type" in request for request in sent) == pages
+    assert not any("manifest.json" in request for request in sent) and channel.version == "v1"
+    assert [len(row.versions) for row in listed] == [7, *[6] * 7]
+    assert {row.model: row.channels for row in listed if row.channels} == {
+        "m0": {"candidate": "v1"},
+        "m1": {"stable": "v1"},
+    }
+    sent.clear()
+    assert versions(store, "m3") == [str(number) for number in range(1, 7)] and len(sent) == 1
+    assert [row.model for row in catalogue(store)] == sorted(f"m{model}" for model in range(8))
+
+
+def test_versions_of_a_model_are_read_a_page_at_a_time(store: ObjectStore, sent: list[str]) -> None:
+    entry = engine(store)
+    for content in range(5):
+        publish_engines(store, [entry], content, channel=None)
+    sent.clear()
+    rows = views.list_versions(store, "digits", limit=2)
+    assert [row.version for row in rows] == ["4", "5"]
+    assert sum("manifest.json" in request for request in sent) == 2
+    assert [row.version for row in views.list_versions(store, "digits", limit=2, before="4")] == ["2", "3"]
+
+
+def test_showing_a_version_does_not_read_its_page(store: ObjectStore, sent: list[str]) -> None:
+    manifest = publish_engines(store, [engine(store)]).manifest
+    attach_page(store, manifest, b"<html>", b"{}")
+    sent.clear()
+    page = views.show_version(store, Reference("digits")).page
+    assert page == f"{store.place.locator('')}/models/digits/versions/1/report.html"
+    assert not any(request.startswith("GET") and "report.html" in request for request in sent)
+
+
+def test_keys_come_in_the_same_order_as_from_a_folder(store: ObjectStore, tmp_path: Path) -> None:
+    folder = open_store(tmp_path / "registry", create=True)
+    for key in ("a/b", "a.b/c", "a-b/c", "a0/c", "a/b-c/d", "a/b/c"):
+        store.create(key, b"")
+        if key != "a/b":
+            folder.create(key, b"")
+    pages_of(store, 2)
+    assert [key for key in store.list() if key != "a/b"] == list(folder.list())
+    assert list(store.children()) == list(folder.children())
+    overwrite(store, "empty/", b"")  # what consoles make for a folder
+    assert "empty/" not in list(store.list()) and list(store.children("empty/")) == []
+
+
+def test_a_fetched_blob_comes_once(store: ObjectStore, sent: list[str], tmp_path: Path) -> None:
+    digest = store.put_bytes(b"hello")
+    store.fetch(digest, tmp_path / "one")
+    sent.clear()
+    store.fetch(digest, tmp_path / "two")
+    assert sent == [] and (tmp_path / "two").read_bytes() == b"hello"
+    assert (tmp_path / "two").stat().st_mode & 0o200
+
+
+def test_a_damaged_cached_copy_is_thrown_away_and_no_fault_of_the_registry(store: ObjectStore, tmp_path: Path) -> None:
+    digest = store.put_bytes(b"hello")
+    path = store.path(digest)
+    path.chmod(0o644)
+    path.write_bytes(b"jello")
+    store.fetch(digest, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == b"hello" and not path.exists()
+    assert store.path(digest).read_bytes() == b"hello"
+
+
+def _is_a_file(cache: Path) -> None:
+    cache.write_text("")
+
+
+def _is_too_small(cache: Path) -> None:
+    os.environ["ENGINESMITH_CACHE_BYTES"] = "3"
+
+
+def _is_off(cache: Path) -> None:
+    os.environ["ENGINESMITH_CACHE_BYTES"] = "0"
+
+
+@pytest.mark.parametrize("spoil", [_is_a_file, _is_too_small, _is_off])
+def test_without_a_cache_a_blob_comes_all_the_same(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
+) -> None:
+    monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", str(1 << 20))
+    spoil(tmp_path / "cache")
+    digest = store.put_bytes(b"hello")
+    store.fetch(digest, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == b"hello"
+    cache = local_cache()
+    assert cache is None or not (tmp_path / "cache").is_dir() or not cache.holds(digest)
+
+
+def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "PART_BYTES", 1000)
+    store = open_store(f"{s3_uri}&sse=aws:kms&kms_key=mine", create=True)
+    assert isinstance(store, ObjectStore) and store.create("a", b"")
+    for data in (b"small", b"large" * 500):
+        digest = store.put_bytes(data)
+        assert store.put_bytes(data) == digest
+    for key in (MARKER, "a", *store.list("blobs/")):
+        found = client(store.place).head_object(Bucket=BUCKET, Key=store.place.key(key))
+        assert (found["ServerSideEncryption"], found["SSEKMSKeyId"]) == ("aws:kms", "mine")
+    store.discard(digest)
+
+
+def test_nothing_is_asked_of_access_lists_and_no_credential_is_stored(store: ObjectStore, sent: list[str]) -> None:
+    publish_engines(store, [engine(store)])
+    assert not any("acl" in request for request in sent)
+    assert all(b"testing" not in (store.read(key) or b"") for key in store.list())
+    assert "testing-secret" not in repr(store) + store.uri
+
+
+def test_boto3_is_loaded_for_buckets_alone(tmp_path: Path) -> None:
+    code = (
+        "import sys; from enginesmith.registry.store.base import open_store; import enginesmith.client.pull;"
+        f"open_store({str(tmp_path / 'r')!r}, create=True).put_bytes(b'x'); print(*sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in out.stdout.split()}
+    assert not loaded & {"boto3", "botocore", "s3transfer", "urllib3"}

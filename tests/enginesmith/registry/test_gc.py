@@ -1,0 +1,251 @@
+import os
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+from enginesmith.core.errors import ConflictError, IntegrityError, UnknownNameError
+from enginesmith.registry import leases
+from enginesmith.registry.builds.records import recall, remember
+from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.evidence.attestations import attest
+from enginesmith.registry.gc import collect
+from enginesmith.registry.leases import take_lease
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.pins import list_pinned, pin, unpin
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import (
+    LEASES,
+    MARKS,
+    attestation_key,
+    channel_key,
+    manifest_key,
+    page_key,
+    record_key,
+)
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions.publish import attach_page
+from tests.enginesmith.registries import engine, in_child, on_each_store, publish_engines, report
+from tests.enginesmith.registry.memory import MemoryStore
+
+ONE = Rules(versions=1, moves=1)
+AT_ONCE = timedelta(0)
+
+
+def publish(store: Store, *contents: object, model: str = "digits") -> list[Manifest]:
+    return [
+        publish_engines(store, [engine(store, data=f"{model} {it}".encode())], it, channel=None, model=model).manifest
+        for it in contents
+    ]
+
+
+def left(store: Store, model: str = "digits") -> list[str]:
+    return lookup.versions(store, model)
+
+
+def states(store: Store, **how: object) -> dict[str, str]:
+    return {item.name: item.state for item in collect(store, ONE, **how).items}  # type: ignore[arg-type]
+
+
+@on_each_store
+def test_in_two_steps_and_not_before_the_grace_is_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = publish(store, "a", "b")
+    attach_page(store, old, b"<html>", b"{}")
+    engine_of_old = str(old.engines[0].digest)
+    before = set(store.list())
+    names = {"digits@1", engine_of_old, str(old.engines[0].report)}
+    assert states(store) == dict.fromkeys(names, "new") and set(store.list()) == before
+    assert states(store, delete=True) == dict.fromkeys(names, "waiting") and left(store) == ["1", "2"]
+    later = leases.now() + timedelta(days=8)
+    monkeypatch.setattr(leases, "now", lambda: later)
+    assert states(store) == dict.fromkeys(names, "due") and left(store) == ["1", "2"]
+    found = collect(store, ONE, delete=True)
+    assert {item.name: item.state for item in found.items} == dict.fromkeys(names, "deleted")
+    assert found.size_bytes("deleted") == sum(item.size_bytes for item in found.items) > 0
+    assert left(store) == ["2"] and not store.has(engine_of_old)
+    assert store.has(new.sources["onnx"])  # of the version that stays, though the other one had it too
+    assert store.read(page_key("digits", "1")) is None
+    assert verify(store).problems == () and states(store) == {}
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+def test_what_channels_may_go_back_to_stays(memory: MemoryStore) -> None:
+    found = publish(memory, *"abcdef")
+    for manifest in found[:5]:
+        channels.promote(memory, manifest, "stable")
+    collect(memory, Rules(versions=1, moves=2), AT_ONCE, delete=True)
+    assert left(memory) == ["3", "4", "5", "6"]
+    channels.rollback(memory, "digits", "stable")
+    assert channels.rollback(memory, "digits", "stable").version == "3"
+    with pytest.raises(UnknownNameError, match="served version 2 before, which was deleted since; promote another"):
+        channels.rollback(memory, "digits", "stable")
+    # Rolled back to 3, the moves before lead there from 5 and 4.
+    collect(memory, Rules(versions=1, moves=1), AT_ONCE, delete=True)
+    assert left(memory) == ["3", "4", "6"]
+
+
+def test_pins(memory: MemoryStore) -> None:
+    one, *_ = publish(memory, *"abc")
+    assert pin(memory, one, by="ada", why="for the paper") and not pin(memory, one)
+    assert list_pinned(memory, "digits") == ["1"]
+    collect(memory, ONE, AT_ONCE, delete=True)
+    assert left(memory) == ["1", "3"] and verify(memory).problems == ()
+    unpin(memory, "digits", "1")
+    with pytest.raises(UnknownNameError, match="is not pinned"):
+        unpin(memory, "digits", "1")
+    collect(memory, ONE, AT_ONCE, delete=True)
+    assert left(memory) == ["3"]
+    with pytest.raises(IntegrityError, match="was deleted"):
+        pin(memory, one)
+
+
+def test_a_number_is_never_given_twice(memory: MemoryStore) -> None:
+    """The highest number stays though other names sort after it: the next one is counted from it."""
+    publish(memory, *"ab")
+    publish_engines(memory, [engine(memory)], "named", channel=None, wanted="v1")
+    collect(memory, ONE, AT_ONCE, delete=True)
+    assert left(memory) == ["2", "v1"]
+    assert publish(memory, "c")[0].version == "3"
+
+
+def test_what_a_later_release_adds_beside_a_manifest_is_kept(memory: MemoryStore) -> None:
+    (one,) = publish(memory, "a")
+    entry = one.engines[0]
+    signed, named = memory.put_bytes(b"a bill of materials"), memory.put_bytes(b"named by a key")
+    memory.create("models/digits/versions/1/future/statement.json", f'{{"sbom": "sha256:{signed}"}}'.encode())
+    memory.create(f"models/digits/versions/1/future/{named}.json", b"{}")
+    attest(memory, one, report(entry, "proven", host="elsewhere"))
+    collect(memory, ONE, AT_ONCE, delete=True)
+    assert memory.has(signed) and memory.has(named) and verify(memory).sound
+
+
+def test_records_go_with_their_blobs_and_stay_with_them(memory: MemoryStore) -> None:
+    (one,) = publish(memory, "a")
+    source, loose = one.sources["onnx"], memory.put_bytes(b"observations")
+    remember(memory, "export", "0" * 64, {}, [source])
+    remember(memory, "ranges", "1" * 64, {}, [loose])
+    memory.create(record_key("ranges", "2" * 64), b"garbage")
+    (item,) = collect(memory, ONE, AT_ONCE).items
+    assert item.name == loose and item.why == "only the memory of a step (ranges) refers to it"
+    kinds = [item.kind for item in collect(memory, ONE, AT_ONCE, delete=True).items]
+    assert kinds == ["blob", "record", "record"]
+    assert recall(memory, "export", "0" * 64) == {} and memory.read(record_key("ranges", "1" * 64)) is None
+
+
+def test_remains_of_a_version_go(memory: MemoryStore) -> None:
+    (one,) = publish(memory, "a")
+    entry = one.engines[0]
+    memory.create(attestation_key("digits", "7", str(entry.digest), "0" * 64), b"{}")
+    assert [(item.kind, item.name) for item in collect(memory, ONE, AT_ONCE, delete=True).items] == [
+        ("remains", "digits@7")
+    ]
+    assert not list(memory.list("models/digits/versions/7/"))
+
+
+def test_a_condemned_name_that_is_needed_again_is_taken_off(memory: MemoryStore) -> None:
+    one, _ = publish(memory, *"ab")
+    collect(memory, ONE, delete=True)
+    channels.promote(memory, one, "stable")
+    assert collect(memory, ONE, AT_ONCE, delete=True).items == () and left(memory) == ["1", "2"]
+    # It is also taken off when nothing points to it yet: whoever asked for it has the whole grace again.
+    channels.promote(memory, publish(memory, "c")[0], "stable")
+    channels.promote(memory, publish(memory, "d")[0], "stable")
+    assert "digits@1" in states(memory, delete=True)
+    assert publish(memory, "a")[0].version == "1" and states(memory)["digits@1"] == "new"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (MARKS, "condemned.json: is not JSON"),
+        (f"{LEASES}0.json", "delete it when nobody publishes"),
+        (channel_key("digits", "stable"), "channel digits:stable"),
+    ],
+)
+def test_what_cannot_be_read_may_need_anything(memory: MemoryStore, key: str, words: str) -> None:
+    publish(memory, *"ab")
+    memory.create(key, b"{")
+    before = set(memory.objects)
+    with pytest.raises(IntegrityError, match=words):
+        collect(memory, ONE, AT_ONCE, delete=True)
+    assert before <= set(memory.objects) and any(
+        p.what in (key, LEASES) or p.kind == "dangling" for p in verify(memory).problems
+    )
+
+
+def test_an_edited_manifest_stays_where_it_is_served(memory: MemoryStore) -> None:
+    one, _ = publish(memory, *"ab")
+    channels.promote(memory, one, "stable")
+    key = "models/digits/versions/1/manifest.json"
+    memory.objects[key] = memory.objects[key].replace(b"proven", b"failed")
+    with pytest.raises(IntegrityError, match=r"\(memory://models/digits/versions/1/manifest\.json\).*restore it"):
+        collect(memory, ONE, AT_ONCE, delete=True)
+    assert memory.has(str(one.engines[0].digest))
+
+
+def test_leases_of_the_dead_are_found_and_go(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(memory, "a")
+    lease = take_lease(memory, "publishing digits")
+    assert verify(memory).problems == () and collect(memory, ONE).leases[0].startswith("publishing digits (")
+    later = leases.now() + timedelta(hours=2)
+    monkeypatch.setattr(leases, "now", lambda: later)
+    (problem,) = verify(memory).problems
+    assert problem.kind == "stray" and lease.id in problem.what
+    collect(memory, ONE, delete=True)
+    assert list(memory.list(LEASES)) == []
+
+
+def test_a_publication_leaves_no_lease(memory: MemoryStore) -> None:
+    publish(memory, "a")
+    assert list(memory.list(LEASES)) == [] and memory.read(MARKS) is None
+
+
+def test_a_dry_run_changes_nothing(memory: MemoryStore) -> None:
+    publish(memory, *"abc")
+    before = dict(memory.objects)
+    assert collect(memory, ONE, AT_ONCE).items and memory.objects == before
+
+
+@on_each_store
+def test_processes_that_publish_while_others_collect(store: Store) -> None:
+    """The interleavings are tested in test_races.py; this is the same with processes, on the stores themselves."""
+    publish(store, *range(3))
+
+    def publish_some() -> None:
+        for content in range(3):
+            for _ in range(50):
+                with suppress(ConflictError, IntegrityError):  # refused; the same again
+                    publish(store, content)
+                    break
+            else:
+                raise AssertionError("never published")
+
+    def collect_some() -> None:
+        for _ in range(4):
+            with suppress(ConflictError):
+                collect(store, ONE, AT_ONCE, delete=True)
+
+    children = [in_child(work) for work in (publish_some, collect_some, publish_some)]
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
+    result = verify(store)
+    assert result.sound and not [problem for problem in result.problems if problem.kind == "stray"], result.problems
+    assert left(store)
+
+
+def test_a_manifest_that_stays_and_cannot_be_read_stops_it(store: Store) -> None:
+    """Cut short, it names no engine any more; whoever restores it wants them back."""
+    [kept] = publish(store, "a")
+    key = manifest_key("digits", "1")
+    whole = store.read(key) or b""
+    assert store.replace(key, whole[:40], whole)
+    for delete in (False, True):
+        with pytest.raises(IntegrityError, match=r"versions/1/manifest\.json\).*restore it"):
+            collect(store, ONE, AT_ONCE, delete=delete)
+    assert [problem.kind for problem in verify(store).problems] == ["edited"]
+    assert store.replace(key, whole, whole[:40]) and states(store, delete=True, grace=AT_ONCE) == {}
+    assert all(map(store.has, kept.blobs()))

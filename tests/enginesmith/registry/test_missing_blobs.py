@@ -1,0 +1,168 @@
+"""Blobs that are missing, cut or a link out of the registry: found by one look at each before they are vouched for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client.client import Client
+from enginesmith.client.fetch import BlobFetcher
+from enginesmith.client.locate import VersionLocator
+from enginesmith.client.resolve import Policy
+from enginesmith.client.watching.watch import ChannelWatcher
+from enginesmith.core.errors import IntegrityError
+from enginesmith.core.hardware.cpu_kinds import CPU
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.names import Reference
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import FileStore, Store
+from enginesmith.registry.store.layout import blob_key
+from enginesmith.registry.store.objects.store import ObjectStore
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels, lookup
+from tests.enginesmith.faulty_proxy import FaultyProxy
+from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, pull
+
+DIGITS = Reference("digits")
+Damage = Callable[[Store, str], None]
+
+
+def lose(store: Store, digest: str) -> None:
+    store.discard(digest)
+
+
+def cut(store: Store, digest: str) -> None:
+    overwrite(store, blob_key(digest), store.read_blob(digest)[:-1])
+
+
+def lead_out(store: Store, digest: str) -> None:
+    """The very bytes, elsewhere: who may write there may change what is served."""
+    assert isinstance(store, FileStore)
+    blob, outside = store.path(digest), store.root.parent / "outside"
+    blob.rename(outside)
+    blob.symlink_to(outside)
+
+
+DAMAGES = [("file", lose, "missing"), ("s3", lose, "missing"), ("file", cut, "size"), ("s3", cut, "size")]
+each_damage = pytest.mark.parametrize(
+    ("store", "damage", "kind"), [*DAMAGES, ("file", lead_out, "missing")], indirect=["store"]
+)
+
+
+@pytest.fixture
+def entries(store: Store) -> tuple[EngineEntry, EngineEntry]:
+    """The first is preferred on a CPU."""
+    return engine(store, precision="fp32"), engine(store, precision="int8")
+
+
+@pytest.fixture
+def manifest(store: Store, entries: tuple[EngineEntry, EngineEntry]) -> Manifest:
+    return publish_engines(store, entries).manifest
+
+
+@each_damage
+@pytest.mark.parametrize("proven_only", [True, False])
+def test_promotion_refuses(store: Store, manifest: Manifest, damage: Damage, kind: str, proven_only: bool) -> None:
+    digest = str(manifest.engines[0].digest)
+    damage(store, digest)
+    with pytest.raises(IntegrityError, match=rf"digits@1 is damaged; .*verify digits@1(.|\n)*engine cpu .*{digest}"):
+        channels.promote(store, manifest, "stable", proven_only=proven_only)
+    assert lookup.read_channel(store, "digits", "stable") is None
+    assert (kind, digest) in {(problem.kind, problem.what) for problem in verify(store).problems}
+
+
+@each_damage
+def test_pull_goes_on_to_the_next_engine_and_resolve_does_not_rank_what_is_lost(
+    store: Store,
+    entries: tuple[EngineEntry, EngineEntry],
+    manifest: Manifest,
+    damage: Damage,
+    kind: str,
+    tmp_path: Path,
+) -> None:
+    damage(store, str(entries[0].digest))
+    pulled = pull(store, DIGITS, CPU, tmp_path / "engines")
+    assert pulled.engine.precision == "int8" and pulled.path.read_bytes() == b"engine cpu int8"
+    (line,) = pulled.warnings
+    assert line.startswith("LOST: cpu fp32 onnxruntime: ")
+    answer = Client(store.uri).resolve("digits", "cpu")
+    assert [item.entry.precision for item in answer.candidates] == ["int8"]
+    assert [unit for unit, why in answer.rejected if why.startswith("lost: ")] == ["cpu fp32 onnxruntime"]
+    damage(store, str(entries[1].digest)) if damage is not lead_out else lose(store, str(entries[1].digest))
+    with pytest.raises(IntegrityError, match=r"every engine of digits@1 that fits cpu is lost; .*build again"):
+        pull(store, DIGITS, CPU, tmp_path / "engines")
+
+
+@on_each_store
+def test_pull_goes_on_from_an_engine_whose_bytes_are_others(
+    store: Store, entries: tuple[EngineEntry, EngineEntry], manifest: Manifest, tmp_path: Path
+) -> None:
+    flip(store, str(entries[0].digest))
+    pulled = pull(store, DIGITS, CPU, tmp_path)
+    assert pulled.engine.precision == "int8" and "holds other bytes" in pulled.warnings[0]
+
+
+@each_damage
+def test_publishing_again_repairs_or_goes_on_beside_what_is_damaged(
+    store: Store, entries: tuple[EngineEntry, EngineEntry], manifest: Manifest, damage: Damage, kind: str
+) -> None:
+    damage(store, str(entries[0].digest))
+    other = engine(store, precision="fp32", data=b"other bytes of the compiler")
+    assert publish_engines(store, (other, entries[1])).manifest.version == "2"
+    assert engine(store, precision="fp32") == entries[0]  # puts the very bytes back
+    assert verify(store, DIGITS).sound
+
+
+def test_a_link_within_the_registry_is_a_blob(store: FileStore, manifest: Manifest) -> None:
+    digest = str(manifest.engines[0].digest)
+    blob, moved = store.path(digest), store.root / "blobs" / "moved"
+    blob.rename(moved)
+    blob.symlink_to(moved)
+    assert store.has(digest) and store.read_blob(digest) == b"engine cpu fp32"
+    moved.unlink()
+    assert not store.has(digest)
+
+
+def test_a_look_at_engines_elsewhere_is_one_request_each(store_behind_proxy: ObjectStore, proxy: FaultyProxy) -> None:
+    manifest = publish_engines(store_behind_proxy, [engine(store_behind_proxy, precision=p) for p in ("fp32", "int8")])
+    proxy.fine()
+    assert Client(store_behind_proxy.uri).resolve("digits", "cpu").candidates
+    assert proxy.count("HEAD", "blobs/") == 2
+    proxy.fine()
+    channels.promote(store_behind_proxy, manifest.manifest, "stable")
+    assert proxy.count("HEAD", "blobs/") == len(manifest.manifest.blobs()) + 1  # and for the snapshot
+
+
+def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restored(
+    store: Store, entries: tuple[EngineEntry, EngineEntry], manifest: Manifest, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    seen: list[str] = []
+    watch = ChannelWatcher(
+        lambda: VersionLocator(store),
+        Reference("digits", channel="candidate"),
+        [Machine.from_name("cpu")],
+        tmp_path / "engines",
+        policy=Policy(),
+        fetcher=lambda: BlobFetcher.for_store(store),
+        interval_s=0,
+        hook=None,
+        say=told.append,
+    )
+
+    class Stop:
+        """Damages before the first look, restores before the third."""
+
+        def is_set(self) -> bool:
+            if len(seen) == 2:
+                engine(store, precision="fp32")
+            return len(seen) == 3
+
+        def wait(self, seconds: float) -> None:
+            seen.append((tmp_path / "engines" / "current").resolve().name)
+
+    lose(store, str(entries[0].digest))
+    swap = watch.run(Stop())  # type: ignore[arg-type]
+    assert seen[0] == seen[1] != seen[2]
+    assert swap is not None and swap.digest == entries[0].digest
+    assert [line for line in told if line.startswith("LOST: cpu fp32")] == told[1:2], "told once"

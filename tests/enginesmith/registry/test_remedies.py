@@ -1,0 +1,115 @@
+"""What a damaged registry says: the path, and a remedy that brings it back; and a disk that fills up at the end."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from enginesmith.core.errors import ConflictError, EnginesmithError, InputError, IntegrityError, UnavailableError
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.gc import collect
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.folder import FileStore
+from enginesmith.registry.store.layout import MARKER, channel_key, manifest_key
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels, lookup
+from tests.enginesmith.registries import engine, publish_engines
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    found = open_store(tmp_path / "my registry", create=True)
+    assert isinstance(found, FileStore)
+    return found
+
+
+def test_a_garbage_manifest_goes_away_as_its_message_says(store: FileStore) -> None:
+    publish_engines(store, [engine(store)], "a")
+    path = store.root / manifest_key("digits", "1")
+    path.chmod(0o644)
+    path.write_text("garbage")
+    for look in (lambda: lookup.load(store, "digits", "1"), lambda: collect(store)):
+        with pytest.raises(IntegrityError) as caught:
+            look()
+        assert f"({path}): is not JSON" in str(caught.value)
+        assert "build again" in str(caught.value) and "then delete this file" in str(caught.value)
+    assert str(path) in verify(store).problems[0].detail
+    assert publish_engines(store, [engine(store)], "a").version == "2"
+    path.unlink()
+    assert verify(store).sound
+    collect(store)
+
+
+def test_a_garbage_channel_goes_away_as_its_message_says(store: FileStore) -> None:
+    published = publish_engines(store, [engine(store)], "a", channel="candidate")
+    path = store.root / channel_key("digits", "candidate")
+    path.write_text("garbage")
+    with pytest.raises(IntegrityError) as caught:
+        lookup.read_channel(store, "digits", "candidate")
+    assert f"({path}): is not JSON" in str(caught.value) and "delete this file and promote" in str(caught.value)
+    path.unlink()
+    channels.promote(store, published.manifest, "candidate")
+    assert verify(store).sound
+
+
+def test_a_channel_whose_version_is_gone_says_to_promote_another(store: FileStore) -> None:
+    published = [publish_engines(store, [engine(store)], content) for content in ("a", "b")]
+    (store.root / manifest_key("digits", "2")).unlink()
+    with pytest.raises(IntegrityError, match=r"points nowhere: .*; promote a version to it that is there"):
+        lookup.locate(store, parse_reference("digits:candidate"))
+    channels.promote(store, published[0].manifest, "candidate")
+    assert verify(store).sound
+
+
+@pytest.mark.parametrize("marker", [None, "garbage"])
+def test_a_lost_marker_comes_back_as_the_message_says(store: FileStore, marker: str | None) -> None:
+    publish_engines(store, [engine(store)], "a")
+    path = store.root / MARKER
+    path.chmod(0o644)
+    path.write_text(marker) if marker else path.unlink()
+    with pytest.raises(EnginesmithError) as caught:
+        open_store(store.root, create=True)
+    said = str(caught.value)
+    assert str(path) in said and 'write {"format":1} into' in said
+    path.write_text('{"format":1}')
+    assert lookup.models(open_store(store.root)) == ["digits"]
+
+
+def test_a_folder_with_other_things_is_still_no_registry(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(InputError, match=r"holds 'thesis.tex' and is no registry"):
+        open_store(tmp_path, create=True)
+
+
+def test_a_disk_that_is_full_after_publication_says_that_the_version_is_published(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = FileStore.replace
+
+    def full(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:
+        if key == channel_key("digits", "candidate"):
+            raise UnavailableError(f"writing {key}: {os.strerror(errno.ENOSPC)}")
+        return replace(self, key, data, expected)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileStore, "replace", full)
+        wanted = "^digits@1 is published, but the move of channel candidate could not be written: writing .*No space"
+        with pytest.raises(UnavailableError, match=wanted):
+            publish_engines(store, [engine(store)], "a", channel="candidate")
+    again = publish_engines(store, [engine(store)], "a", channel="candidate")
+    assert again.existed and lookup.read_channel(store, "digits", "candidate") is not None
+
+
+def test_a_garbage_channel_after_publication_does_too(store: FileStore) -> None:
+    publish_engines(store, [engine(store)], "a", channel="candidate")
+    (store.root / channel_key("digits", "candidate")).write_text("garbage")
+    with pytest.raises(IntegrityError, match=r"^digits@2 is published, but the move of channel candidate "):
+        publish_engines(store, [engine(store)], "b", channel="candidate")
+
+
+def test_a_conflict_before_publication_says_nothing_of_the_kind(store: FileStore) -> None:
+    publish_engines(store, [engine(store)], "a", wanted="1.0", channel=None)
+    with pytest.raises(ConflictError) as caught:
+        publish_engines(store, [engine(store)], "b", wanted="1.0", channel=None)
+    assert "is published, but" not in str(caught.value)

@@ -1,0 +1,280 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client.client import Client, Policy
+from enginesmith.core.digest import canonical_json, digest_of_bytes
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.evidence.attestations import attest, judge_entries
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import FileStore, open_store
+from enginesmith.registry.store.layout import attestation_key, manifest_key, signature_key
+from enginesmith.registry.trust import require
+from enginesmith.registry.trust.policy import load_policy
+from enginesmith.registry.trust.requirement import UntrustedError
+from enginesmith.registry.trust.signatures import key_id_of_pem
+from enginesmith.registry.trust.signing import SigningKey, sign
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.additions import add_signatures
+from enginesmith.registry.versions.lookup import locate
+from tests.enginesmith.registries import engine, names_in, publish_engines, pull, report
+from tests.enginesmith.registry.trust.keys import certificate, private, private_pem, written
+
+CPU = parse_targets("cpu")[0]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    found = open_store(tmp_path / "registry", create=True)
+    assert isinstance(found, FileStore)
+    return found
+
+
+@pytest.fixture
+def manifest(store: FileStore) -> Manifest:
+    return publish_engines(store, [engine(store)], channel="stable").manifest
+
+
+def policy_file(folder: Path, rules: str, signers: str | None = None) -> Path:
+    for name in ("release", "other"):
+        written(folder, name)
+    path = folder / "trust.yaml"
+    named = signers or "  release: {public_key: release.pub}\n  other: {public_key: other.pub}\n"
+    path.write_text(f"format: 1\nsigners:\n{named}rules:\n{rules}")
+    return path
+
+
+def key(folder: Path, name: str = "release") -> SigningKey:
+    return SigningKey(written(folder, name)[0])
+
+
+NEEDS_RELEASE = "  - {models: 'digits*', signers: [release]}\n"
+
+
+def test_without_the_signature_that_the_policy_needs_nothing_lands(
+    store: FileStore, manifest: Manifest, tmp_path: Path
+) -> None:
+    policy, dest = load_policy(policy_file(tmp_path, NEEDS_RELEASE)), tmp_path / "dest"
+    add_signatures(store, manifest, key(tmp_path, "other"))
+    with pytest.raises(UntrustedError) as refused:
+        pull(store, parse_reference("digits"), CPU, dest, trust=policy)
+    said = str(refused.value)
+    assert "digits@1 has 0 of the 1 signatures" in said and "release (key " in said and "has not signed" in said
+    assert "enginesmith sign digits@1" in said and not dest.exists()
+    [signed] = add_signatures(store, manifest, key(tmp_path))
+    assert signed.new and not sign(store, manifest, key(tmp_path))[0].new
+    pulled = pull(store, parse_reference("digits"), CPU, dest, trust=policy)
+    assert pulled.located.signed_by == ("release",) and pulled.path.read_bytes() == b"engine cpu fp32"
+    assert verify(store).sound
+
+
+def test_a_signature_is_of_one_manifest_and_one_key(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+    policy = load_policy(policy_file(tmp_path, "  - {models: '*', signers: [release]}\n"))
+    [signed] = add_signatures(store, manifest, key(tmp_path))
+    genuine = store.read(signed.key) or b""
+    others = [
+        publish_engines(store, [engine(store, data=b"worse")], "b").manifest,
+        publish_engines(store, [engine(store)], model="faces").manifest,
+    ]
+    for other in others:  # the signature of another version or model, under the name where it is looked for
+        moved = signature_key(other.model, other.version, digest_of_bytes(other.to_bytes()), signed.key_id)
+        assert store.create(moved, genuine)
+        with pytest.raises(UntrustedError, match=r"another manifest\.json"):
+            require(store, locate(store, parse_reference(f"{other.model}@{other.version}")).manifest, policy)
+    found = [problem for problem in verify(store).problems if problem.kind == "signature"]
+    assert len(found) == 2 and all("moved by hand" in problem.detail for problem in found)
+    # The signature by another key, under the name of the right one.
+    [wrong] = sign(store, manifest, key(tmp_path, "other"))
+    store.replace(signed.key, store.read(wrong.key) or b"", genuine)
+    with pytest.raises(UntrustedError, match="it is not by release"):
+        require(store, locate(store, parse_reference("digits@1")).manifest, policy)
+    # The same, and it says that it is by the right one.
+    lying = (store.read(wrong.key) or b"").replace(wrong.key_id.encode(), signed.key_id.encode())
+    store.replace(signed.key, lying, store.read(signed.key))
+    with pytest.raises(UntrustedError, match="does not verify"):
+        require(store, locate(store, parse_reference("digits@1")).manifest, policy)
+
+
+def test_an_engine_swapped_with_its_manifest_is_refused(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+    policy = load_policy(policy_file(tmp_path, NEEDS_RELEASE))
+    sign(store, manifest, key(tmp_path))
+    evil = store.put_bytes(b"evil")
+    forged = replace(manifest, engines=(replace(manifest.engines[0], digest=evil, size_bytes=4),))
+    place = manifest_key("digits", "1")
+    assert store.replace(place, forged.to_bytes(), store.read(place))
+    (store.root / "models/digits/channels/stable.json").unlink()
+    channels.promote(store, forged, "stable")
+    pull(store, parse_reference("digits"), CPU, tmp_path / "open")  # without a policy the registry is believed
+    with pytest.raises(UntrustedError, match="digits@1 has 0 of the 1"):
+        pull(store, parse_reference("digits"), CPU, tmp_path / "dest", trust=policy)
+    assert not (tmp_path / "dest").exists()
+
+
+def test_the_variable_alone_closes_every_door(
+    store: FileStore, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import enginesmith
+
+    path = policy_file(tmp_path, NEEDS_RELEASE)
+    monkeypatch.setenv("ENGINESMITH_TRUST_POLICY", str(path))
+    with pytest.raises(UntrustedError):
+        enginesmith.pull("digits", registry=store.root, dest=tmp_path / "dest", target="cpu")
+    path.unlink()
+    with pytest.raises(InputError, match="nothing is trusted"):
+        enginesmith.pull("digits", registry=store.root, dest=tmp_path / "dest", target="cpu")
+    assert not (tmp_path / "dest").exists()
+
+
+def test_a_follower_of_a_channel_keeps_what_is_signed(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+    """A channel that moves to an unsigned version is not followed, until the version is signed."""
+    policy, heard = policy_file(tmp_path, NEEDS_RELEASE), list[str]()
+    sign(store, manifest, key(tmp_path))
+    client = Client(store.root, policy=Policy(trust=policy))
+
+    def look() -> str:
+        swap = client.watch("digits:stable", tmp_path / "serving", machine="cpu", once=True, say=heard.append)
+        assert swap is not None
+        return swap.version
+
+    assert look() == "1"
+    newer = publish_engines(store, [engine(store, data=b"newer")], "b", channel="stable").manifest
+    with pytest.raises(UntrustedError):
+        look()
+    assert (tmp_path / "serving/current").resolve().name.startswith("1-")
+    sign(store, newer, key(tmp_path))
+    assert look() == "2"
+
+
+def test_rules_go_by_name_number_and_age(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+    located = locate(store, parse_reference("digits@1"))
+
+    def asked(rules: str) -> tuple[str, ...]:
+        return require(store, located.manifest, load_policy(policy_file(tmp_path, rules))).signers
+
+    sign(store, manifest, key(tmp_path))
+    assert asked("  - {models: 'dig*', required: false}\n" + NEEDS_RELEASE) == ()
+    assert asked(NEEDS_RELEASE) == ("release",)
+    with pytest.raises(UntrustedError, match="no rule"):
+        asked("  - {models: 'faces', signers: [release]}\n")
+    with pytest.raises(UntrustedError, match="older than version 2"):
+        asked("  - {models: 'digits', required: false, min_version: 2}\n")
+    both = "  - {models: 'digits', signers: [release, other], needed: 2}\n"
+    with pytest.raises(UntrustedError, match="1 of the 2"):
+        asked(both)
+    sign(store, manifest, key(tmp_path, "other"))
+    assert asked(both) == ("release", "other")
+
+
+def test_an_unsigned_attestation_can_take_trust_away_and_never_give_it(store: FileStore, tmp_path: Path) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish_engines(store, [entry]).manifest
+    sign(store, manifest, key(tmp_path))
+    policy = load_policy(policy_file(tmp_path, NEEDS_RELEASE))
+
+    def status() -> str:
+        counts = require(store, locate(store, parse_reference("digits@1")).manifest, policy).counts
+        return judge_entries(store, manifest, counts)[0].status
+
+    attest(store, manifest, report(entry, "proven"))
+    assert judge_entries(store, manifest)[0].status == "proven" and status() == "unproven"
+    signed = sign(store, manifest, key(tmp_path))
+    assert [item.new for item in signed] == [False, True] and status() == "proven"
+    attest(store, manifest, report(entry, "failed", "elsewhere"))
+    assert status() == "failed"
+
+
+def test_an_attestation_signature_is_not_one_of_a_manifest(store: FileStore, tmp_path: Path) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish_engines(store, [entry]).manifest
+    digest = attest(store, manifest, report(entry, "proven"))
+    signed = sign(store, manifest, key(tmp_path))
+    bundle = json.loads(store.read(signed[1].key) or b"")
+    assert store.read(attestation_key("digits", "1", str(entry.digest), digest))
+    moved = signature_key("digits", "1", digest_of_bytes(manifest.to_bytes()), signed[1].key_id)
+    store.replace(moved, canonical_json(bundle), store.read(moved))
+    policy = load_policy(policy_file(tmp_path, NEEDS_RELEASE))
+    with pytest.raises(UntrustedError, match=r"another attestation\.json"):
+        require(store, locate(store, parse_reference("digits@1")).manifest, policy)
+
+
+def test_certificates_count_for_the_identity_that_they_are_made_out_to(
+    store: FileStore, manifest: Manifest, tmp_path: Path
+) -> None:
+    certificate(tmp_path, "root")
+    certificate(tmp_path, "otherroot")
+    leaf = certificate(tmp_path, "ci", "root", san="ci@example.org")
+    chain = (tmp_path / "root.crt",)
+    sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf, chain))
+    # Right under the root there is nothing between the two; a chain that was left out is another signature.
+    [signed] = sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf))
+    assert signed.new
+    located = locate(store, parse_reference("digits@1"))
+
+    def asked(root: str, identity: str) -> tuple[str, ...]:
+        signers = f"  ci: {{certificate_roots: [{root}.crt], identity: {identity}}}\n"
+        path = policy_file(tmp_path, "  - {models: '*', signers: [ci]}\n", signers)
+        return require(store, located.manifest, load_policy(path)).signers
+
+    assert asked("root", "ci@example.org") == ("ci",) == asked("root", "ci")
+    with pytest.raises(UntrustedError, match="not by ci"):
+        asked("root", "boss@example.org")
+    with pytest.raises(UntrustedError, match="does not verify"):
+        asked("otherroot", "ci@example.org")
+    # A chain in two spellings, one for each reader: refused before the library sees it.
+    bundle = json.loads(store.read(signed.key) or b"")
+    bundle["verificationMaterial"]["x509_certificate_chain"] = bundle["verificationMaterial"]["x509CertificateChain"]
+    store.replace(signed.key, canonical_json(bundle), store.read(signed.key))
+    with pytest.raises(UntrustedError, match="has not signed"):
+        asked("root", "ci@example.org")
+
+
+def test_keys_that_cannot_sign_are_named_and_passwords_are_not(
+    store: FileStore, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(private_pem(private("release"), b"swordfish"))
+    monkeypatch.setenv("ENGINESMITH_SIGNING_KEY_PASSWORD", "wrong-swordfish")
+    with pytest.raises(InputError, match=r"locked\.pem") as refused:
+        sign(store, manifest, SigningKey(locked))
+    assert "swordfish" not in str(refused.value)
+    monkeypatch.setenv("ENGINESMITH_SIGNING_KEY_PASSWORD", "swordfish")
+    assert sign(store, manifest, SigningKey(locked))[0].new
+    monkeypatch.delenv("ENGINESMITH_SIGNING_KEY_PASSWORD")
+    for content in (b"", b"no key", written(tmp_path, "release")[1].read_bytes()):
+        (tmp_path / "bad.pem").write_bytes(content)
+        with pytest.raises(InputError, match=r"bad\.pem"):
+            sign(store, manifest, SigningKey(tmp_path / "bad.pem"))
+    with pytest.raises(InputError, match="PEM file"):
+        sign(store, manifest, SigningKey(tmp_path / "absent.pem"))
+    assert len(names_in(tmp_path / "registry/models/digits/versions/1/signatures")) == 1
+
+
+def test_what_is_stored_in_other_bytes_is_not_signed(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+    place = manifest_key("digits", "1")
+    data = store.read(place) or b""
+    assert store.replace(place, data + b" ", data)
+    with pytest.raises(IntegrityError, match="canonical"):
+        sign(store, locate(store, parse_reference("digits@1")).manifest, key(tmp_path))
+
+
+def test_a_signature_of_nothing_is_not_one_of_everything(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+    """Of an empty folder, with the manifest's name among what is ignored: it agrees with any manifest."""
+    from model_signing import hashing, signing
+
+    secret, public = written(tmp_path, "release")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    ignoring = hashing.Config().set_ignored_paths(paths=["manifest.json"])
+    config = signing.Config().set_hashing_config(ignoring).use_elliptic_key_signer(private_key=secret)
+    config.sign(empty, tmp_path / "empty.json")
+    place = signature_key("digits", "1", digest_of_bytes(manifest.to_bytes()), key_id_of_pem(public.read_bytes()))
+    assert store.create(place, (tmp_path / "empty.json").read_bytes())
+    with pytest.raises(UntrustedError, match="resources has 0 items"):
+        require(
+            store, locate(store, parse_reference("digits")).manifest, load_policy(policy_file(tmp_path, NEEDS_RELEASE))
+        )

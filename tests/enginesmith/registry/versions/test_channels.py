@@ -1,0 +1,157 @@
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.evidence.attestations import attest
+from enginesmith.registry.manifest import EngineEntry
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions.state import read_history
+from tests.enginesmith.registries import engine, in_child, on_each_store, publish_engines, report
+
+
+def published(store: Store, *contents: object) -> list:
+    return [publish_engines(store, [engine(store)], content, channel=None).manifest for content in contents]
+
+
+@on_each_store
+def test_promote_and_rollback_keep_a_history(store: Store) -> None:
+    one, two, three = published(store, "a", "b", "c")
+    for manifest in (one, two, three):
+        channels.promote(store, manifest, "stable", by="ada", why="because")
+    assert channels.rollback(store, "digits", "stable", by="bob").version == "2"
+    assert channels.rollback(store, "digits", "stable").version == "1"
+    with pytest.raises(UnknownNameError, match="served nothing before version 1; there is nothing to roll back to"):
+        channels.rollback(store, "digits", "stable")
+    after = channels.promote(store, three, "stable")
+    history = read_history(store, after)
+    assert [move.version for move in history.moves] == ["1", "2", "3", "2", "1", "3"]
+    assert (history.moves[0].by, history.moves[0].why, history.moves[3].by) == ("ada", "because", "bob")
+    assert channels.rollback(store, "digits", "stable").version == "1"
+    assert lookup.read_channel(store, "digits", "stable") != after and lookup.channel_names(store, "digits") == [
+        "stable"
+    ]
+
+
+def test_promoting_what_is_there_changes_nothing(store: Store) -> None:
+    (one,) = published(store, "a")
+    first = channels.promote(store, one, "stable", why="first")
+    assert channels.promote(store, one, "stable", why="again") == first
+
+
+def test_rolling_back_what_never_was(store: Store) -> None:
+    with pytest.raises(UnknownNameError, match="does not exist"):
+        channels.rollback(store, "digits", "stable")
+
+
+def test_only_candidate_takes_unproven_engines(store: Store) -> None:
+    entries = [engine(store), engine(store, "sm_89", status="unproven")]
+    manifest = publish_engines(store, entries).manifest
+    assert lookup.read_channel(store, "digits", "candidate")
+    for name in ("stable", "nightly"):
+        with pytest.raises(InputError, match=r"sm_89 fp32 tensorrt-rtx.*enginesmith validate digits@1.*--proven-only"):
+            channels.promote(store, manifest, name)
+    only = channels.promote(store, manifest, "stable", proven_only=True)
+    assert only.proven_only and lookup.read_channel(store, "digits", "stable") == only
+
+
+def test_an_attestation_opens_stable(store: Store) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish_engines(store, [entry]).manifest
+    attest(store, manifest, report(entry, "proven"))
+    assert channels.promote(store, manifest, "stable").version == "1"
+
+
+def test_a_version_with_nothing_proven_cannot_serve_only_proven_engines(store: Store) -> None:
+    manifest = publish_engines(store, [engine(store, "sm_89", status="unproven")]).manifest
+    with pytest.raises(InputError, match="no proven engine"):
+        channels.promote(store, manifest, "stable", proven_only=True)
+    with pytest.raises(InputError, match=r"enginesmith validate digits@1` on such a node$"):
+        channels.promote(store, manifest, "stable")  # and not the advice that it just refused
+
+
+def test_where_golden_data_measures_too_little_the_remedy_is_other_golden_data_and_no_run(store: Store) -> None:
+    why = "not measured: q: the same in all 8 golden samples"
+    counts = {"passed": 9, "failed": 0, "not_measured": 1}
+    blind = replace(engine(store, "cpu", status="unproven"), reason=why, checks=counts)
+    other = engine(store, "sm_89", status="unproven")
+
+    def refusal(*entries: EngineEntry, model: str) -> str:
+        with pytest.raises(InputError) as error:
+            channels.promote(store, publish_engines(store, list(entries), model=model).manifest, "stable")
+        return str(error.value)
+
+    said = refusal(blind, model="one")
+    assert said.endswith(f"build again with other golden data ({blind.unit}: {why})") and "validate" not in said
+    both = refusal(blind, other, engine(store, "sm_80"), model="two")
+    assert "run `enginesmith validate two@1` on such a node and build again" in both and "or add --proven-only" in both
+
+
+def test_references(store: Store) -> None:
+    one, two = published(store, "a", "b")
+
+    def located(text: str) -> str:
+        return lookup.locate(store, parse_reference(text)).manifest.version
+
+    assert (located("digits"), located("digits@1")) == ("2", "1")
+    channels.promote(store, one, "candidate")
+    assert located("digits") == "1"
+    channels.promote(store, two, "stable")
+    assert (located("digits"), located("digits:candidate")) == ("2", "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("digit", "no model 'digit'.*did you mean 'digits'"),
+        ("other:stable", "no model 'other'.*known: digits"),
+        ("digits@7", "no version of digits '7'.*known: 1"),
+        ("digits:stabel", "no channel of digits 'stabel'.*did you mean 'stable'"),
+    ],
+)
+def test_a_reference_to_nothing_names_what_there_is(store: Store, text: str, words: str) -> None:
+    channels.promote(store, published(store, "a")[0], "stable")
+    with pytest.raises(UnknownNameError, match=words):
+        lookup.locate(store, parse_reference(text))
+
+
+def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
+    one, _ = published(store, "a", "b")
+    channels.promote(store, one, "stable")
+    key = channel_key("digits", "stable")
+    data = store.read(key) or b""
+    document = json.loads(data)
+    move = {**document["move"], "version": "2"}
+    for edited in (
+        {**document, "version": "2"},
+        {**document, "moves": 0},
+        {**document, "move": {**move, "extra": 1}},
+        {**document, "move": {**move, "at": None}},
+        {**document, "move": {**move, "version": "../2"}},
+        {**document, "snapshots": {"x": "y"}},
+        [],
+    ):
+        store.replace(key, json.dumps(edited).encode(), store.read(key))
+        with pytest.raises(IntegrityError, match="digits:stable"):
+            lookup.read_channel(store, "digits", "stable")
+    store.replace(key, json.dumps({**document, "move": move}).encode(), store.read(key))
+    with pytest.raises(IntegrityError, match="replaced by hand"):
+        lookup.locate(store, parse_reference("digits:stable"))
+
+
+@on_each_store
+def test_racing_promotions_lose_no_move(store: Store) -> None:
+    entry, names = engine(store), [f"v{number}" for number in range(16)]
+    manifests = [publish_engines(store, [entry], name, channel=None, wanted=name).manifest for name in names]
+    children = [
+        in_child(lambda manifest=manifest: channels.promote(store, manifest, "stable", by=manifest.version))
+        for manifest in manifests
+    ]
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
+    channel = lookup.read_channel(store, "digits", "stable")
+    assert channel is not None and sorted(move.by for move in read_history(store, channel).moves) == sorted(names)

@@ -1,0 +1,209 @@
+"""The index of models says what the registry holds: beside writers, after killed ones, lost, damaged, edited."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+
+import pytest
+
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.registry import leases
+from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.gc import collect
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import LEASES, index_key, manifest_key
+from enginesmith.registry.versions import channels, index, lookup
+from enginesmith.registry.versions.index import ListedModel, list_all, look_at, make_index, read_index
+from enginesmith.registry.versions.lookup import catalogue
+from enginesmith.registry.versions.views import list_models
+from tests.enginesmith.registries import engine, on_each_store, publish_engines
+from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave
+
+
+def look(store: Store) -> list[ListedModel]:
+    """What the registry holds, without the index."""
+    return look_at(store, catalogue(store))
+
+
+def publish(store: Store, content: object, model: str = "digits", channel: str | None = "candidate") -> None:
+    publish_engines(store, [engine(store)], content, channel=channel, model=model)
+
+
+@pytest.fixture
+def indexed() -> MemoryStore:
+    store = MemoryStore()
+    for model in ("digits", "letters"):
+        publish(store, "a", model)
+        publish(store, "b", model)
+    make_index(store)
+    return store
+
+
+def promote(store: MemoryStore) -> None:
+    channels.promote(store, lookup.load(store, "digits", "1"), "stable")
+
+
+def publish_another(store: MemoryStore) -> None:
+    publish(store, "c", "numbers")
+
+
+WRITERS = [promote, publish_another, lambda store: channels.rollback(store, "letters", "candidate")]
+
+
+def count_steps(store: MemoryStore, work: Callable[[MemoryStore], object]) -> int:
+    actor = Actor("alone")
+    interleave([(actor, partial(work, MemoryStore(dict(store.objects)).seen_by(actor)))], lambda waiting: waiting[0])
+    return actor.steps
+
+
+@on_each_store
+def test_every_writer_keeps_the_index(store: Store) -> None:
+    publish(store, "a")
+    make_index(store)
+    publish(store, "b")
+    publish(store, "c", "letters", channel=None)
+    assert read_index(store) == look(store) != []
+    channels.promote(store, lookup.load(store, "digits", "1"), "stable")
+    channels.rollback(store, "digits", "candidate")
+    assert read_index(store) == look(store) and read_index(store)[0].channels == {"candidate": "1", "stable": "1"}
+    collect(store, Rules(versions=1, moves=0), timedelta(0), delete=True)
+    assert read_index(store) == look(store) and list(store.list(LEASES)) == []
+
+
+@pytest.mark.parametrize("work", WRITERS)
+def test_a_list_between_every_two_calls_of_a_writer(indexed: MemoryStore, work: Callable[[MemoryStore], None]) -> None:
+    before, last = look(indexed), MemoryStore(dict(indexed.objects))
+    work(last)
+    for step in range(1, count_steps(indexed, work) + 1):
+        store, actor = MemoryStore(dict(indexed.objects)), Actor("writer", kill_at=step)
+        interleave([(actor, partial(work, store.seen_by(actor)))], lambda waiting: waiting[0])
+        assert isinstance(actor.error, Killed)
+        assert read_index(store) == look(store), step
+    assert before != look(last) == read_index(last)
+
+
+@pytest.mark.parametrize("work", WRITERS)
+def test_a_writer_that_begins_and_ends_within_a_list(indexed: MemoryStore, work: Callable[[MemoryStore], None]) -> None:
+    last = MemoryStore(dict(indexed.objects))
+    work(last)
+    allowed = [look(indexed), look(last)]
+    length = count_steps(indexed, lambda store: read_index(store))
+    for step in range(1, length + 1):
+        store, reader, writer, found = MemoryStore(dict(indexed.objects)), Actor("reader"), Actor("writer"), []
+        works = [
+            (reader, partial(lambda found, store: found.append(read_index(store)), found, store.seen_by(reader))),
+            (writer, partial(work, store.seen_by(writer))),
+        ]
+        interleave(works, after(reader, step))
+        assert writer.error is None and found[0] in allowed, step
+
+
+def test_a_list_that_begins_within_a_writer_and_ends_after_it(indexed: MemoryStore) -> None:
+    """It never says what was no longer so when it began: the leases are read before the entries."""
+    last = MemoryStore(dict(indexed.objects))
+    promote(last)
+    length = count_steps(indexed, promote)
+    for mine in range(length // 2, length):
+        begun, killed = MemoryStore(dict(indexed.objects)), Actor("killed", kill_at=mine + 1)
+        interleave([(killed, partial(promote, begun.seen_by(killed)))], lambda waiting: waiting[0])
+        for theirs in (1, 2, 4, 12):
+            store, writer, reader, found = MemoryStore(dict(indexed.objects)), Actor("writer"), Actor("reader"), []
+            works = [
+                (writer, partial(promote, store.seen_by(writer))),
+                (reader, partial(lambda found, store: found.append(read_index(store)), found, store.seen_by(reader))),
+            ]
+            interleave(works, in_turns(writer, mine, reader, theirs))
+            assert found[0] in (look(begun), look(last)), (mine, theirs)
+
+
+def test_two_writers_of_one_model(indexed: MemoryStore) -> None:
+    """Each writes what it found; the later one found what the earlier one did, though it wrote the same as before."""
+
+    def there_and_back(store: MemoryStore) -> None:
+        channels.rollback(store, "digits", "candidate")
+
+    length = count_steps(indexed, promote)
+    for mine in range(length // 2, length):
+        for theirs in (5, 20, 35, 99):
+            store, one, two = MemoryStore(dict(indexed.objects)), Actor("one"), Actor("two")
+            works = [(one, partial(promote, store.seen_by(one))), (two, partial(there_and_back, store.seen_by(two)))]
+            interleave(works, in_turns(one, mine, two, theirs))
+            assert one.error is None and two.error is None and read_index(store) == look(store), (mine, theirs)
+
+
+def test_a_write_of_the_same_entry_is_a_write(indexed: MemoryStore) -> None:
+    key = index_key(index._shard_of("digits"))
+    before = indexed.objects[key]
+    index.refresh_index(indexed, ["digits"])
+    assert indexed.objects[key] != before and read_index(indexed) == look(indexed)
+
+
+def test_the_index_is_made_beside_a_writer(indexed: MemoryStore) -> None:
+    for key in [key for key in indexed.objects if key.startswith("index/")]:
+        del indexed.objects[key]
+    length = count_steps(indexed, promote)
+    for mine in (1, length // 2, length - 5):
+        for theirs in range(3, 72, 2):
+            store, writer, maker = MemoryStore(dict(indexed.objects)), Actor("writer"), Actor("maker")
+            works = [
+                (writer, partial(promote, store.seen_by(writer))),
+                (maker, partial(make_index, store.seen_by(maker))),
+            ]
+            interleave(works, in_turns(writer, mine, maker, theirs))
+            assert writer.error is None and maker.error is None
+            assert read_index(store) in (None, look(store)), (mine, theirs)
+
+
+def test_a_dead_writer_and_a_change_by_hand_are_healed(indexed: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    leases.take_lease(indexed, "promoting", changes=("digits",))
+    indexed.objects[manifest_key("letters", "7")] = indexed.objects[manifest_key("letters", "2")].replace(
+        b'"2"', b'"7"'
+    )
+    assert [item.versions for item in read_index(indexed) or ()] == [("1", "2"), ("1", "2")]
+    later = leases.now() + timedelta(hours=2)
+    monkeypatch.setattr(leases, "now", lambda: later)
+    with pytest.raises(EnginesmithError):  # a manifest that says it is another version
+        collect(indexed, delete=True)
+    del indexed.objects[manifest_key("letters", "7")]
+    del indexed.objects[manifest_key("letters", "1")]
+    collect(indexed, Rules(), delete=True)
+    assert list(indexed.list(LEASES)) == [] and read_index(indexed) == look(indexed)
+
+
+def test_models_of_leases_that_are_over_are_written_anew(indexed: MemoryStore) -> None:
+    """Their writer may have changed them after the collection had read them."""
+    found = look(indexed)
+    del indexed.objects[manifest_key("digits", "1")]
+    assert index.heal_index(indexed, found) == [] and read_index(indexed) == found
+    assert index.heal_index(indexed, found, ["digits"]) == ["digits"] and read_index(indexed) == look(indexed)
+
+
+@pytest.mark.parametrize("damage", [b"{", b'{"complete":true,"format":9,"models":{},"serial":1}', None])
+def test_a_lost_or_damaged_index_is_made_again(
+    indexed: MemoryStore, damage: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = index_key(index._shard_of("digits"))
+    indexed.objects.pop(key) if damage is None else indexed.objects.update({key: damage})
+    assert read_index(indexed) is None and list_models(indexed) == look(indexed)
+    promote(indexed)
+    monkeypatch.setattr(index, "WORTH_AN_INDEX", 2)
+    assert list_all(indexed) == look(indexed) == read_index(indexed)
+
+
+def test_a_list_of_many_models_asks_for_few_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    for number in range(120):
+        store.objects[manifest_key(f"m{number:03}", "1")] = b"never read"
+    publish(store, "a")
+    assert len(list_models(store)) == 121
+    store.calls.clear()
+    assert len(list_models(store)) == 121 and store.calls == {"read": 17, "list": 1}
+    store.calls.clear()
+    assert [item.model for item in list_models(store, limit=2, after="m003")] == ["m004", "m005"]
+    assert store.calls == {"read": 17, "list": 1}
+
+
+def test_a_small_registry_has_no_index(indexed: MemoryStore) -> None:
+    store = MemoryStore()
+    publish(store, "a")
+    assert list_models(store) == look(store) and not list(store.list("index/"))

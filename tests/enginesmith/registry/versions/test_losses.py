@@ -1,0 +1,122 @@
+"""The gate of every move forward: what nodes are served now they are served after it, or somebody accepted the loss."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import InputError
+from enginesmith.core.names import parse_reference
+from enginesmith.exchange.mirror import mirror
+from enginesmith.registry.evidence.attestations import attest
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.losses import list_losses
+from enginesmith.registry.versions.state import read_channel
+from enginesmith.registry.versions.views import history
+from tests.enginesmith.registries import engine, publish_engines, report
+
+UNITS = (("cpu", "fp32"), ("cpu", "int8"), ("sm_89", "fp16"))
+
+
+def publish(store: Store, content: str, *units: tuple[str, str], **options: str) -> Manifest:
+    entries = [engine(store, *unit, data=f"{content}{unit}".encode(), **options) for unit in units or UNITS]
+    return publish_engines(store, entries, content, channel=None).manifest
+
+
+def losses_now(store: Store, manifest: Manifest, proven_only: bool = False) -> tuple[str, ...]:
+    return list_losses(store, read_channel(store, "digits", "stable"), manifest, proven_only)
+
+
+def test_a_promotion_that_loses_engines_is_refused_with_the_list_until_it_is_accepted(store: Store) -> None:
+    full, part = publish(store, "a"), publish(store, "b", ("cpu", "fp32"))
+    channels.promote(store, full, "stable")
+    with pytest.raises(InputError, match=r"digits@2 has nothing for cpu int8, sm_89 fp16; .*--accept-loss"):
+        channels.promote(store, part, "stable")
+    assert read_channel(store, "digits", "stable").version == "1"  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="nothing for sm_89 fp16;"):
+        channels.promote(store, part, "stable", accepted_losses=["cpu int8"])
+    assert channels.promote(store, part, "stable", accepted_losses=None).version == "2"
+    assert [row.move.losses for row in history(store, parse_reference("digits:stable"))] == [
+        (), ("cpu int8", "sm_89 fp16")
+    ]  # fmt: skip
+    channels.promote(store, full, "stable")
+    channels.promote(store, part, "stable", accepted_losses=None)
+    channels.promote(store, full, "stable")
+    part_again = channels.rollback(store, "digits", "stable")
+    assert part_again.version == "2", "a rollback is never refused"
+
+
+def test_with_proven_engines_alone_what_is_not_proven_yet_is_lost(store: Store) -> None:
+    channels.promote(store, publish(store, "a"), "stable")
+    unproven = engine(store, "sm_89", "fp16", "unproven", data=b"new")
+    others = [engine(store, *unit, data=b"new" + unit[1].encode()) for unit in UNITS[:2]]
+    new = publish_engines(store, [*others, unproven], "b", channel=None).manifest
+    with pytest.raises(InputError, match="nothing for sm_89 fp16; build or validate"):
+        channels.promote(store, new, "stable", proven_only=True)
+    attest(store, new, report(unproven, "proven"))
+    assert channels.promote(store, new, "stable", proven_only=True).version == "2"
+
+
+def on_kinds(store: Store, data: str, *kinds: str) -> Manifest:
+    """A version with a CPU engine, built for the first of these kinds and proven on all of them."""
+    entry = replace(engine(store, "cpu", "fp32", data=data.encode()), toolchain={"enginesmith-cpu": kinds[0]})
+    manifest = publish_engines(store, [entry], data, channel=None).manifest
+    for kind in kinds:
+        found = report(entry, "proven", host=kind)
+        attest(store, manifest, replace(found, host={**found.host, "enginesmith-cpu": kind}))
+    return manifest
+
+
+def test_a_kind_of_cpu_is_lost_where_the_channel_serves_proven_engines_alone(store: Store) -> None:
+    channels.promote(store, on_kinds(store, "a", "x86-64-v4-vnni", "x86-64-v3"), "stable", proven_only=True)
+    assert losses_now(store, on_kinds(store, "b", "x86-64-v4-vnni"), True) == ("cpu fp32 on x86-64-v3",)
+    assert losses_now(store, on_kinds(store, "c", "x86-64-v4-vnni"), False) == ()
+    assert losses_now(store, on_kinds(store, "d", "x86-64-v3", "x86-64-v4-vnni"), True) == ()
+
+
+def test_a_generation_serves_its_products_and_another_backend_the_same_target(store: Store) -> None:
+    channels.promote(store, publish(store, "a", ("t4", "fp16")), "stable")
+    assert losses_now(store, publish(store, "b", ("sm_75", "fp16"))) == ()
+    assert losses_now(store, publish(store, "c", ("sm_89", "fp16"))) == ("t4 fp16",)
+    another = replace(engine(store, "t4", "fp16", data=b"d"), backend="tensorrt")
+    another = replace(another, report=store.put_bytes(canonical_json(report(another).to_json())))
+    assert losses_now(store, publish_engines(store, [another], "d", channel=None).manifest) == ()
+
+
+def test_a_compile_cache_is_lost_too(store: Store) -> None:
+    cached = replace(publish(store, "a", ("cpu", "fp32")), caches=(engine(store, data=b"cache"),))
+    written = replace(cached, version="9")
+    store.create("models/digits/versions/9/manifest.json", written.to_bytes())
+    channels.promote(store, written, "stable")
+    assert losses_now(store, publish(store, "b", ("cpu", "fp32"))) == ("cpu fp32 (compile cache)",)
+
+
+def test_a_build_moves_candidate_to_what_its_spec_gives_and_no_other_channel(store: Store) -> None:
+    entries = [engine(store, *unit) for unit in UNITS]
+    for channel in ("candidate", "stable"):
+        assert publish_engines(store, entries, "a", channel=channel).channel_refusal is None
+    one = engine(store, data=b"one")
+    assert publish_engines(store, [one], "b", channel="candidate").channel_refusal is None
+    told = publish_engines(store, [one], "b", channel="stable").channel_refusal
+    assert told and "digits@2 has nothing for cpu int8, sm_89 fp16" in told
+    assert read_channel(store, "digits", "stable").version == "1"  # type: ignore[union-attr]
+    assert read_channel(store, "digits", "candidate").move.losses  # type: ignore[union-attr]
+
+
+def test_a_mirror_follows_accepted_losses_and_brings_none_of_its_own(store: Store, tmp_path: Path) -> None:
+    dest = open_store(tmp_path / "dest", create=True)
+    named = parse_reference("digits:stable")
+    full, part = publish(store, "a"), publish(store, "b", ("cpu", "fp32"))
+    mirror(store, [parse_reference("digits@1")], dest)
+    channels.promote(dest, full, "stable")
+    channels.promote(store, part, "stable")  # the first version here: nobody lost anything
+    with pytest.raises(InputError, match="nothing for cpu int8, sm_89 fp16"):
+        mirror(store, [named], dest, with_channels=True)
+    channels.promote(store, full, "stable")
+    mirror(store, [named], dest, with_channels=True)
+    channels.promote(store, part, "stable", accepted_losses=None)
+    mirror(store, [named], dest, with_channels=True)
+    assert read_channel(dest, "digits", "stable").move.losses == ("cpu int8", "sm_89 fp16")  # type: ignore[union-attr]

@@ -1,0 +1,146 @@
+import json
+
+import pytest
+
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.evidence.attestations import attest
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import policy_key
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels, lookup, policies
+from enginesmith.registry.versions.policies import CanaryPass, ChannelPolicy
+from enginesmith.registry.versions.views import history
+from tests.enginesmith.registries import engine, on_each_store, publish_engines, report
+
+
+def publish(store: Store, content: str, *entries: object) -> Manifest:
+    found = entries or (engine(store, data=content.encode()),)
+    return publish_engines(store, found, content, channel=None).manifest  # type: ignore[arg-type]
+
+
+def passed(store: Store, manifest: Manifest, baseline: Manifest, which: int = 0) -> CanaryPass:
+    """A canary's PASS, as the registry keeps it."""
+    candidate = {"engine": str(manifest.engines[which].digest)}
+    document = {"verdict": "PASS", "candidate": candidate, "baseline": {"manifest": baseline.digest}}
+    return policies.canary_pass(store, store.put_bytes(canonical_json(document)))
+
+
+@on_each_store
+def test_targets_that_need_a_proven_engine(store: Store) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish(store, "a", engine(store), entry)
+    policies.write(store, "digits", "stable", ChannelPolicy(("ada", "CPU")), by="ada")
+    with pytest.raises(
+        InputError, match=r"policy of digits:stable needs a proven engine for sm_89.*enginesmith validate"
+    ):
+        channels.promote(store, manifest, "stable", proven_only=True)
+    attest(store, manifest, report(entry, "proven"))
+    assert channels.promote(store, manifest, "stable").version == "1"
+    # candidate takes anything, unless a policy says otherwise
+    policies.write(store, None, "candidate", ChannelPolicy(("sm_90",)))
+    found = publish_engines(store, [engine(store, data=b"b")], "b")
+    assert found.channel_refusal and "needs a proven engine for sm_90" in found.channel_refusal
+    assert lookup.read_channel(store, "digits", "candidate") is None
+
+
+def test_the_policy_of_a_model_replaces_that_of_all(store: Store) -> None:
+    policies.write(store, None, "stable", ChannelPolicy(("sm_90",)))
+    assert policies.of_channel(store, "digits", "stable").proven == ("sm_90",)
+    policies.write(store, "digits", "stable", ChannelPolicy(), by="ada", why="has no GPU")
+    found = policies.of_channel(store, "digits", "stable")
+    assert found.proven == () and (found.by, found.why) == ("ada", "has no GPU")
+    assert channels.promote(store, publish(store, "a"), "stable").version == "1"
+    assert policies.of_channel(store, "other", "stable").proven == ("sm_90",)
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "words"), [("amper", UnknownNameError, "did you mean"), ("gpu", InputError, "stands for sm_75")]
+)
+def test_targets_are_names_of_one(store: Store, target: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        policies.write(store, "digits", "stable", ChannelPolicy((target,)))
+
+
+@on_each_store
+def test_a_canary_for_every_engine_of_the_targets(store: Store) -> None:
+    one = publish(store, "a")
+    channels.promote(store, one, "stable")
+    pair = engine(store, data=b"x"), engine(store, precision="int8", data=b"y")
+    two = publish(store, "b", *pair)
+    policies.write(store, "digits", "stable", ChannelPolicy(("cpu",), canary=True))
+    with pytest.raises(InputError, match=r"needs a canary's PASS: run `enginesmith canary run --candidate digits@2"):
+        channels.promote(store, two, "stable")
+    first, second = passed(store, two, one), passed(store, two, one, 1)
+    with pytest.raises(InputError, match="none ran cpu int8 onnxruntime: run one for each"):
+        channels.promote(store, two, "stable", canaries=[first])
+    assert channels.promote(store, two, "stable", by="ada", canaries=[first, second]).version == "2"
+    (before, move) = history(store, parse_reference("digits:stable"))
+    assert move.move.canary == (first.report, second.report) and move.report == two.report and before.move.canary == ()
+    assert move.move.by == "ada" and store.has(first.report)
+    assert verify(store).problems == ()
+    store.discard(first.report)
+    (problem,) = verify(store).problems
+    assert (problem.kind, problem.affects) == ("missing", ("digits:stable canary report of the move to 2",))
+    # Going back is always allowed.
+    assert channels.rollback(store, "digits", "stable").version == "1"
+
+
+def test_without_targets_one_pass_is_enough(store: Store) -> None:
+    one = publish(store, "a")
+    channels.promote(store, one, "stable")
+    policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
+    two = publish(store, "b", engine(store, data=b"x"), engine(store, precision="int8", data=b"y"))
+    assert channels.promote(store, two, "stable", canaries=[passed(store, two, one)]).version == "2"
+
+
+def test_a_pass_counts_against_what_is_served_when_the_channel_moves(store: Store) -> None:
+    one, two, three = (publish(store, it) for it in "abc")
+    channels.promote(store, one, "stable")
+    found = passed(store, two, one)
+    channels.promote(store, three, "stable")
+    with pytest.raises(ConflictError, match="serves 3 by now, not what the canary saw"):
+        channels.promote(store, two, "stable", canaries=[found])
+    lost = CanaryPass("0" * 64, found.engine, three.digest)
+    with pytest.raises(IntegrityError, match="canary report 0000"):
+        channels.promote(store, two, "stable", canaries=[lost])
+
+
+def test_a_blob_that_is_no_pass(store: Store) -> None:
+    for text in (b"{}", b"[", b'{"verdict": "FAIL"}'):
+        with pytest.raises(IntegrityError, match="canary report"):
+            policies.canary_pass(store, store.put_bytes(text))
+
+
+def test_a_policy_edited_by_hand_is_refused_and_reported(store: Store) -> None:
+    manifest = publish(store, "a")
+    policies.write(store, "digits", "stable", ChannelPolicy(("cpu",)))
+    key = policy_key("digits", "stable")
+    document = json.loads(store.read(key) or b"")
+    for edited in ({**document, "format": 2}, {**document, "extra": 1}, {**document, "canary": "no"}, {}):
+        store.replace(key, json.dumps(edited).encode(), store.read(key))
+        with pytest.raises(IntegrityError, match=r"policy of digits:stable.*enginesmith policy set"):
+            channels.promote(store, manifest, "stable")
+        assert [(problem.kind, problem.what) for problem in verify(store).problems] == [("edited", key)]
+
+
+def test_history(store: Store) -> None:
+    one, two = publish(store, "a"), publish(store, "b")
+    channels.promote(store, one, "candidate", by="ada", why="first")
+    channels.promote(store, two, "stable", by="ada")
+    channels.promote(store, one, "stable", by="bob")
+    channels.rollback(store, "digits", "stable", by="eve", why="slow")
+    rows = history(store, parse_reference("digits:stable"))
+    assert [(row.move.version, row.move.by, row.move.action) for row in rows] == [
+        ("2", "ada", "promote"),
+        ("1", "bob", "promote"),
+        ("2", "eve", "rollback"),
+    ]
+    assert rows[2].move.why == "slow" and all(row.report == one.report for row in rows)
+    assert [row.move.by for row in history(store, parse_reference("digits:stable"), 1)] == ["eve"]
+    assert {row.channel for row in history(store, parse_reference("digits"))} == {"candidate", "stable"}
+    for text, words in (("digits@1", "only channels"), ("digits:no", "channels of digits: candidate, stable")):
+        with pytest.raises(UnknownNameError, match=words):
+            history(store, parse_reference(text))

@@ -1,0 +1,222 @@
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError
+from enginesmith.registry.manifest import parse
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import manifest_key
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.publish import attach_page, find_published, publish
+from enginesmith.registry.versions.state import read_history
+from tests.enginesmith.registries import approval, draft, engine, in_child, on_each_store, publish_engines, refusal
+
+
+@on_each_store
+def test_versions_count_up_and_read_back(store: Store) -> None:
+    first = publish_engines(store, [engine(store)], "a", others=[refusal()])
+    second = publish_engines(store, [engine(store)], "b")
+    assert (first.version, second.version, first.existed, second.existed) == ("1", "2", False, False)
+    assert lookup.load(store, "digits", "1") == first.manifest
+    assert [entry.status for entry in first.manifest.engines] == ["proven", "refused"]
+    assert first.digest == first.manifest.digest != second.digest
+
+
+@on_each_store
+def test_the_same_again_is_the_same_version(store: Store) -> None:
+    first = publish_engines(store, [engine(store)], "a")
+    before = sorted(store.list())
+    again = publish_engines(store, [engine(store)], "a")
+    assert again.existed and again.manifest == first.manifest and sorted(store.list()) == before
+
+
+def test_an_older_content_is_found_again_behind_a_newer_version(store: Store) -> None:
+    publish_engines(store, [engine(store)], "a")
+    publish_engines(store, [engine(store)], "b")
+    again = publish_engines(store, [engine(store)], "a")
+    assert again.existed and again.version == "1"
+    channel = lookup.read_channel(store, "digits", "candidate")
+    assert channel is not None and [move.version for move in read_history(store, channel).moves] == ["1", "2", "1"]
+
+
+def test_a_unit_that_ends_otherwise_makes_another_version(store: Store) -> None:
+    failed = replace(refusal("sm_89"), status="failed", reason="timeout")
+    publish_engines(store, [engine(store)], "a", others=[failed])
+    repaired = publish_engines(store, [engine(store), engine(store, "sm_89", status="unproven")], "a")
+    assert (repaired.version, repaired.existed) == ("2", False)
+
+
+def test_other_bytes_of_equal_input_are_the_same_version_while_the_first_are_there(store: Store) -> None:
+    first = publish_engines(store, [engine(store, data=b"one build")], "a")
+    assert publish_engines(store, [engine(store, data=b"another")], "a").existed
+    store.discard(str(first.manifest.engines[0].digest))
+    rebuilt = publish_engines(store, [engine(store, data=b"another")], "a")
+    assert (rebuilt.version, rebuilt.existed) == ("2", False)
+
+
+def test_a_damaged_version_is_replaced_by_the_next_and_a_wanted_one_is_refused(store: Store) -> None:
+    for wanted in (None, "1.0"):
+        published = publish_engines(store, [engine(store)], "a", wanted=wanted, channel=None)
+        data = published.manifest.to_bytes()
+        assert store.replace(manifest_key("digits", published.version), data.replace(b"proven", b"failed", 1), data)
+    assert publish_engines(store, [engine(store)], "a").version == "2"
+    with pytest.raises(IntegrityError, match="edited by hand"):
+        publish_engines(store, [engine(store)], "a", wanted="1.0")
+
+
+def test_a_version_published_by_a_run_killed_before_it_remembered_is_found(store: Store) -> None:
+    publish_engines(store, [engine(store)], "a")
+    publish_engines(store, [engine(store)], "b")
+    for key in list(store.list("records/publish/")):
+        assert store.replace(key, b"", store.read(key))
+    found = find_published(store, replace(draft(store, "a"), engines=(engine(store),)))
+    again = publish_engines(store, [engine(store)], "a")
+    assert found == again.manifest and (again.version, again.existed) == ("1", True)
+
+
+@on_each_store
+def test_a_wanted_version_is_taken_kept_and_never_changed(store: Store) -> None:
+    assert publish_engines(store, [engine(store)], "a", wanted="1.0").version == "1.0"
+    assert publish_engines(store, [engine(store)], "a", wanted="1.0").existed
+    with pytest.raises(ConflictError, match=r"digits@1\.0 exists with other content"):
+        publish_engines(store, [engine(store)], "b", wanted="1.0")
+    with pytest.raises(ConflictError, match="other results"):
+        publish_engines(store, [engine(store)], "a", wanted="1.0", others=[refusal()])
+    assert publish_engines(store, [engine(store)], "b").version == "1"
+
+
+def test_a_version_needs_its_blobs(store: Store) -> None:
+    entry = engine(store)
+    store.discard(str(entry.digest))
+    with pytest.raises(IntegrityError, match="engine cpu fp32 onnxruntime"):
+        publish_engines(store, [entry])
+    with pytest.raises(IntegrityError, match="the manifest says 3"):
+        publish_engines(store, [replace(engine(store), size_bytes=3)])
+    assert lookup.versions(store, "digits") == []
+
+
+def test_an_engine_enters_only_with_its_own_proof(store: Store) -> None:
+    one, other = engine(store, data=b"one"), engine(store, "sm_89", status="unproven")
+    for entry, proof in (
+        (one, approval(other)),
+        (replace(one, status="unproven"), approval(one)),
+        (replace(other, status="proven"), approval(other)),
+        (replace(one, precision="int8"), approval(one)),
+    ):
+        with pytest.raises(InputError, match="the proof of another one"):
+            publish(store, draft(store), [(entry, proof)])
+    for entry in (one, other, replace(one, status="failed")):
+        with pytest.raises(InputError, match="no approved report"):
+            publish(store, draft(store), [], [entry])
+    assert lookup.versions(store, "digits") == []
+
+
+def test_a_channel_that_refuses_does_not_undo_the_version(store: Store) -> None:
+    published = publish_engines(store, [engine(store, "sm_89", status="unproven")], channel="stable")
+    assert published.version == "1" and "enginesmith validate digits@1" in str(published.channel_refusal)
+    assert lookup.read_channel(store, "digits", "stable") is None
+    none_usable = publish_engines(store, [], "b", others=[refusal()])
+    assert "no usable engine" in str(none_usable.channel_refusal)
+    assert publish_engines(store, [engine(store)], "c", channel=None).channel_refusal is None
+
+
+@on_each_store
+def test_the_page_lies_beside_the_manifest(store: Store) -> None:
+    manifest = publish_engines(store, [engine(store)]).manifest
+    for page in (b"<html>", b"<html>2"):
+        assert store.read(attach_page(store, manifest, page, b"{}")) == page
+    assert lookup.versions(store, "digits") == ["1"]
+
+
+@on_each_store
+def test_racing_publishers_of_other_content_get_a_version_each(store: Store) -> None:
+    entry = engine(store)
+    run_together(8, lambda n: publish_engines(store, [entry], n))
+    assert lookup.versions(store, "digits") == [str(n) for n in range(1, 9)]
+    contents = {lookup.load(store, "digits", version).content for version in lookup.versions(store, "digits")}
+    channel = lookup.read_channel(store, "digits", "candidate")
+    assert len(contents) == 8 and channel is not None
+    assert sorted(move.version for move in read_history(store, channel).moves) == lookup.versions(store, "digits")
+
+
+@on_each_store
+def test_racing_publishers_of_one_content_make_one_version(store: Store) -> None:
+    entry = engine(store)
+    run_together(8, lambda n: publish_engines(store, [entry]))
+    assert lookup.versions(store, "digits") == ["1"]
+
+
+@on_each_store
+def test_of_racing_publishers_of_one_name_exactly_one_wins_and_the_others_are_told(store: Store) -> None:
+    entry = engine(store)
+
+    def publish_named(number: int) -> None:
+        try:
+            publish_engines(store, [entry], number, wanted="1.0")
+        except ConflictError as error:
+            assert "digits@1.0 exists with other content (manifest " in str(error)
+        else:
+            store.create(f"won/{number}", b"")
+
+    run_together(16, publish_named)
+    (won,) = store.children("won/")
+    assert lookup.load(store, "digits", "1.0").content == draft(store, int(won)).content
+
+
+def run_together(count: int, work) -> None:
+    children = [in_child(lambda n=n: work(n)) for n in range(count)]
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * count
+
+
+WRITES = {"open", "os.mkdir", "os.rename", "os.remove", "os.chmod", "fcntl.flock"}
+
+
+def test_killed_before_any_write_it_leaves_no_half_version_and_the_next_run_completes(tmp_path: Path) -> None:
+    """SIGKILL before the 1st, 2nd, 3rd ... file operation of a publication, until one is not killed any more."""
+    for step in range(1, 1000):
+        root = tmp_path / str(step)
+        publish_engines(open_store(root, create=True), [engine(open_store(root))], "before")
+        status = os.waitpid(in_child(lambda root=root, step=step: _publish_until(root, step)), 0)[1]
+        store = open_store(root, create=True)
+        result = verify(store)
+        assert result.sound and store.strays() == (), result
+        assert lookup.versions(store, "digits") in (["1"], ["1", "2"])
+        done = _publish(store)
+        channel = lookup.read_channel(store, "digits", "candidate")
+        assert done.version == "2" and channel is not None and channel.version == "2"
+        assert verify(store).sound and parse(done.manifest.to_bytes()) == done.manifest
+        if status == 0:
+            assert step > 30
+            return
+        assert status == signal.SIGKILL
+    raise AssertionError("the publication never ended")
+
+
+def _publish(store: Store):
+    return publish_engines(store, [engine(store), engine(store, "sm_89", status="unproven")], "after")
+
+
+def _publish_until(root: Path, step: int) -> None:
+    count = 0
+
+    def die(event: str, _: object) -> None:
+        nonlocal count
+        if event in WRITES and (count := count + 1) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store = open_store(root, create=True)
+    sys.addaudithook(die)
+    _publish(store)
+
+
+def test_a_named_version_that_lost_its_engine_is_not_said_to_be_published_still(store: Store) -> None:
+    first = publish_engines(store, [engine(store, data=b"one")], wanted="1.0")
+    store.discard(str(first.manifest.engines[0].digest))
+    with pytest.raises(IntegrityError, match=r"digits@1\.0 has lost its engine cpu fp32"):
+        publish_engines(store, [engine(store, data=b"two")], wanted="1.0")
+    publish_engines(store, [engine(store, data=b"one")], wanted="1.0")

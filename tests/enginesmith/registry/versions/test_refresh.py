@@ -1,0 +1,145 @@
+"""Snapshots: that they have the documents of what a channel serves, and what is refused."""
+
+import json
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client.locate import VersionLocator
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key
+from enginesmith.registry.verification import repair, verify
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.additions import add_attestation
+from enginesmith.registry.versions.snapshots import parse_snapshot
+from enginesmith.registry.versions.state import Channel, read_channel
+from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, report
+from tests.enginesmith.registry.counting import CountingStore
+
+KEY = channel_key("digits", "stable")
+
+
+def published(store: Store, data: bytes) -> Manifest:
+    return publish_engines(store, [engine(store, data=data)], data.decode(), channel="stable").manifest
+
+
+def state(store: Store) -> Channel:
+    found = read_channel(store, "digits", "stable")
+    assert found is not None
+    return found
+
+
+def snapshot(store: Store) -> str:
+    channel = state(store)
+    return channel.snapshots[channel.manifest]
+
+
+def located(store: Store) -> str:
+    return VersionLocator(store).locate(parse_reference("digits:stable")).manifest.version
+
+
+@on_each_store
+def test_a_channel_names_the_documents_of_its_version(store: Store) -> None:
+    one, two = published(store, b"one"), published(store, b"two")
+    found = parse_snapshot(store.read_blob(snapshot(store)))
+    key = f"{found.prefix}manifest.json"
+    assert found.documents == {key: store.read(key)} and list(state(store).snapshots) == [two.digest]
+    channels.rollback(store, "digits", "stable")
+    assert list(state(store).snapshots) == [one.digest] and located(store) == "1"
+    assert verify(store).problems == ()
+
+
+def test_evidence_comes_into_the_snapshot_of_every_channel_that_serves_the_version(store: Store) -> None:
+    one = published(store, b"one")
+    channels.promote(store, one, "candidate")
+    add_attestation(store, one, report(one.engines[0], "failed"))
+    for name in ("stable", "candidate"):
+        found = VersionLocator(store).locate(parse_reference(f"digits:{name}"))
+        assert found.documents is not None
+        (key,) = found.documents.list(f"models/digits/versions/{one.version}/attestations/")
+        assert found.documents.read(key) == store.read(key) is not None
+    assert verify(store).problems == ()
+
+
+def test_only_these_functions_add_evidence() -> None:
+    """Whoever else attached a report or a signature would leave snapshots without it."""
+    bare = (
+        "attestations import attest",
+        "import attach_latency",
+        "signing import sign",
+        "signing import SigningKey, sign",
+    )
+    for package in ("pipeline", "validation", "builders"):
+        for path in (Path(__file__).parents[4] / package).rglob("*.py"):
+            assert not [line for line in path.read_text().splitlines() if line.strip().endswith(bare)], path
+
+
+def test_a_lost_or_damaged_snapshot_costs_requests_and_is_repaired(store: Store) -> None:
+    published(store, b"one")
+    found = snapshot(store)
+    flip(store, found)
+    assert located(store) == "1"
+    result = verify(store)
+    assert [(item.kind, item.what) for item in result.problems] == [("corrupt", found)]
+    repair(store, result)
+    assert verify(store).problems == ()
+    store.remove(blob_key(found))
+    assert located(store) == "1"
+    repair(store, verify(store))
+    assert verify(store).problems == ()
+
+
+def test_a_snapshot_that_lacks_evidence_is_told_and_repaired(store: Store) -> None:
+    one = published(store, b"one")
+    old = store.read(KEY)
+    add_attestation(store, one, report(one.engines[0]))
+    overwrite(store, KEY, old or b"")
+    (problem,) = verify(store).problems
+    assert problem.kind == "stale" and "has not all documents of version 1" in problem.detail
+    assert repair(store, verify(store)).channels == ("digits:stable",)
+    assert verify(store).sound
+    data = json.loads(store.read(KEY) or b"")
+    overwrite(store, KEY, json.dumps({**data, "snapshots": {}}).encode())
+    assert located(store) == "1" and [item.kind for item in verify(store).problems] == ["stale"]
+
+
+@pytest.mark.parametrize("data", [b"", b"no zlib", zlib.compress(b"{}"), zlib.compress(b'{"format":1}')[:-1]])
+def test_what_is_no_snapshot_is_damage(data: bytes) -> None:
+    with pytest.raises(EnginesmithError):
+        parse_snapshot(data)
+
+
+def test_a_snapshot_that_inflates_without_end_is_refused() -> None:
+    with pytest.raises(EnginesmithError, match="is cut, or over"):
+        parse_snapshot(zlib.compress(b"[" * (200 << 20)))
+
+
+def test_documents_outside_of_the_version_are_refused(store: Store) -> None:
+    published(store, b"one")
+    found = parse_snapshot(store.read_blob(snapshot(store)))
+    evil = replace(found, documents={**found.documents, f"{found.prefix}../../channels/stable.json": b"{}"})
+    with pytest.raises(EnginesmithError, match="is no document of a version"):
+        parse_snapshot(evil.to_bytes())
+
+
+def test_versions_with_much_evidence_have_no_snapshot_and_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CountingStore()
+    monkeypatch.setattr("enginesmith.registry.versions.snapshots.MAX_BYTES", 100)
+    published(store, b"one")
+    assert state(store).snapshots == {} and located(store) == "1" and verify(store).problems == ()
+
+
+def test_damaged_evidence_comes_into_no_snapshot(store: Store) -> None:
+    one = published(store, b"one")
+    digest = add_attestation(store, one, report(one.engines[0]))
+    before = state(store)
+    overwrite(store, attestation_key("digits", "1", str(one.engines[0].digest), digest), b"{}")
+    assert {problem.kind for problem in verify(store).problems} == {"edited"}
+    repair(store, verify(store))
+    add_attestation(store, one, report(one.engines[0], host="there"))
+    assert state(store) == before and located(store) == "1"

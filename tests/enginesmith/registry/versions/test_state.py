@@ -1,0 +1,162 @@
+"""The state of a channel and its history: what a killed writer leaves, what is damaged, what is refused."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from enginesmith.client.locate import VersionLocator
+from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError
+from enginesmith.core.names import parse_reference
+from enginesmith.registry import gc, leases
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.rollouts.state import MOST_DECISIONS, MOST_WHY
+from enginesmith.registry.rollouts.waves import MOST_WAVES
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import channel_history_key, channel_key
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.state import MAX_BYTES, Channel, change_channel, read_channel, read_history
+from tests.enginesmith.registries import engine, on_each_store, overwrite, publish_engines
+from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore
+from tests.pipeline.rollout import fleet
+
+KEY, HISTORY = channel_key("digits", "stable"), channel_history_key("digits", "stable")
+
+
+def published(store: Store, data: bytes) -> Manifest:
+    return publish_engines(store, [engine(store, data=data)], data.decode(), channel="stable").manifest
+
+
+def state(store: Store) -> Channel:
+    found = read_channel(store, "digits", "stable")
+    assert found is not None
+    return found
+
+
+def versions(store: Store) -> list[str]:
+    return [move.version for move in read_history(store, state(store)).moves]
+
+
+def located(store: Store) -> str:
+    return VersionLocator(store).locate(parse_reference("digits:stable")).manifest.version
+
+
+@on_each_store
+def test_the_state_has_the_last_move_and_the_history_those_before(store: Store) -> None:
+    published(store, b"one")
+    assert versions(store) == ["1"] and store.read(HISTORY) is None
+    published(store, b"two")
+    assert versions(store) == ["1", "2"] and len(json.loads(store.read(HISTORY) or b"")["moves"]) == 1
+    channels.rollback(store, "digits", "stable")
+    assert versions(store) == ["1", "2", "1"] and state(store).moves == 3 and located(store) == "1"
+    assert verify(store).problems == ()
+
+
+@pytest.mark.parametrize("steps", range(1, 60))
+def test_a_writer_killed_anywhere_has_moved_the_channel_or_not(steps: int) -> None:
+    store: Any = MemoryStore()
+    published(store, b"one")
+    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    actor = Actor("mover", kill_at=steps)
+    actor.turn = lambda call: _die_at(actor)  # type: ignore[method-assign]
+    with suppress(Killed):
+        channels.promote(store.seen_by(actor), two, "stable")
+    assert located(store) == state(store).version and versions(store) in (["1"], ["1", "2"])
+    assert not [item for item in verify(store).problems if item.fault]
+    channels.promote(store, two, "stable")
+    channels.rollback(store, "digits", "stable")
+    assert versions(store) == ["1", "2", "1"] and located(store) == "1"
+
+
+def _die_at(actor: Actor) -> None:
+    actor.steps += 1
+    if actor.kill_at is not None and actor.steps >= actor.kill_at:
+        raise Killed
+
+
+def test_newer_formats_are_refused_with_the_remedy_and_overwritten_by_nobody(store: Store) -> None:
+    one = published(store, b"one")
+    data = json.loads(store.read(KEY) or b"")
+    for change in ({"format": 3, "waves": []}, {"registry": 2}):
+        newer = json.dumps({**data, **change}).encode()
+        overwrite(store, KEY, newer)
+        for work in (
+            lambda: located(store),
+            lambda: channels.promote(store, one, "stable"),
+            lambda: gc.collect(store, delete=True),
+        ):
+            with pytest.raises(
+                InputError, match=r"channel digits:stable has format [23].*reads 1: upgrade enginesmith"
+            ):
+                work()
+        assert store.read(KEY) == newer
+
+
+@pytest.mark.parametrize(
+    "damage", [{"move": 3}, {"model": "other"}, {"unknown": 1}, {"moves": -1}, {"format": "1"}, {"rollout": {}}]
+)
+def test_a_damaged_state_says_how_it_is_mended(store: Store, damage: dict[str, object]) -> None:
+    published(store, b"one")
+    overwrite(store, KEY, json.dumps({**json.loads(store.read(KEY) or b""), **damage}).encode())
+    for work in (lambda: located(store), lambda: gc.collect(store), lambda: published(store, b"two")):
+        with pytest.raises(EnginesmithError, match=r"channel digits:stable.*restore it from a copy"):
+            work()
+    assert [problem.kind for problem in verify(store).problems if problem.what == "digits:stable"] == ["dangling"]
+
+
+def test_a_lost_history_is_a_fault_and_hinders_no_node(store: Store) -> None:
+    for data in (b"one", b"two", b"three"):
+        published(store, data)
+    store.remove(HISTORY)
+    assert located(store) == "3"
+    assert [problem.kind for problem in verify(store).problems if problem.what == "digits:stable"] == ["dangling"]
+    for work in (lambda: channels.rollback(store, "digits", "stable"), lambda: gc.collect(store)):
+        with pytest.raises(
+            IntegrityError, match=r"has 0 moves, which do not lead to move 3 of the channel; restore it"
+        ):
+            work()
+
+
+def test_a_channel_that_was_deleted_goes_on_with_its_history(store: Store) -> None:
+    for data in (b"one", b"two", b"three"):
+        published(store, data)
+    store.remove(KEY)
+    published(store, b"four")
+    assert versions(store) == ["1", "2", "4"] and state(store).moves == 3
+
+
+def test_a_collection_keeps_what_a_channel_led_to_and_what_its_rollout_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _, two = fleet.registry()
+    fleet.begin(store, two, fleet.plan("50%", "100%"))
+    publish_engines(store, [engine(store, data=b"three")], "three", channel=None)
+    rules = gc.Rules(versions=1, moves=0)
+    kept = gc.collect(store, rules).kept
+    assert kept["digits@1"] == ("channel stable",) and kept["digits@2"] == ("rollout stable",)
+    monkeypatch.setattr(leases, "now", lambda now=leases.now: now() + 8 * (gc.GRACE / 7))
+    for _ in range(2):
+        gc.collect(store, rules, gc.GRACE * 0, delete=True)
+    assert {fleet.served(store, node) for node in fleet.NODES} == {"1", "2"}
+
+
+def test_what_nodes_read_stays_small() -> None:
+    store, _, two = fleet.registry()
+    waves = [*(f"label={number:0>120}" for number in range(MOST_WAVES - 1)), "100%"]
+    with pytest.raises(InputError, match="101 waves; the most are 100"):
+        fleet.begin(store, two, fleet.plan("label=one-more", *waves))
+    rollout = replace(fleet.begin(store, two, fleet.plan(*waves)), reach=fleet.plan(*waves[:-1]).waves)
+    for _ in range(2 * MOST_DECISIONS):
+        rollout = rollout.decide(fleet.at(1), "wave", "\U0001f600" * 999, "\U0001f600" * 999)
+    assert len(rollout.history) == MOST_DECISIONS and len(rollout.history[-1].why) == MOST_WHY
+    assert rollout.history[0].what.startswith("started")
+    channel = read_channel(store, *fleet.WHERE)
+    assert channel is not None and len(replace(channel, rollout=rollout).to_bytes()) < MAX_BYTES
+
+
+def test_a_change_that_changes_nothing_writes_nothing(store: Store) -> None:
+    published(store, b"one")
+    before = store.read(KEY)
+    assert change_channel(store, "digits", "stable", lambda channel: channel) == state(store)
+    assert store.read(KEY) == before

@@ -1,0 +1,124 @@
+"""Which bucket holds a request, what it is padded to there, and which engine answers."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from enginesmith.client.resolve import Policy, rank_engines
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.reports.latency import timed_alike
+from enginesmith.core.requirements import Cpu
+from enginesmith.core.types import TensorSpec
+from enginesmith.registry.evidence.latencies import speeds_of
+from enginesmith.registry.manifest import EngineEntry
+from enginesmith.serving.buckets import DimBounds, RoutedEngine, cheapest, list_buckets, measured_seconds
+from enginesmith.serving.padding import Padding
+from tests.enginesmith.serving.engines import PADDING, engine, profile
+from tests.validation.latency.reports import latency_report
+
+EDGES = Padding(PADDING.inputs, {"sequence": (8, 16)})
+
+
+def found(buckets, batch, sequence):
+    held = cheapest(buckets, {"batch": batch, "sequence": sequence})
+    return held and (buckets[held[0]].name, held[1]["batch"], held[1]["sequence"])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "fits"),
+    [
+        (DimBounds(2, 8), {1: None, 2: 2, 8: 8, 9: None}),
+        (DimBounds(2, 8, 2), {3: None, 4: 4}),
+        (DimBounds(3, 9, 3, padded=True), {1: 3, 4: 6, 9: 9, 10: None, 0: None}),
+        (DimBounds(1, 16, padded=True, edge=8), {1: 8, 8: 8, 9: None}),
+        (DimBounds(8, 8, padded=True), {5: 8, 8: 8, 9: None}),
+        (DimBounds(9, 16, 4, padded=True), {1: 12, 13: 16, 17: None}),
+    ],
+)
+def test_a_size_becomes_one_that_the_bucket_takes(bounds, fits):
+    assert {size: bounds.fit(size) for size in fits} == fits
+
+
+def test_a_dim_with_edges_is_padded_to_them_and_one_without_only_as_far_as_needed():
+    buckets = list_buckets([engine("a", profile((2, 4), (1, 16)))], EDGES)
+    assert [bucket.name for bucket in buckets] == ["a: batch 2..4, sequence <= 8", "a: batch 2..4, sequence <= 16"]
+    assert found(buckets, 1, 5) == ("a: batch 2..4, sequence <= 8", 2, 8)
+    assert found(buckets, 3, 9) == ("a: batch 2..4, sequence <= 16", 3, 16)
+    assert found(buckets, 5, 9) is None and found(buckets, 1, 17) is None
+
+
+def test_behind_the_last_edge_a_request_keeps_its_size():
+    buckets = list_buckets([engine("a", profile((1, 4), (1, 32)))], EDGES)
+    assert found(buckets, 1, 20) == ("a: batch 1..4, sequence 17..32", 1, 20)
+
+
+def test_a_dim_without_a_rule_is_never_padded():
+    buckets = list_buckets([engine("a", profile((4, 4), (8, 8)))], Padding())
+    assert found(buckets, 4, 8) and found(buckets, 3, 8) is None and found(buckets, 4, 7) is None
+
+
+def test_a_dim_that_only_some_rules_would_pad_is_a_matter_of_the_spec_and_multiples_are_kept():
+    buckets = list_buckets([engine("a", profile((1, 4), (4, 16), 4))], PADDING)
+    assert found(buckets, 1, 5) == ("a: batch 1..4, sequence 4..16", 1, 8)
+
+
+def test_an_engine_that_was_shown_to_be_faster_at_these_sizes_answers_and_else_the_first_one():
+    def about(seconds):
+        return lambda sizes: (0.95 * seconds(sizes), 1.05 * seconds(sizes))
+
+    slow, fast = about(lambda _: 2.0), about(lambda sizes: 0.1 * sizes["sequence"])
+    small, large = profile((1, 4), (8, 8)), profile((1, 4), (64, 64))
+    assert found(list_buckets([engine("a", small, large)], PADDING), 1, 3) == ("a: batch 1..4, sequence 8..8", 1, 8)
+    measured = [engine("a", large, seconds=slow), engine("b", small, large, seconds=fast)]
+    assert found(list_buckets(measured, PADDING), 1, 3)[0].startswith("b")
+    assert found(list_buckets(measured, PADDING), 1, 30)[0].startswith("a")
+    partly = [engine("a", large), engine("b", small, seconds=fast)]
+    assert found(list_buckets(partly, PADDING), 1, 3)[0].startswith("a")
+    close = [engine("a", large, seconds=about(lambda _: 1.0)), engine("b", large, seconds=about(lambda _: 0.95))]
+    assert found(list_buckets(close, PADDING), 1, 3)[0].startswith("a"), "their intervals overlap"
+
+
+def test_the_intervals_of_a_report_between_beyond_and_without_the_sizes_that_were_timed():
+    report = latency_report()
+    inputs = [TensorSpec("x", "float32", ("batch", 10))]
+    timed = {item.sizes["batch"]: item.interval("session") for item in report.buckets}
+    seconds = measured_seconds(report, inputs, "session")
+    assert seconds({"batch": 1}) == timed[1] and seconds({"batch": 64}) == tuple(2 * end for end in timed[32])
+    low, high = seconds({"batch": 16})
+    assert timed[8][0] < low < timed[32][0] and timed[8][1] < high < timed[32][1]
+    few = replace(
+        report,
+        buckets=tuple(
+            replace(item, quantiles=tuple(replace(q, value=None, low=None, high=None) for q in item.quantiles))
+            for item in report.buckets
+        ),
+    )
+    assert measured_seconds(few, inputs, "session") is None
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.5, "int8"), (0.99, "fp32"), (1.54, "fp32")])
+def test_pulls_and_routers_choose_alike_from_the_same_reports(factor, expected):
+    inputs, usual = [TensorSpec("x", "float32", ("batch", 10))], latency_report(others=0.5)
+    reports = {"fp32": usual, "int8": replace(usual, buckets=tuple(map(partial(scale, factor), usual.buckets)))}
+    speeds = speeds_of({name * 8: report for name, report in reports.items()})
+    entries = [EngineEntry("cpu", name, "any", "proven", digest=name * 8, requires=(Cpu("cpu"),)) for name in reports]
+    pulled = rank_engines(entries, Machine(), Policy(), timed=lambda _: speeds).resolution().ranked
+    assert pulled[0].precision == expected
+    timed = timed_alike(reports.values())
+    routed = [
+        RoutedEngine(item.precision, dict, inputs, seconds=measured_seconds(reports[item.precision], inputs, timed))
+        for item in pulled
+    ]
+    for engines in (routed, routed[::-1] if factor != 0.99 else routed):
+        buckets = list_buckets(engines, Padding())
+        number, _ = cheapest(buckets, {"batch": 8})
+        assert buckets[number].engine.name == expected
+
+
+def scale(factor, bucket):
+    def times(item):
+        return item and replace(item, value=factor * item.value, low=factor * item.low, high=factor * item.high)
+
+    kept = tuple(times(item) if item.value else item for item in bucket.quantiles)
+    return replace(bucket, quantiles=kept, runtime=times(bucket.runtime))

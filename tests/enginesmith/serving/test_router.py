@@ -1,0 +1,219 @@
+"""Requests to buckets and fallbacks: answers are those of the unpadded request, and all of it is counted."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import DataError, EnginesmithError, InputError
+from enginesmith.core.types import TensorSpec
+from enginesmith.serving.buckets import RoutedEngine
+from enginesmith.serving.counts import RouterCounts
+from enginesmith.serving.drift import RateDriftDetector
+from enginesmith.serving.just_in_time import JustInTime
+from enginesmith.serving.padding import Padding
+from enginesmith.serving.router import Router
+from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING, Calls, assert_same, engine, profile, request
+
+EDGES = Padding(PADDING.inputs, {"sequence": (8, 16)})
+
+
+def test_answers_are_those_of_the_unpadded_request():
+    calls = Calls()
+    router = Router([engine("a", profile((4, 4), (1, 16)), run=calls)], EDGES)
+    for batch in (1, 3, 4):
+        for sequence in (1, 7, 8, 9, 16):
+            assert_same(router.run(inputs := request(batch, sequence)), inputs)
+    assert set(calls.shapes) == {(4, 8), (4, 16)}
+
+
+def test_every_request_is_counted_with_its_padding():
+    router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES, fallbacks=[engine("graph")])
+    for sequence in (6, 8, 12, 20):
+        router.run(request(2, sequence))
+    with pytest.raises(DataError):
+        router.run({})
+    counts = router.counts()
+    assert [(each.requests, each.elements, each.padding) for each in counts.buckets] == [(2, 56, 8), (1, 48, 16)]
+    assert counts.fallbacks == {"graph": 1} and counts.requests == 4 and counts.fallback_rate == 0.25
+    assert counts.padding_share == pytest.approx(24 / 128)
+    assert decode(encode(counts), RouterCounts) == counts
+
+
+def test_what_no_bucket_holds_and_no_fallback_takes_is_an_error_with_the_remedy():
+    router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES)
+    with pytest.raises(
+        DataError, match=r"no bucket holds a request of batch 9, sequence 3; buckets are a: .*widen dims"
+    ):
+        router.run(request(9, 3))
+    assert router.counts().unanswered == 1 and router.counts().fallback_rate == 1.0
+
+
+def test_a_fallback_that_fails_too_gives_both_reasons():
+    def out_of_memory(_):
+        raise MemoryError("no room")
+
+    def no_compiler(_):
+        raise ValueError("no kernel")
+
+    with Router(
+        [engine("a", profile((1, 4), (1, 16)))],
+        fallbacks=[engine("graph", run=out_of_memory)],
+        compiled=JustInTime(no_compiler),
+    ) as router:
+        with pytest.raises(EnginesmithError) as error:
+            router.run(request(9, 3))
+        assert "graph: MemoryError: no room" in str(error.value) and "ValueError: no kernel" in str(error.value)
+        assert router.counts().unanswered == 1 and router.counts().compiles.failed == 1
+
+
+def test_an_error_of_an_engine_is_its_own_and_counted():
+    def broken(_):
+        raise RuntimeError("cuda")
+
+    router = Router([engine("a", profile((1, 4), (1, 16)), run=broken)], fallbacks=[engine("graph")])
+    with pytest.raises(RuntimeError, match="cuda"):
+        router.run(request(1, 3))
+    assert router.counts().errors == 1 and router.counts().requests == 0
+
+
+def test_a_compiled_runner_takes_over_when_it_is_ready():
+    go, graph, compiled = threading.Event(), Calls(), Calls()
+
+    def compiles(sizes):
+        assert sizes == {"batch": 9, "sequence": 3}
+        assert go.wait(10)
+        return compiled
+
+    with Router(
+        [engine("a", profile((1, 4), (1, 16)))],
+        fallbacks=[engine("graph", run=graph)],
+        compiled=JustInTime(compiles),
+    ) as router:
+        assert_same(router.run(request(9, 3)), request(9, 3))
+        assert len(graph.shapes) == 1
+        go.set()
+        until = time.perf_counter() + 10
+        while not router.counts().compiles.held and time.perf_counter() < until:
+            time.sleep(0.01)
+        assert_same(router.run(request(9, 3)), request(9, 3))
+        assert len(compiled.shapes) == 1 and router.counts().fallbacks == {"graph": 1, "compiled": 1}
+        assert router.counts().compiles.seconds > 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "enginesmith-compile"]
+    with pytest.raises(EnginesmithError, match="closed"):
+        router.run(request(1, 3))
+
+
+def test_engines_of_other_float_types_are_converted_for():
+    halves = tuple(TensorSpec(s.name, s.dtype.replace("float32", "float16"), s.shape) for s in INPUTS)
+    given = []
+
+    def run(inputs):
+        given.append(inputs["x"].dtype.name)
+        return {name: array.astype(np.float16) for name, array in Calls()(inputs).items()}
+
+    outputs = tuple(TensorSpec(spec.name, "float16", spec.shape) for spec in OUTPUTS)
+    half = RoutedEngine("half", run, halves, outputs, (profile((1, 4), (17, 32)),))
+    router = Router([engine("a", profile((1, 4), (1, 16))), half])
+    answer = router.run(request(2, 20))
+    assert given == ["float16"] and answer["each"].dtype == np.float32
+
+
+def test_shapes_that_were_met_excuse_no_other_input():
+    router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES)
+    inputs = request(2, 6)
+    router.run(inputs)
+    for wrong in ({"x": inputs["x"].astype(np.float64)}, {"mask": inputs["mask"].astype(">i8")}, {"z": inputs["x"]}):
+        with pytest.raises(DataError):
+            router.run({**inputs, **wrong})
+    with pytest.raises(DataError, match="no array for input 'mask'"):
+        router.run({"x": inputs["x"]})
+    assert router.counts().requests == 1
+
+
+def test_many_threads_get_their_own_answers_and_no_request_is_lost():
+    router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES, fallbacks=[engine("graph")])
+
+    def one(index):
+        inputs = request(1 + index % 5, 1 + index % 17, index)
+        assert_same(router.run(inputs), inputs)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(400)))
+    assert router.counts().requests == 400
+
+
+def test_an_alarm_on_the_fallback_rate_is_reported_once():
+    found = []
+    router = Router(
+        [engine("a", profile((1, 4), (1, 16)))],
+        fallbacks=[engine("graph")],
+        reference_rate=0.01,
+        on_drift=found.append,
+    )
+    for _ in range(60):
+        router.run(request(9, 3))
+    assert len(found) == 1 and router.drift == found[0] == router.counts().drift
+    assert found[0].reference == 0.01 and found[0].rate == 1.0 and found[0].since == 1
+
+
+def test_a_listener_that_raises_does_not_take_the_answer():
+    def listen(_):
+        raise OSError("down")
+
+    router = Router(
+        [engine("a", profile((1, 4), (1, 16)))], fallbacks=[engine("graph")], reference_rate=0.01, on_drift=listen
+    )
+    with pytest.warns(RuntimeWarning, match="on_drift of a router raised OSError: down"):
+        for _ in range(60):
+            assert_same(router.run(request(9, 3)), request(9, 3))
+
+
+def test_the_sizes_of_a_bucket_are_told_before_a_request_is_run():
+    router = Router([engine("a", profile((2, 4), (1, 16)))], EDGES)
+    assert router.padded_sizes({"batch": 1, "sequence": 3}) == {"batch": 2, "sequence": 8}
+    assert router.padded_sizes({"sequence": 17, "batch": 1}) is None
+
+
+def test_bad_engines_are_refused():
+    with pytest.raises(InputError, match="no engine"):
+        Router([])
+    with pytest.raises(InputError, match=r"two engines .* 'a'"):
+        Router([engine("a"), engine("a")])
+    other = RoutedEngine("b", Calls(), INPUTS[:1], OUTPUTS)
+    with pytest.raises(InputError, match="'b' takes"):
+        Router([engine("a"), other])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "told"),
+    [
+        ((None,), {}, "engines is a NoneType; give a list"),
+        ((engine("a"),), {}, "engines is a RoutedEngine; give a list"),
+        ((["a"],), {}, "engines has a str"),
+        (([engine("a")], {"x": 0}), {}, "padding is a dict; give enginesmith.Padding"),
+        (([engine("a")],), {"fallbacks": None}, "fallbacks is a NoneType"),
+        (([engine("a")],), {"reference_rate": "a"}, "reference rate 'a'"),
+        (([engine("a")],), {"on_drift": 5}, "on_drift is a int"),
+    ],
+)
+def test_arguments_of_another_kind_are_told(arguments, options, told):
+    with pytest.raises(InputError, match=told):
+        Router(*arguments, **options)
+    with pytest.raises(InputError, match=r"give the list that Client.pull_all returns"):
+        Router.opened(arguments[0] if arguments[0] in (None, ["a"]) else "engines/")
+
+
+def test_sizes_of_all_dims_are_asked_for():
+    router = Router([engine("a", profile((2, 4), (1, 16)))], EDGES)
+    for sizes in ({"batch": 1}, {"batch": 1, "sequence": "3"}):
+        with pytest.raises(InputError, match="no size of dim 'sequence'"):
+            router.padded_sizes(sizes)
+
+
+def test_a_detector_is_not_moved_by_the_reference_rate():
+    rng, detector = np.random.default_rng(3), RateDriftDetector(0.01)
+    assert not any(detector.add(bool(counts)) for counts in rng.random(20_000) < 0.01)

@@ -1,0 +1,79 @@
+"""The files that the JSON beside an engine names: only those in its folder, with the bytes that were published."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import DataError
+from enginesmith.descriptions import OtherBytesError, check_engine, find_file, read_description, read_engine
+
+ENGINE, SHARD, WEIGHTS = b"engine", b"shard", b"weights"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "engines"
+    found.mkdir()
+    (tmp_path / "secret").write_bytes(ENGINE)
+    (found / "a.engine").write_bytes(ENGINE)
+    (found / digest_of_bytes(SHARD)).write_bytes(SHARD)
+    (found / "a.weights.onnx").write_bytes(WEIGHTS)
+    return found
+
+
+def described(folder: Path, **changes: object) -> tuple[Path, dict[str, object]]:
+    found = {
+        "file": "a.engine",
+        "digest": digest_of_bytes(ENGINE),
+        "shards": [digest_of_bytes(SHARD)],
+        "weights": "a.weights.onnx",
+        "graph": digest_of_bytes(WEIGHTS),
+        **changes,
+    }
+    path = folder / "a.json"
+    path.write_text(json.dumps(found))
+    return path, read_description(path)
+
+
+def test_an_engine_is_given_once_all_that_belongs_to_it_is_as_published(folder: Path) -> None:
+    assert read_engine(*described(folder)) == ENGINE
+    assert check_engine(*described(folder)) == (folder / "a.engine").resolve()
+
+
+@pytest.mark.parametrize("name", ["a.engine", digest_of_bytes(SHARD), "a.weights.onnx"])
+def test_other_bytes_are_refused(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"other")
+    for ask in (read_engine, check_engine):
+        with pytest.raises(OtherBytesError, match=f"{name[:20]}.* has the digest .*; pull it again"):
+            ask(*described(folder))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"file": name} for name in ("../secret", "/etc/passwd", "a/b", ".", "", "a\x00b", "gone", 3)]
+    + [{"weights": "../secret"}, {"shards": ["../secret"]}, {"digest": "../secret"}, {"digest": None}],
+)
+def test_what_leads_elsewhere_or_has_no_digest_is_refused(folder: Path, changes: dict[str, object]) -> None:
+    for ask in (read_engine, check_engine):
+        with pytest.raises(DataError):
+            ask(*described(folder, **changes))
+
+
+def test_links_are_followed_within_the_folder_and_not_out_of_it(folder: Path) -> None:
+    (folder / "..data").mkdir()
+    (folder / "..data" / "real").write_bytes(ENGINE)
+    (folder / "link").symlink_to("..data/real")
+    assert find_file(folder, "link").name == "real"
+    for name, target in (("out", "../secret"), ("circle", "circle"), ("folder", "..data")):
+        (folder / name).symlink_to(target)
+        with pytest.raises(DataError):
+            find_file(folder, name)
+
+
+def test_a_description_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("enginesmith.descriptions.MOST_BYTES", 10)
+    (folder / "long.json").write_text('{"a": "aaaaaaaaaaaaaaaa"}')
+    with pytest.raises(DataError, match=r"long\.json describes no engine: is 11 bytes long; the limit is 10"):
+        read_description(folder / "long.json")

@@ -1,0 +1,31 @@
+"""The tutorial docs/getting-started/first-engine.md: what it says is done, in an empty folder, in order."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs/getting-started/first-engine.md"
+BLOCK = re.compile(r"(?:A file `([\w.]+)`.*?)?```(python|yaml|sh)\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.slow
+def test_its_files_and_commands_give_an_engine_that_runs(tmp_path: Path) -> None:
+    home = str(PAGE.parents[2])
+    environment = {**os.environ, "PYTHONPATH": home, "ENGINESMITH_CACHE": str(tmp_path / "cache")}
+    environment.pop("ENGINESMITH_REGISTRY", None)
+    printed = ""
+    for name, kind, text in BLOCK.findall(PAGE.read_text()):
+        if name:
+            (tmp_path / name).write_text(text)
+            continue
+        commands = [["-c", text]] if kind == "python" else [["-m", *line.split()] for line in text.splitlines()]
+        for words in commands:
+            command = [sys.executable, "-W", "ignore", *words]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+            assert done.returncode == 0, (words, done.stdout, done.stderr)
+            printed = done.stdout
+    assert printed.startswith("Pulled('first-1-cpu-") and "array([[" in printed

@@ -1,0 +1,197 @@
+"""Generators: prompts in, tokens out, each as it would be alone."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from builders.onnx_graphs.sampler import append_sampler
+from enginesmith.core.errors import DataError
+from enginesmith.core.sampling import SamplingSettings, as_built, sampling_states
+from enginesmith.core.state import State, state_ends
+from enginesmith.generation import Generator
+from enginesmith.prompts import Prompt
+from tests.decoding import REQUEST, SAMPLING, VOCABULARY, make_decoder
+
+DRAWN = SamplingSettings(1.5, top_k=8, top_p=0.95, repetition_penalty=1.2)
+PROMPTS = [
+    Prompt([3, 1, 4, 1, 5], DRAWN, 6, seed=1),
+    Prompt([9], SamplingSettings(), 7),
+    Prompt([2, 6, 5], DRAWN, 5, seed=3),
+    Prompt(bytes([2, 6, 5]), DRAWN, 5, seed=4),
+    Prompt([8, 8], SamplingSettings(repetition_penalty=3.0), 4),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Graphs with and without a sampler, each with a description."""
+    folder, model = tmp_path_factory.mktemp("generation"), make_decoder()
+    onnx.save(model, folder / "plain.onnx")
+    append_sampler(model, SAMPLING)
+    onnx.save(model, folder / "sampled.onnx")
+    for name, request in (("plain", replace(REQUEST, sampling=None)), ("sampled", as_built(REQUEST))):
+        sampling = SAMPLING if name == "sampled" else None
+        states = (State("past", "present"), *sampling_states(sampling))
+        found = request.to_json() | {
+            "state": [vars(state) for state in states],
+            "ends": state_ends(request.inputs, states, request.profiles),
+            "sampling": sampling and vars(sampling),
+        }
+        (folder / f"{name}.json").write_text(json.dumps(found, default=vars))
+    return folder
+
+
+def make(folder: Path, name: str, calls: list[tuple[int, ...]] | None = None) -> Generator:
+    session = ort.InferenceSession(str(folder / f"{name}.onnx"))
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs):
+        if calls is not None:
+            calls.append(inputs["ids"].shape)
+        return dict(zip(names, session.run(names, inputs), strict=True))
+
+    return Generator.described(run, folder / f"{name}.json")
+
+
+def alone(folder: Path, prompt: Prompt) -> list[int]:
+    return make(folder, "plain").generate([prompt])[0]
+
+
+def test_greedy_answers_are_the_likeliest_tokens_of_the_model(folder):
+    session, text = ort.InferenceSession(str(folder / "plain.onnx")), [9, 3]
+    for _ in range(6):
+        (logits,) = session.run(["logits"], {"ids": np.array([text]), "past": np.zeros((1, 0, 8), np.float32)})
+        text.append(int(logits[0].argmax()))
+    assert make(folder, "sampled").generate([Prompt([9, 3], most=6)]) == [text[2:]]
+
+
+@pytest.mark.parametrize("name", ["plain", "sampled"])
+def test_an_answer_is_the_same_alone_and_beside_others_drawn_in_the_graph_or_here(folder, name):
+    answers = make(folder, name).generate(PROMPTS)
+    assert answers == [alone(folder, prompt) for prompt in PROMPTS]
+    assert [len(answer) for answer in answers] == [6, 7, 5, 5, 4]
+    assert answers[2] != answers[3]  # of another seed
+
+
+def test_tokens_come_as_they_are_made_and_prompts_are_read_in_as_few_calls_as_the_engine_takes(folder):
+    calls: list[tuple[int, ...]] = []
+    stream = make(folder, "sampled", calls).stream([Prompt(range(6), most=2), Prompt([*range(6), 1], most=2)])
+    assert next(stream)[0] == 0
+    assert calls == [(2, 4), (2, 2)]
+    assert [index for index, _ in stream] == [0, 1, 1]
+    assert calls[2:] == [(2, 1), (1, 1)]
+
+
+def test_more_prompts_than_rows_are_answered_in_batches(folder):
+    calls: list[tuple[int, ...]] = []
+    make(folder, "sampled", calls).generate(PROMPTS)
+    assert {rows for rows, _ in calls} == {1, 2, 3}
+
+
+def test_a_stop_token_is_the_last_one(folder):
+    whole = alone(folder, PROMPTS[0])
+    assert make(folder, "sampled").generate([replace(PROMPTS[0], stop={whole[2]})]) == [
+        whole[: whole.index(whole[2]) + 1]
+    ]
+
+
+def test_an_answer_goes_on_until_the_cache_is_full_and_no_further(folder):
+    generator = make(folder, "sampled")
+    (answer,) = generator.generate([Prompt([1, 2, 3])])
+    assert len(answer) == 16 - 3  # 14 places, the token that is read, and the last one
+    with pytest.raises(DataError, match=r"prompt 1 has 3 tokens and asks for 14; .* length=14 .* dims\.length\.max"):
+        generator.generate([Prompt([1]), Prompt([1, 2, 3], most=14)])
+
+
+class OddOrEven:
+    """Tokens that are odd and even in turn, until three came."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def begin(self, vocabulary):
+        assert vocabulary == VOCABULARY
+        return type(self)()
+
+    def allowed(self):
+        wanted = (np.arange(VOCABULARY) + len(self.taken)) % 2 == 1
+        return None if len(self.taken) == 3 else wanted
+
+    def take(self, token: int) -> None:
+        self.taken.append(token)
+
+
+@pytest.mark.parametrize("name", ["plain", "sampled"])
+def test_a_constraint_decides_what_may_follow_and_when_an_answer_is_complete(folder, name):
+    held = [replace(PROMPTS[at], constraint=OddOrEven()) for at in (0, 2)]
+    first, free, last = make(folder, name).generate([held[0], PROMPTS[1], held[1]])
+    assert not held[0].constraint.taken  # a prompt can be answered again
+    for answer in (first, last):
+        assert [token % 2 for token in answer] == [1, 0, 1]
+    assert free == alone(folder, PROMPTS[1])
+
+
+def test_a_constraint_that_allows_nothing_is_an_error_before_the_step(folder):
+    class Nothing(OddOrEven):
+        def allowed(self):
+            return np.zeros(VOCABULARY, bool)
+
+    with pytest.raises(DataError, match="prompt 0: its constraint allows no token behind 0"):
+        make(folder, "sampled").generate([replace(PROMPTS[1], constraint=Nothing())])
+
+
+def test_logits_that_are_no_numbers_are_an_error(folder):
+    def run(inputs):
+        rows = len(inputs["ids"])
+        return {"next_token": np.full(rows, -1), "seen_next": inputs["seen"], "present": inputs["past"]}
+
+    with pytest.raises(DataError, match="prompt 0: no token can follow"):
+        Generator.described(run, folder / "sampled.json").generate([PROMPTS[1]])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (Prompt([]), "prompt 0 has no token"),
+        (Prompt([12]), "prompt 0 has token 12; the vocabulary has 0 to 11"),
+        (Prompt("class"), "prompt 0 is a text; give its bytes to a model over bytes, others the ids"),
+        (Prompt([1.5]), "prompt 0 has token 1.5; the vocabulary has 0 to 11, whole numbers"),
+        (Prompt([1], stop={12}), "prompt 0 has stop token 12; the vocabulary has 0 to 11"),
+        (Prompt([1], stop=3), "stop is 3; give the tokens that end an answer, as {0}"),
+        (Prompt([1], seed=-1), "seed is -1; it must be a whole number from 0"),
+        (Prompt([1], seed=2**128), "it must be a whole number from 0 to 2"),
+        (Prompt([1], most=-1), "most is -1; it must be a whole number, 0 or more"),
+        (Prompt([1], SamplingSettings(-1.0)), "temperature is -1.0; it must be from 0 to 3.4"),
+        (Prompt([1], SamplingSettings(float("nan"))), "temperature is nan"),
+        (Prompt([1], SamplingSettings(1e39)), r"temperature is 1e\+39"),
+        (Prompt([1], SamplingSettings(1.0, 1.5)), "top_k is 1.5; it must be a whole number, 0 for all tokens"),
+        (Prompt([1], SamplingSettings(1.0, 2**63)), "top_k is 9223372036854775808"),
+        (Prompt([1], SamplingSettings(repetition_penalty=1e-46)), "repetition_penalty is 1e-46; it must be above 0"),
+        (Prompt([1], SamplingSettings(top_p=1.1)), "top_p is 1.1; it must be from 0 to 1"),
+        (Prompt([1], SamplingSettings(repetition_penalty=0.0)), "repetition_penalty is 0.0; it must be above 0"),
+    ],
+)
+def test_what_cannot_be_answered_is_told_before_anything_runs(folder, prompt, words):
+    calls: list[tuple[int, ...]] = []
+    with pytest.raises(DataError, match=words):
+        make(folder, "sampled", calls).generate([prompt])
+    assert not calls
+
+
+def test_an_engine_that_is_no_decoder_is_told(folder, tmp_path):
+    found = json.loads((folder / "plain.json").read_text())
+    with pytest.raises(DataError, match="no input 'tokens' or no output 'logits'"):
+        Generator.described(dict, folder / "plain.json", ids="tokens")
+    more = {**found, "inputs": [*found["inputs"], {"name": "speaker", "dtype": "int64", "shape": ["batch"]}]}
+    (tmp_path / "more.json").write_text(json.dumps(more))
+    with pytest.raises(DataError, match="takes speaker beside its ids, and that is neither a mask of the tokens"):
+        Generator.described(dict, tmp_path / "more.json")
+    del found["state"]
+    (tmp_path / "none.json").write_text(json.dumps(found))
+    with pytest.raises(DataError, match="describes no decoder: state"):
+        Generator.described(dict, tmp_path / "none.json")

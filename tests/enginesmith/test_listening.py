@@ -1,0 +1,187 @@
+"""What listens for HTTP: its limits, and what it answers to requests that are none."""
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from enginesmith.core.address import HttpAddress, parse_address, require_token
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
+from enginesmith.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
+
+LOOPBACK = HttpAddress("127.0.0.1", 0)
+LARGE = b"x" * (32 << 20)
+
+
+def answer(request: HttpRequest) -> HttpAnswer:
+    match request.target:
+        case "/large":
+            return HttpAnswer(200, LARGE)
+        case "/leave":
+            raise SystemExit("a library that ends its thread")
+        case "/away":
+            raise UnavailableError("the registry is down")
+    return HttpAnswer(200, f"{request.method} {request.target} {len(request.body)}\n".encode())
+
+
+@contextmanager
+def serving(limits: HttpLimits = HttpLimits(body_bytes=100), **options) -> Iterator[HttpServer]:  # noqa: B008
+    with HttpServer(answer, LOOPBACK, limits, methods=("GET", "POST"), **options) as server:
+        yield server
+
+
+@contextmanager
+def connected(server: HttpServer) -> Iterator[socket.socket]:
+    with socket.create_connection((server.address.host, server.address.port), timeout=20) as connection:
+        yield connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    found = b""
+    try:
+        while data := connection.recv(1 << 16):
+            found += data
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def statuses(data: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", data)]
+
+
+def ask(server: HttpServer, data: bytes) -> bytes:
+    with connected(server) as connection:
+        connection.sendall(data)
+        return read_all(connection)
+
+
+CLOSE = b"Host: x\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /a HTTP/1.1\r\n" + CLOSE + b"\r\n", 200),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n" + CLOSE + b"\r\nabc", 200),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 101\r\n" + CLOSE + b"\r\n" + b"a" * 101, 413),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + CLOSE + b"\r\n65\r\n" + b"a" * 101 + b"\r\n", 413),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + CLOSE + b"\r\nzz\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n" + CLOSE + b"\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nContent-Length: -1\r\n" + CLOSE + b"\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n" + CLOSE + b"\r\na", 400),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + CLOSE + b"\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n" + CLOSE + b"\r\n", 400),
+        (b"GET /a HTTP/1.1\r\n" + b"X: a\r\n" * 200 + CLOSE + b"\r\n", 400),
+        (b"DELETE /a HTTP/1.1\r\n" + CLOSE + b"\r\n", 405),
+        (b"TRACE /a HTTP/1.1\r\n" + CLOSE + b"\r\n", 405),
+        (b"CONNECT x:80 HTTP/1.1\r\n" + CLOSE + b"\r\n", 405),
+        (b"OPTIONS * HTTP/1.1\r\n" + CLOSE + b"\r\n", 405),
+        (b"GET http://x/a HTTP/1.1\r\n" + CLOSE + b"\r\n", 200),
+        (b"\x00\x01\x02\r\n\r\n", 400),
+        (b"GET /leave HTTP/1.1\r\n" + CLOSE + b"\r\n", 500),
+        (b"GET /away HTTP/1.1\r\n" + CLOSE + b"\r\n", 503),
+    ],
+)  # fmt: skip
+def test_each_request_gets_one_answer(request_: bytes, status: int, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving() as server:
+        assert statuses(ask(server, request_)) == [status]
+        assert statuses(ask(server, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")) == [200], "it goes on"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_get_with_a_body_gets_one_answer() -> None:
+    inner = b"GET /inner HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = b"GET /a HTTP/1.1\r\nHost: x\r\nContent-Length: " + str(len(inner)).encode() + b"\r\n\r\n"
+    with serving() as server, connected(server) as connection:
+        connection.sendall(head + inner + b"GET /last HTTP/1.1\r\n" + CLOSE + b"\r\n")
+        data = read_all(connection)
+        assert statuses(data) == [200, 200] and b"/inner" not in data
+    with serving(HttpLimits()) as server:
+        assert statuses(ask(server, head + inner)) == [413], "where no body is taken"
+
+
+@pytest.mark.timeout(60)
+def test_a_client_that_does_not_read_gets_no_second_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(HttpLimits(send_s=0.2, connections=1)) as server, connected(server) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(10)
+        while statuses(ask(server, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")) != [200]:
+            pass  # until the connection is cut, which is the only one
+        data = read_all(connection)
+    assert statuses(data) == [] and len(data) < len(LARGE)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_client_that_leaves_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with serving() as server:
+        for _ in range(3):
+            with connected(server) as connection:
+                connection.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+                connection.recv(10)
+        assert statuses(ask(server, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")) == [200]
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"", []), (b"GET / HT", []), (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc", [408])],
+)
+def test_a_connection_that_brings_nothing_is_closed(sent: bytes, status: list[int]) -> None:
+    with serving(HttpLimits(body_bytes=9, idle_s=0.2, read_s=0.2)) as server:
+        assert statuses(ask(server, sent)) == status
+
+
+def test_connections_beyond_the_limit_are_closed() -> None:
+    with serving(HttpLimits(connections=2)) as server, connected(server) as one, connected(server) as two:
+        for connection in (one, two):
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(100)
+        with connected(server) as three:
+            assert read_all(three) == b""
+        one.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert one.recv(100), "those that are there stay"
+
+
+def test_who_has_not_the_token_is_answered_before_the_body() -> None:
+    with serving(token="secret") as server:
+        for value in (b"", b"Bearer other", b"secret", b"\xff"):
+            shown = b"Authorization: " + value + b"\r\n" if value else b""
+            data = ask(server, b"POST / HTTP/1.1\r\nContent-Length: 50\r\n" + shown + CLOSE + b"\r\n")
+            assert statuses(data) in ([401], [400])
+        data = ask(server, b"GET / HTTP/1.1\r\nAuthorization: Bearer secret\r\n" + CLOSE + b"\r\n")
+        assert statuses(data) == [200] and b"Server: enginesmith" in data
+
+
+def test_an_address_that_is_taken_and_one_that_is_none() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UnavailableError, match="already in use; give another --listen"),
+    ):
+        HttpServer(answer, HttpAddress("127.0.0.1", taken.getsockname()[1])).__enter__()
+    with pytest.raises(UnavailableError, match="cannot listen on"):
+        HttpServer(answer, HttpAddress("a" * 300, 0)).__enter__()
+    assert parse_address("[::1]:80") == HttpAddress("::1", 80) and str(parse_address("[::1]:80")) == "[::1]:80"
+    assert parse_address(":80", "127.0.0.1").host == "127.0.0.1"
+    for wrong in ("", "80", ":80", "host:", "host:65536", "host:-1", "host:٣", f"host:{'9' * 5000}"):
+        with pytest.raises(InputError, match="is no address to listen on"):
+            parse_address(wrong)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+def test_beyond_loopback_a_token_is_required(host: str) -> None:
+    with pytest.raises(InputError, match="needs a token, for anybody may send there: set THE_TOKEN"):
+        require_token(HttpAddress(host, 80), "", "THE_TOKEN")
+    require_token(HttpAddress(host, 80), "secret", "THE_TOKEN")
+    for near in ("localhost", "127.0.0.1", "127.9.9.9", "::1"):
+        require_token(HttpAddress(near, 80), "", "THE_TOKEN")
+
+
+def test_who_waits_for_a_server_is_told_that_it_ended() -> None:
+    with HttpServer(answer, LOOPBACK) as server:
+        server._fail(MemoryError("no room"))
+        with pytest.raises(EnginesmithError, match="is not served any more: MemoryError"):
+            server.wait()
+        server.ended.clear()
