@@ -37,15 +37,15 @@ define set_up
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Enginesmith needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	@$(TWO_PIPS) || true
-	@$(INSTALL) '.[$(1)]'
+	@$(INSTALL) ./enginesmith --editable '.[$(1)]'
 endef
 
 # All that runs, without what tests it.
-$(VENV)/.runs: pyproject.toml constraints.txt
+$(VENV)/.runs: pyproject.toml enginesmith/pyproject.toml constraints.txt
 	$(call set_up,full)
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml enginesmith/pyproject.toml constraints.txt
 	$(call set_up,test)
 	@touch $(VENV)/.runs $@
 
@@ -107,7 +107,7 @@ hunt: $(VENV)/.installed
 	  -m '' --hypothesis-profile hunt $$(grep -rl --include='test_*.py' hypothesis tests)
 
 conformance: $(VENV)/.installed
-	@$(INSTALL) '.[test,tvm,iree,xla]'
+	@$(INSTALL) ./enginesmith --editable '.[test,tvm,iree,xla]'
 	rm -rf build/conformance
 	ENGINESMITH_CONFORMANCE=all ENGINESMITH_CONFORMANCE_FOUND=build/conformance $(BIN)/python -m pytest -n 2 -m '' --dist worksteal --timeout 3600 tests/conformance \
 	  tests/builders/backends/test_iree.py tests/builders/backends/test_tvm.py tests/builders/backends/test_xla.py

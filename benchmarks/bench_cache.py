@@ -75,7 +75,7 @@ def metric(url: str, name: str) -> float:
 
 def start_cache(store: Store, folder: Path) -> "tuple[subprocess.Popen[str], str]":
     """A cache of the registry, and its URL."""
-    command = [sys.executable, "-m", "pipeline.cli", "cache", "--listen", "127.0.0.1:0", "--dir", str(folder)]
+    command = [sys.executable, "-m", "enginesmith", "cache", "--listen", "127.0.0.1:0", "--dir", str(folder)]
     process = subprocess.Popen([*command, "--registry", store.uri], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().split()[0]

@@ -170,7 +170,7 @@ def main() -> None:
         "--alone",
     ]
     alone = watch(words, folders, environment).driver
-    build = [sys.executable, "-m", "pipeline.cli", "build", str(spec), "--registry", str(registry)]
+    build = [sys.executable, "-m", "enginesmith", "build", str(spec), "--registry", str(registry)]
     report(f"build of {size / 1e9:.2f} GB", watch(build, folders, environment), alone, size)
     if chosen.once:
         return

@@ -48,7 +48,7 @@ def one_round(spec: Path) -> dict[str, Cost]:
     with tempfile.TemporaryDirectory() as folder:
         registry, straight = Path(folder) / "registry", Path(folder) / "straight"
         straight.mkdir()
-        build = [sys.executable, "-m", "pipeline.cli", "build", spec, "--registry", registry, "--runner", "inprocess"]
+        build = [sys.executable, "-m", "enginesmith", "build", spec, "--registry", registry, "--runner", "inprocess"]
         return {
             "script": measure([sys.executable, ROOT / "benchmarks" / "straight_line.py", spec, straight]),
             "pipeline": measure(build),

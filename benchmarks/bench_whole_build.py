@@ -163,7 +163,7 @@ def one_round(files: Sequence[Path], attribution: bool) -> tuple[Cost, Cost]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         spec = write_spec(folder, *files, attribution)
-        build = [sys.executable, "-m", "pipeline.cli", "build", spec, "--registry", folder / "registry"]
+        build = [sys.executable, "-m", "enginesmith", "build", spec, "--registry", folder / "registry"]
         alone = [sys.executable, "-m", "benchmarks.bench_whole_build", *files, "--script", folder]
         return measure(alone), measure([*build, "--runner", "inprocess"], (0, 1))  # 1: int8 may fail its checks
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from pipeline.cli import SECTIONS, enginesmith
+from enginesmith.cli import SECTIONS, enginesmith
 
 WIDTH = 120
 HEAD = """# Commands

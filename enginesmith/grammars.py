@@ -177,7 +177,7 @@ def _matcher() -> "type[LLMatcher]":
         from llguidance import LLMatcher
     except ImportError as error:
         raise UnavailableError(
-            f"grammars need the extra `grammar` ({error}); run `pip install 'enginesmith[grammar]'`"
+            f"grammars need the extra `grammar` ({error}); run `pip install './enginesmith[grammar]' in a clone`"
         ) from error
     matcher: type[LLMatcher] = LLMatcher
     return matcher

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 SPEC = Path(__file__).resolve().parent / "digits" / "digits.yaml"
 GENERATIONS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120")
 # By module: the environment that has them need not be the one whose `bin` this Python is in.
-MODULES = {"prefect": "prefect", "enginesmith": "pipeline.cli"}
+MODULES = {"prefect": "prefect", "enginesmith": "enginesmith"}
 # The flows of the demo, the last one last, and the first word of the names of their runs.
 STARTS = {"compile-model": "compile", "choose-buckets": "buckets", "canary": "canary", "settle-canary": "settle"}
 FLOWS = tuple(STARTS)

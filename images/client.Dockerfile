@@ -16,7 +16,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv --without-pip /opt/enginesmith
 COPY . .
-RUN pip --python /opt/enginesmith/bin/python install --constraint constraints.txt .
+RUN pip --python /opt/enginesmith/bin/python install --constraint constraints.txt ./enginesmith
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="enginesmith client" org.opencontainers.image.licenses="Apache-2.0"
@@ -27,6 +27,6 @@ ENV PATH=/opt/enginesmith/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUN
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /tmp
 USER 10001:10001
-RUN enginesmith doctor
+RUN enginesmith --version
 ENTRYPOINT ["enginesmith"]
 CMD ["--help"]

@@ -18,7 +18,7 @@ WORKDIR /src
 RUN python -m venv /opt/enginesmith
 ENV PATH=/opt/enginesmith/bin:$PATH
 COPY . .
-RUN pip install --constraint constraints.txt '.[control]'
+RUN pip install --constraint constraints.txt ./enginesmith '.[control]'
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="enginesmith control" org.opencontainers.image.licenses="Apache-2.0"

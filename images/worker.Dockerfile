@@ -20,10 +20,10 @@ WORKDIR /src
 RUN python3.11 -m venv /opt/enginesmith
 ENV PATH=/opt/enginesmith/bin:$PATH
 COPY . .
-RUN pip install --constraint constraints.txt '.[worker]'
+RUN pip install --constraint constraints.txt ./enginesmith '.[worker]'
 # On its own: two gigabytes, which its installer fetches from NVIDIA's index.
 # hadolint ignore=DL3059
-RUN pip install --constraint constraints.txt '.[tensorrt]'
+RUN pip install --constraint constraints.txt ./enginesmith '.[tensorrt]'
 
 FROM ${CUDA_IMAGE}
 LABEL org.opencontainers.image.title="enginesmith worker" org.opencontainers.image.licenses="Apache-2.0"

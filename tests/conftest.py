@@ -124,7 +124,7 @@ def _build(place: Path) -> None:
     from tests.pipeline.projects import write_project
 
     write_project(place / "project")
-    command = [sys.executable, "-m", "pipeline.cli", "build", str(place / "project" / "tiny.yaml")]
+    command = [sys.executable, "-m", "enginesmith", "build", str(place / "project" / "tiny.yaml")]
     subprocess.run([*command, "--registry", str(place / "registry")], check=True, capture_output=True)
 
 

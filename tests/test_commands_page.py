@@ -1,7 +1,7 @@
 """docs/reference/commands.md is what the command line says of itself (`make docs` writes it)."""
 
 from docs import commands
-from pipeline.cli import COMMANDS
+from enginesmith.cli import COMMANDS
 from tests.house.page import PAGE as HOUSE
 
 PAGE = HOUSE.parent / "reference/commands.md"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from enginesmith.cli import enginesmith
 from enginesmith.registry.store.base import open_store
-from pipeline.cli import enginesmith
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.trust.keys import private, private_pem, written
 

@@ -5,8 +5,10 @@ terminal's cursor, a change of direction reorders what a person reads, and XML c
 """
 
 import difflib
+import json
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -100,3 +102,15 @@ def now() -> str:
 def precise_now() -> str:
     """The current time in UTC to the millisecond, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def format_line(event: str, level: str = "info", **fields: object) -> str:
+    """One line: a JSON object with the time, the level, the event and the fields that are not None."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    line = {"time": precise_now(), "level": level, "event": event, **given}
+    return visible_json(json.dumps(line, ensure_ascii=False))
+
+
+def write_line(event: str, level: str = "info", **fields: object) -> None:
+    """Write such a line on stderr."""
+    print(format_line(event, level, **fields), file=sys.stderr, flush=True)

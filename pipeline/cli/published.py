@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.options import shown_progress
+from pipeline.cli.run_options import shown_progress
 
 if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest

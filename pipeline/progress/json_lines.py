@@ -4,29 +4,16 @@ Every object has time (ISO 8601, UTC), level (info, warning or error) and event;
 (the name of a unit or a step). What an event adds beside these stands in docs/guides/observability.md.
 """
 
-import json
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 
-from enginesmith.core.text import precise_now, visible_json
+from enginesmith.core.text import format_line
 from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
 
 _LEVELS = {"failed": "error", "unproven": "warning"}
-
-
-def format_line(event: str, level: str = "info", **fields: object) -> str:
-    """One line: a JSON object with the time, the level, the event and the fields that are not None."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    line = {"time": precise_now(), "level": level, "event": event, **given}
-    return visible_json(json.dumps(line, ensure_ascii=False))
-
-
-def write_line(event: str, level: str = "info", **fields: object) -> None:
-    """Write such a line on stderr."""
-    print(format_line(event, level, **fields), file=sys.stderr, flush=True)
 
 
 class JsonLines(events.Progress):

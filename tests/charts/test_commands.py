@@ -10,7 +10,7 @@ import click
 import pytest
 
 from charts import renders
-from pipeline.cli import COMMANDS, enginesmith
+from enginesmith.cli import COMMANDS, enginesmith
 from pipeline.compile.steps.engines import gpu_labels
 from pipeline.orchestration.gpu_workers import gpu_named
 from tests.charts.kube import (

@@ -8,7 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from charts import renders
-from pipeline.cli import enginesmith
+from enginesmith.cli import enginesmith
 from pipeline.fleet import cluster
 from pipeline.fleet.catalog import load_catalog
 from tests.charts.kube import Object, deploy_commands, job_variables, label, sample_objects

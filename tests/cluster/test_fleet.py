@@ -25,7 +25,7 @@ def fleet(kubeconfig: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     words = ["fleet", "--kubeconfig", str(kubeconfig), "--catalog", str(catalog), "--json"]
     environment = {**os.environ, "ENGINESMITH_REGISTRY": f"file://{folder}/registry"}
     return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "enginesmith", *words], env=environment, capture_output=True, text=True, check=False
     )
 
 

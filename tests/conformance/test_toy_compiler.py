@@ -47,7 +47,7 @@ class World:
 
     def run(self, *words: object, toy: bool = True, code: int = 0) -> str:
         """What `enginesmith WORDS` prints, in a process that can import the toy or not."""
-        ended = call(["-m", "pipeline.cli", *map(str, words)], self.folder, self.site if toy else None)
+        ended = call(["-m", "enginesmith", *map(str, words)], self.folder, self.site if toy else None)
         assert ended.returncode == code, ended.stderr
         return ended.stdout
 
@@ -132,7 +132,7 @@ def test_plan_says_what_it_will_build_and_what_it_refuses(world):
 
 
 def test_without_it_a_spec_that_names_it_is_refused_with_its_line(world):
-    ended = call(["-m", "pipeline.cli", "plan", "iris.yaml"], world.folder, None)
+    ended = call(["-m", "enginesmith", "plan", "iris.yaml"], world.folder, None)
     assert ended.returncode == 2 and "iris.yaml:" in ended.stderr and "'toy' is not known" in ended.stderr
 
 

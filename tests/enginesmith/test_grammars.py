@@ -162,4 +162,4 @@ def test_only_a_grammar_needs_the_library():
         "except UnavailableError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'enginesmith[grammar]'" in done.stdout
+    assert "pip install './enginesmith[grammar]' in a clone" in done.stdout

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from onnx import numpy_helper
 
-from pipeline import cli
+from enginesmith import cli
 
 SPEC: dict[str, Any] = {
     "model": "tiny",

@@ -27,7 +27,7 @@ from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress
 from pipeline.spec.ensembles.model import load_ensemble
-from tests.pipeline.cli.registry.commands import run
+from tests.enginesmith.cli.commands import run
 from tests.pipeline.test_ensemble import change, opens
 from tests.reading import CODE, HEIGHT, READER, SIDE, WIDTH, draw, write_reader
 

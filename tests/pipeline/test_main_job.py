@@ -44,7 +44,7 @@ def test_it_publishes_proven_unproven_and_refused_engines(built: Project) -> Non
 
 def test_the_same_spec_again_is_cached_and_takes_under_three_seconds_of_cpu(built: Project) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "pipeline.cli", "build", built.spec, "--registry", built.registry, "--json"]
+    command = [sys.executable, "-m", "enginesmith", "build", built.spec, "--registry", built.registry, "--json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     outcome = json.loads(done.stdout)
@@ -57,7 +57,7 @@ def test_the_same_spec_again_is_cached_and_takes_under_three_seconds_of_cpu(buil
 
 def test_a_cached_run_imports_nothing_heavy(built: Project) -> None:
     code = (
-        "import sys\nfrom pipeline.cli import main\n"
+        "import sys\nfrom enginesmith.cli import main\n"
         f"try:\n    main(['build', {str(built.spec)!r}, '--registry', {str(built.registry)!r}, '--json'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'ray', 'prefect', 'numpy',"

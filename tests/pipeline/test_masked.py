@@ -11,8 +11,8 @@ import torch
 import yaml
 
 import enginesmith
+from enginesmith.cli import main
 from enginesmith.core.errors import DataError, SpecError
-from pipeline.cli import main
 from pipeline.spec.model import load_spec
 from tests.masked import CACHES, HEADS, VOCABULARY, WIDTH, export_masked, make_masked, write_masked_data
 

@@ -53,7 +53,7 @@ def status_of(target: str, precision: str) -> tuple[str, str]:
     if target == "sm_90":
         return (
             "refused",
-            "sm_90 is not a target of TensorRT-RTX; install full TensorRT: pip install 'enginesmith[tensorrt]'",
+            "sm_90 is not a target of TensorRT-RTX; install full TensorRT: pip install '.[tensorrt]' in a clone",
         )
     if target == "cpu":
         if precision == "bf16":

@@ -48,7 +48,7 @@ class Iree:
 
     name: ClassVar[str] = "iree"
     revision: ClassVar[int] = 4
-    install: ClassVar[str] = "pip install 'enginesmith[iree]'"
+    install: ClassVar[str] = "pip install '.[iree]' in a clone"
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", options=SharedOptions(cpu_level="cpu"))
 
     cpu: str = "x86-64-v3"

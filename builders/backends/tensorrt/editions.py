@@ -50,7 +50,7 @@ class TensorRT(TensorRTEdition):
     title: ClassVar[str] = "TensorRT"
     module: ClassVar[str] = "tensorrt"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt")
-    install: ClassVar[str] = "pip install 'enginesmith[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
+    install: ClassVar[str] = "pip install '.[tensorrt]' in a clone on a node with that GPU, or use tensorrt-rtx"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="budget", tunes_on_target=True, refits=True, timing_cache=True, times_nodes=True, options=OPTIONS
     )

@@ -50,7 +50,7 @@ class Tvm:
 
     name: ClassVar[str] = "tvm"
     revision: ClassVar[int] = 3
-    install: ClassVar[str] = "pip install 'enginesmith[tvm]'"
+    install: ClassVar[str] = "pip install '.[tvm]' in a clone"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="outputs", timing_cache=True, gpu_tools=("nvcc",), options=SharedOptions(cpu_level="cpu")
     )

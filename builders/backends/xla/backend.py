@@ -41,7 +41,7 @@ class Xla:
 
     name: ClassVar[str] = "xla"
     revision: ClassVar[int] = 2
-    install: ClassVar[str] = "pip install 'enginesmith[xla]'"
+    install: ClassVar[str] = "pip install '.[xla]' in a clone"
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 
     matmul_precision: str = "highest"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from enginesmith.registry.store.objects.api import BucketApi, BucketPlace
 
 # Scheme and the extra that brings its library; boto3 comes with Enginesmith.
-BUCKETS = {"s3": "", "gs": "enginesmith[gcs]", "az": "enginesmith[azure]"}
+BUCKETS = {"s3": "", "gs": "gcs", "az": "azure"}
 SCHEMES = "file://, s3://, gs:// or az://"
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix"
 
@@ -48,9 +48,10 @@ def bucket_at(uri: str) -> "BucketApi":
         return _open(uri)
     except ModuleNotFoundError as error:
         scheme = scheme_of(uri)
+        extra = BUCKETS[scheme]
+        library = f"'./enginesmith[{extra}]' in a clone" if extra else "boto3"
         raise InputError(
-            f"registry {scheme}://...: the library {error.name} is not installed here; "
-            f"run pip install '{BUCKETS[scheme] or 'enginesmith'}'"
+            f"registry {scheme}://...: the library {error.name} is not installed here; run pip install {library}"
         ) from error
 
 

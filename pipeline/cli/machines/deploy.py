@@ -11,12 +11,13 @@ from pathlib import Path
 
 import click
 
+from enginesmith.cli.options import Duration, emit_json, json_option, registry_option_with, say
+from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.gpu_generations import GENERATIONS
 from enginesmith.core.names import check_channel
 from enginesmith.registry.store.buckets import EXAMPLES, is_in_bucket, place_in_bucket
-from pipeline.cli.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
-from pipeline.cli.tables import echo, print_table
+from pipeline.cli.run_options import executor_options
 from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
 
 # Prefect's own rule for names.

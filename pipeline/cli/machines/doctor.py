@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from enginesmith.cli.options import emit_json, json_option, registry_option
+from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.hardware.cpu_kinds import CpuKind, this_kind
 from enginesmith.core.text import format_bytes, pluralize
 from enginesmith.core.types import Scalar
-from pipeline.cli.options import emit_json, json_option, registry_option
-from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from enginesmith.core.types import Backend, Precision, Target
 
 LEAST_FREE_BYTES = 2 << 30
 EXTRAS = {
-    "onnx": "build engines: pip install 'enginesmith[build]'",
-    "torch": "export from PyTorch: pip install 'enginesmith[export]'",
-    "prefect": "run as flows: pip install 'enginesmith[prefect]'",
-    "ray": "build on a cluster: pip install 'enginesmith[ray]'",
+    "onnx": "build engines: pip install '.[build]' in a clone",
+    "torch": "export from PyTorch: pip install '.[export]' in a clone",
+    "prefect": "run as flows: pip install '.[prefect]' in a clone",
+    "ray": "build on a cluster: pip install '.[ray]' in a clone",
 }
 MARKS = {"ok": "green", "missing": "yellow", "broken": "red"}
 _CLAIMS = {"bytes": "same bytes", "outputs": "same outputs", "budget": "within limits"}

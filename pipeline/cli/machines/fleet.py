@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginesmith.core.text import format_bytes, join_first, pluralize
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     combine,
     emit_json,
     json_option,
@@ -18,7 +17,8 @@ from pipeline.cli.options import (
     say,
     stated_runtimes,
 )
-from pipeline.cli.tables import echo, print_table
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.text import format_bytes, join_first, pluralize
 from pipeline.fleet.coverage import STATES, Coverage
 
 if TYPE_CHECKING:

@@ -7,26 +7,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.core.origin import user
-from enginesmith.core.text import format_bytes, format_metric, format_metrics
-from pipeline.cli.options import (
-    collect_run_options,
+from enginesmith.cli.options import (
     combine,
     emit_json,
-    executor_options,
     jobs_option,
     json_option,
     log_format,
     progress_options,
     say,
     selection_options,
-    shown_progress,
     spec_argument,
     spec_registry_option,
 )
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.cli.trust import check_signing_key, sign_published
+from enginesmith.core.origin import user
+from enginesmith.core.text import format_bytes, format_metric, format_metrics
 from pipeline.cli.registry.metrics import metrics_options, served_metrics
-from pipeline.cli.registry.trust import check_signing_key, sign_published
-from pipeline.cli.tables import echo, print_table
+from pipeline.cli.run_options import collect_run_options, executor_options, shown_progress
 
 if TYPE_CHECKING:
     from pipeline.orchestration.run import RunOptions

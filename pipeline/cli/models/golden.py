@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.core.codec import encode
-from enginesmith.core.text import pluralize
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     emit_json,
     json_option,
     progress_options,
     registry_option,
-    shown_progress,
     spec_argument,
     spec_registry_option,
 )
-from pipeline.cli.tables import echo
+from enginesmith.cli.tables import echo
+from enginesmith.core.codec import encode
+from enginesmith.core.text import pluralize
+from pipeline.cli.run_options import shown_progress
 
 if TYPE_CHECKING:
     from pipeline.operations.golden import MadeGolden, Shown

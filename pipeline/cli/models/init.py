@@ -9,10 +9,10 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from enginesmith.cli.options import say
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.names import inside
 from enginesmith.core.text import pluralize
-from pipeline.cli.options import say
 
 if TYPE_CHECKING:
     from pipeline.drafts.found import FoundModel

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from enginesmith.cli.options import emit_json, say
+from enginesmith.cli.tables import echo, print_table
 from pipeline.cli.models.build import STYLES, spec_options
-from pipeline.cli.options import collect_run_options, emit_json, say, shown_progress
-from pipeline.cli.tables import echo, print_table
+from pipeline.cli.run_options import collect_run_options, shown_progress
 
 if TYPE_CHECKING:
     from pipeline.compile.ensembles.forecast import EnsembleForecast

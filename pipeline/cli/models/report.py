@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import emit_json, json_option, registry_option, say
-from pipeline.cli.tables import echo
+from enginesmith.cli.options import emit_json, json_option, registry_option, say
+from enginesmith.cli.tables import echo
 
 
 @click.command()

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.core.codec import decode, encode
-from enginesmith.core.text import format_plain
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     emit_json,
     json_option,
     path_option,
     progress_options,
     say,
-    shown_progress,
     spec_argument,
     spec_registry_option,
 )
-from pipeline.cli.tables import echo, print_table
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.text import format_plain
+from pipeline.cli.run_options import shown_progress
 
 if TYPE_CHECKING:
     from pipeline.compile.run_context import RunContext

@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.core.text import pluralize
-from pipeline.cli.models.plan import is_stuck
-from pipeline.cli.options import (
-    collect_run_options,
+from enginesmith.cli.options import (
     emit_json,
-    executor_options,
     jobs_option,
     json_option,
     number_option,
@@ -21,9 +17,11 @@ from pipeline.cli.options import (
     registry_option,
     say,
     selection_options,
-    shown_progress,
 )
-from pipeline.cli.tables import echo, print_table
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.text import pluralize
+from pipeline.cli.models.plan import is_stuck
+from pipeline.cli.run_options import collect_run_options, executor_options, shown_progress
 
 if TYPE_CHECKING:
     from pipeline.orchestration.run import RunOptions

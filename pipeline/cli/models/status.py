@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from enginesmith.cli.options import emit_json, json_option, number_option, registry_option, say
+from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.text import format_bytes
-from pipeline.cli.options import emit_json, json_option, number_option, registry_option, say
-from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from enginesmith.registry.builds.runs import RunItem

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     emit_json,
     json_option,
     path_option,
@@ -17,8 +17,8 @@ from pipeline.cli.options import (
     say,
     targets_option,
 )
+from enginesmith.cli.tables import echo, print_table
 from pipeline.cli.published import local_context, target_names, trusted_manifest
-from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.operations.attribution import AttributionAnswer

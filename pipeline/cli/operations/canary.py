@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginesmith.core.codec import encode
-from enginesmith.core.origin import user
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     combine,
     emit_json,
     engine_options,
@@ -17,7 +15,9 @@ from pipeline.cli.options import (
     registry_option,
     say,
 )
-from pipeline.cli.tables import echo
+from enginesmith.cli.tables import echo
+from enginesmith.core.codec import encode
+from enginesmith.core.origin import user
 
 if TYPE_CHECKING:
     from pipeline.canary.verdicts import WrittenReport

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.core.codec import encode_document
-from enginesmith.core.errors import EnginesmithError
-from pipeline.cli.options import (
-    collect_run_options,
+from enginesmith.cli.options import (
     combine,
     emit_json,
-    executor_options,
     jobs_option,
     json_option,
     number_option,
@@ -22,11 +18,13 @@ from pipeline.cli.options import (
     progress_options,
     say,
     selection_options,
-    shown_progress,
     spec_argument,
     spec_registry_option,
 )
-from pipeline.cli.tables import echo, print_table
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.codec import encode_document
+from enginesmith.core.errors import EnginesmithError
+from pipeline.cli.run_options import collect_run_options, executor_options, shown_progress
 
 if TYPE_CHECKING:
     from pipeline.orchestration.run import RunOptions

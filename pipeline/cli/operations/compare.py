@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from enginesmith.core.codec import encode
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     backends_option,
     emit_json,
     jobs_option,
@@ -15,12 +14,13 @@ from pipeline.cli.options import (
     precisions_option,
     progress_options,
     say,
-    shown_progress,
     spec_argument,
     spec_registry_option,
     target_option,
 )
-from pipeline.cli.tables import echo, print_table
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.codec import encode
+from pipeline.cli.run_options import shown_progress
 
 
 @click.command()

@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import encode, encode_document
-from enginesmith.core.types import PRECISIONS
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     emit_json,
     engine_options,
     json_option,
@@ -20,8 +17,11 @@ from pipeline.cli.options import (
     registry_option,
     say,
 )
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core import parsing
+from enginesmith.core.codec import encode, encode_document
+from enginesmith.core.types import PRECISIONS
 from pipeline.cli.published import published_engine
-from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from enginesmith.core.reports.latency import LatencyReport, PairedBenchmark

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from enginesmith.cli.options import number_option, path_option, say
 from enginesmith.core.text import pluralize
-from pipeline.cli.options import number_option, path_option, say
 
 # Inputs as JSON; the time of arrival in seconds since the epoch and the seconds until the answer, where known.
 _Request = tuple[Mapping[str, object], float | None, float | None]

@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.core.codec import encode
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     emit_json,
     json_option,
     progress_options,
     reference_argument,
     registry_option,
     selection_options,
-    shown_progress,
 )
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.codec import encode
 from pipeline.cli.published import local_context, trusted_manifest
-from pipeline.cli.tables import echo, print_table
+from pipeline.cli.run_options import shown_progress
 
 if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from enginesmith.cli.options import emit_json, json_option, path_option, registry_option, say
+from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode_document
-from pipeline.cli.options import emit_json, json_option, path_option, registry_option, say
-from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.regressions.trend import Trend
@@ -73,7 +73,7 @@ def _print_trends(found: "list[Trend]") -> None:
         rows.append([*row, "" if item.changes is None else str(len(item.changes))])
     print_table(COLUMNS, rows, note="relative: to the engine of the first version, timed in turns with it")
     if any(item.changes is None for item in found):
-        say("where their level changed was not looked for: pip install 'enginesmith[trend]'")
+        say("where their level changed was not looked for: pip install '.[trend]' in a clone")
     for item in found:
         for change in item.changes or ():
             echo(f"{item.series.unit} at {item.series.bucket}: {describe_change(change)}")

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.core.text import pluralize
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     emit_json,
     json_option,
     optional_reference_argument,
@@ -16,8 +15,9 @@ from pipeline.cli.options import (
     targets_option,
     trust_option,
 )
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.text import pluralize
 from pipeline.cli.published import local_context, target_names, vouched_manifest
-from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
+from enginesmith.cli.options import Duration, ListenAddress, Size, log_format_option, registry_option, say
+from enginesmith.cli.tables import echo
 from enginesmith.core.address import HttpAddress
-from pipeline.cli.options import Duration, ListenAddress, Size, log_format_option, registry_option, say
-from pipeline.cli.tables import echo
 
 
 @click.command()

@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from enginesmith.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
+from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.errors import UnavailableError
 from enginesmith.core.names import check_channel, parse_channel, parse_reference
 from enginesmith.core.origin import user
@@ -13,9 +15,7 @@ from enginesmith.registry.trust.policy import public_key
 from enginesmith.registry.versions import policies
 from enginesmith.registry.versions.policies import ChannelPolicy
 from enginesmith.registry.versions.views import history as moves_of
-from pipeline.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
 from pipeline.cli.serving.rollout_options import GivenPlan, describe_plan, waves_options
-from pipeline.cli.tables import echo, print_table
 
 
 @click.command()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from enginesmith.cli.options import check_finite, registry_option, say
+from enginesmith.cli.tables import echo
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import write_whole
-from pipeline.cli.options import check_finite, registry_option, say
-from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.orchestration.metrics.live import LiveMetrics

@@ -6,6 +6,17 @@ from pathlib import Path
 
 import click
 
+from enginesmith.cli.options import (
+    accept_loss_option,
+    emit_json,
+    json_option,
+    optional_reference_argument,
+    reference_argument,
+    registry_option,
+    say,
+    why_option,
+)
+from enginesmith.cli.tables import echo, print_fields, print_table
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
@@ -26,17 +37,6 @@ from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import CanaryPass
 from enginesmith.registry.versions.state import Channel, read_channel, read_history
 from enginesmith.registry.versions.views import VersionStatus, show_version
-from pipeline.cli.options import (
-    accept_loss_option,
-    emit_json,
-    json_option,
-    optional_reference_argument,
-    reference_argument,
-    registry_option,
-    say,
-    why_option,
-)
-from pipeline.cli.tables import echo, print_fields, print_table
 
 
 @click.command()

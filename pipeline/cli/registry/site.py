@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from enginesmith.core.address import HttpAddress
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     ListenAddress,
     combine,
     emit_json,
@@ -17,7 +16,8 @@ from pipeline.cli.options import (
     registry_option,
     say,
 )
-from pipeline.cli.tables import echo
+from enginesmith.cli.tables import echo
+from enginesmith.core.address import HttpAddress
 
 site_options = combine(
     path_option("--inventory", "Groups of nodes, as of `enginesmith fleet`.", shown="every GPU product known"),

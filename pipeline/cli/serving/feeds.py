@@ -2,9 +2,9 @@
 
 import click
 
+from enginesmith.cli.options import emit_json, json_option, registry_option, say
+from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.text import pluralize
-from pipeline.cli.options import emit_json, json_option, registry_option, say
-from pipeline.cli.tables import echo, print_table
 
 
 @click.group()

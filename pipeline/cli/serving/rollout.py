@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from enginesmith.core.errors import EnginesmithError, UnknownNameError
-from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
-from enginesmith.core.origin import user
-from enginesmith.core.text import pluralize
-from enginesmith.registry.rollouts.state import Rollout
-from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.versions.rolling import read_rollout, running_rollouts, settle_rollout
-from enginesmith.registry.versions.state import Channel, read_channel
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     accept_loss_option,
     channel_argument,
     emit_json,
@@ -24,8 +16,16 @@ from pipeline.cli.options import (
     say,
     why_option,
 )
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.errors import EnginesmithError, UnknownNameError
+from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
+from enginesmith.core.origin import user
+from enginesmith.core.text import pluralize
+from enginesmith.registry.rollouts.state import Rollout
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.rolling import read_rollout, running_rollouts, settle_rollout
+from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.cli.serving.rollout_options import GivenPlan, describe_plan, waves_options
-from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.rollout.operations import Operator

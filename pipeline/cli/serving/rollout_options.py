@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from enginesmith.cli.options import Duration, combine
 from enginesmith.core.errors import InputError
 from enginesmith.registry.rollouts.state import Gates, RolloutPlan
 from enginesmith.registry.rollouts.waves import WHOLE, Slice, check_waves, parse_share, parse_wave
-from pipeline.cli.options import Duration, combine
 
 _GATES = "health=95% (nodes that are well), errors=1% (requests that failed), canary (a PASS), reports=20 (nodes)"
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.core.codec import encode
-from enginesmith.core.text import format_plain
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
+    ShortTime,
     combine,
     emit_json,
     engine_options,
@@ -18,12 +17,13 @@ from pipeline.cli.options import (
     path_option,
     progress_options,
     say,
-    shown_progress,
     spec_argument,
     spec_registry_option,
 )
-from pipeline.cli.tables import echo, print_table
-from pipeline.cli.traffic.quantities import ShortTime
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.codec import encode
+from enginesmith.core.text import format_plain
+from pipeline.cli.run_options import shown_progress
 
 if TYPE_CHECKING:
     from pipeline.canary.engines import ChosenEngine

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.core.codec import encode
-from enginesmith.core.text import format_plain
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
+    Percent,
+    ShortTime,
     emit_json,
     json_option,
     number_option,
@@ -20,9 +20,10 @@ from pipeline.cli.options import (
     registry_option,
     say,
 )
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.codec import encode
+from enginesmith.core.text import format_plain
 from pipeline.cli.published import trusted_manifest
-from pipeline.cli.tables import echo, print_table
-from pipeline.cli.traffic.quantities import Percent, ShortTime
 
 if TYPE_CHECKING:
     from pipeline.capacity.forecast import CapacityForecast, EngineCapacity

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.core.codec import encode
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.text import format_bytes
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
+    ShortTime,
     emit_json,
     engine_options,
     json_option,
@@ -21,8 +19,10 @@ from pipeline.cli.options import (
     registry_option,
     say,
 )
-from pipeline.cli.tables import echo, print_table
-from pipeline.cli.traffic.quantities import ShortTime
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import canonical_json
+from enginesmith.core.text import format_bytes
 
 if TYPE_CHECKING:
     from enginesmith.core.reports.load import LoadReport

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from enginesmith.cli.options import emit_json, json_option, path_option, registry_option, say
+from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode
-from pipeline.cli.options import emit_json, json_option, path_option, registry_option, say
-from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec

@@ -29,10 +29,10 @@ IMPORTS = {
     "enginesmith/serving/ort_compiling.py": "compiles a version's graph for one size, in a server without `builders`",
 }
 NAMES = {
-    "pipeline/cli/__init__.py": "the extras of the distribution, some of which are called as their backend is",
+    "enginesmith/cli/__init__.py": "the extras of the distribution, some of which are called as their backend is",
     "pipeline/spec/sections.py": "the backends of a spec that names none",
     "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
-    "pipeline/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
+    "enginesmith/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
     "pipeline/compile/publication/draft.py": "a version's toolchain has the reference interpreter's distribution",
     "pipeline/drafts/triton.py": "the name of a platform of Triton's, whose configurations are read",
     "enginesmith/client/layouts/triton_config.py": "which of Triton's backends opens an engine",

@@ -60,7 +60,7 @@ def test_what_it_has_is_not_refused(installed, target, precision):
 def test_not_installed_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setattr(iree, "versions_of", lambda *names, together: {})
     assert IREE.versions() == {}
-    assert IREE.refuses(own_request()) == "IREE is not installed; pip install 'enginesmith[iree]'"
+    assert IREE.refuses(own_request()) == "IREE is not installed; pip install '.[iree]' in a clone"
 
 
 def test_shapes_that_it_cannot_be_held_to_are_refused(installed):

@@ -138,7 +138,7 @@ def test_where_it_is_not_installed_it_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setattr(base, "versions_of", lambda *names: {})
     assert RTX.versions() == TensorRT().versions() == {}
     assert "pip install tensorrt-rtx" in RTX.refuses(graphs.request("sm_89"))
-    assert "enginesmith[tensorrt]" in TensorRT().refuses(graphs.request("sm_90"))
+    assert ".[tensorrt]" in TensorRT().refuses(graphs.request("sm_90"))
 
 
 def test_full_tensorrt_builds_only_where_its_gpu_is(tmp_path):

@@ -73,7 +73,7 @@ def test_missing_tools_are_refused_with_the_remedy(installed, monkeypatch):
     assert TVM.refuses(own_request()).endswith("install g++")
     monkeypatch.setattr(tvm, "versions_of", lambda *names, together: {})
     assert TVM.versions() == {}
-    assert TVM.refuses(own_request()) == "TVM is not installed; pip install 'enginesmith[tvm]'"
+    assert TVM.refuses(own_request()) == "TVM is not installed; pip install '.[tvm]' in a clone"
 
 
 def test_the_versions_that_make_the_code_are_in_the_key(installed):

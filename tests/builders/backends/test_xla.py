@@ -1,4 +1,4 @@
-"""Without JAX the rules before any work; with it (`pip install 'enginesmith[xla]'`) engines, built and run."""
+"""Without JAX the rules before any work; with it (`pip install '.[xla]' in a clone`) engines, built and run."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ def test_without_jax_the_refusal_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(xla, "versions_of", lambda *names, together: {})
     assert (
         Xla().versions() == {}
-        and Xla().refuses(xla_request()) == "jax is not installed; pip install 'enginesmith[xla]'"
+        and Xla().refuses(xla_request()) == "jax is not installed; pip install '.[xla]' in a clone"
     )
 
 

@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 import yaml
 
+from enginesmith.cli import main
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.exchange.kserve import Deployment, pull_arguments, storage_uri
 from enginesmith.registry.store.base import Store, open_store
-from pipeline.cli import main
 from tests.enginesmith.client.layouts.engines import cpu_engine, plan
 from tests.enginesmith.registries import names_in, publish_engines
 

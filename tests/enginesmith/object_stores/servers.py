@@ -27,11 +27,11 @@ class Servers:
     def url(self, kind: str) -> str:
         """The URL of the server of this kind. Skips the test where it, or its library, is not installed."""
         if kind == "gs":
-            pytest.importorskip("google.cloud.storage", reason="pip install 'enginesmith[gcs]'")
+            pytest.importorskip("google.cloud.storage", reason="pip install './enginesmith[gcs]'")
         if kind == "az":
             if azure_server.program() is None:
                 pytest.skip("Azurite is not installed here: `make azurite` puts it into build/azurite (needs node)")
-            pytest.importorskip("azure.storage.blob", reason="pip install 'enginesmith[azure]'")
+            pytest.importorskip("azure.storage.blob", reason="pip install './enginesmith[azure]'")
         if kind not in self._urls:
             self._urls[kind] = self._stack.enter_context(KINDS[kind].serving())
         return self._urls[kind]

@@ -50,7 +50,7 @@ class RunningCache:
 @contextmanager
 def run_cache(registry: str, folder: Path, *options: str, port: int = 0) -> Iterator[RunningCache]:
     """A cache of the registry in a folder of its own, until the block ends."""
-    command = [sys.executable, "-m", "pipeline.cli", "cache", "--listen", f"127.0.0.1:{port}", "--dir", str(folder)]
+    command = [sys.executable, "-m", "enginesmith", "cache", "--listen", f"127.0.0.1:{port}", "--dir", str(folder)]
     with subprocess.Popen(
         [*command, "--registry", registry, *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},

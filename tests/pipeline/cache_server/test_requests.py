@@ -129,7 +129,7 @@ def test_a_download_that_runs_is_sent_when_it_is_told_to_end(store: Store, tmp_p
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "pipeline.cli", "cache", *arguments]
+    command = [sys.executable, "-m", "enginesmith", "cache", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from enginesmith.cli import enginesmith
 from enginesmith.core.digest import digest_of
 from enginesmith.core.errors import ConflictError
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channels, lookup
-from pipeline.cli import enginesmith
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.canary.files import identity, write_observations
 from tests.validation.canary.simulated_logs import apart, write_log

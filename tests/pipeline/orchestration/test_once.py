@@ -23,7 +23,7 @@ WAITING = re.compile(r"turn: waiting: compiling tiny is being done by \S+, proce
 
 
 def start(project: Project, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry, *words]
+    command = [sys.executable, "-m", "enginesmith", "build", project.spec, "--registry", project.registry, *words]
     return subprocess.Popen(
         [*map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0
     )

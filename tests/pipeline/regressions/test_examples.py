@@ -10,7 +10,7 @@ import click
 import pytest
 import yaml
 
-from pipeline.cli import enginesmith
+from enginesmith.cli import enginesmith
 
 FOLDER = Path(__file__).parents[3] / "manifests" / "examples" / "ci"
 SCHEMAS = {"github-actions.yaml": "vendor.github-workflows", "gitlab-ci.yaml": "vendor.gitlab-ci"}

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from enginesmith import cli
 from enginesmith.registry.evidence.latencies import latency_reports
 from enginesmith.registry.latency_series import LatencySeries, SeriesPoint, list_series, merged
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import write_whole
 from enginesmith.registry.versions.lookup import load
-from pipeline import cli
 from pipeline.regressions.pictures import draw_page, draw_trend
 from pipeline.regressions.trend import describe_change, find_trend, list_differences
 from tests.enginesmith.registry.test_latency_series import SERIES, point
@@ -57,7 +57,7 @@ def test_without_the_package_that_finds_changes_the_series_is_shown_and_what_is_
         cli.main(["trend", "digits", "--registry", str(registry)])
     said = capsys.readouterr()
     assert ended.value.code == 0 and said.out.index("batch=8") < said.out.index("batch=32")
-    assert "pip install 'enginesmith[trend]'" in said.err
+    assert "pip install '.[trend]' in a clone" in said.err
     assert [item.bucket for item in list_series(store, "digits")] == ["batch=8", "batch=32"]
 
 

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from enginesmith.registry.store.base import Store
-from tests.pipeline.cli.registry.commands import run
+from tests.enginesmith.cli.commands import run
 from tests.pipeline.site.sites import publish_small
 
 
@@ -27,7 +27,7 @@ def test_site_says_what_it_wrote(registry: Store, out: Path) -> None:
 
 def test_serve_shows_what_changes_and_ends_with_ctrl_c(registry: Store) -> None:
     publish_small(registry)
-    command = [sys.executable, "-m", "pipeline.cli", "serve", "--registry", registry.uri]
+    command = [sys.executable, "-m", "enginesmith", "serve", "--registry", registry.uri]
     words = ["--listen", "127.0.0.1:0", "--every", "1", "--prefix", "/registry"]
     with subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr

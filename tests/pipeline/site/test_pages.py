@@ -20,11 +20,11 @@ from enginesmith.registry.store.layout import (
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.versions import lookup
 from pipeline.site.drawing import copy_report
+from tests.enginesmith.cli.commands import said
 from tests.enginesmith.registries import engine, overwrite, publish_engines
 from tests.enginesmith.registry.test_ensembles import publish_graphs, publish_whole
 from tests.enginesmith.registry.trust.keys import written
 from tests.pipeline.canary.files import write_observations
-from tests.pipeline.cli.registry.commands import said
 from tests.pipeline.projects import Project
 from tests.pipeline.site.crawl import Seen, broken_links, linked, pages
 from tests.pipeline.site.sites import move, publish_small, write

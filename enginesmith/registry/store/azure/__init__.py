@@ -1,4 +1,4 @@
-"""Azure Blob Storage, through azure-storage-blob (`enginesmith[azure]`). Imported only for az:// places.
+"""Azure Blob Storage, through azure-storage-blob (extra `azure`). Imported only for az:// places.
 
 Writes are conditional by `If-None-Match: *` and `If-Match: <etag>`.
 """

@@ -1,4 +1,4 @@
-"""Google Cloud Storage, through google-cloud-storage (`enginesmith[gcs]`). Imported only for gs:// places.
+"""Google Cloud Storage, through google-cloud-storage (extra `gcs`). Imported only for gs:// places.
 
 Writes are conditional by generation: `ifGenerationMatch`, 0 for an absent object.
 """

@@ -13,6 +13,7 @@ import pytest
 from builders.execution.jobs import Needs, ProcessLimits
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
+from enginesmith import cli
 from enginesmith.core.digest import canonical_json, digest_of
 from enginesmith.core.errors import StepError
 from enginesmith.core.hardware.targets import parse_targets
@@ -23,7 +24,6 @@ from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import publish
-from pipeline import cli
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.pending import Pending, list_pending, pending_of

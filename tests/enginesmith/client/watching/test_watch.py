@@ -304,7 +304,7 @@ def test_a_url_is_posted_to(store: Store, look: Callable[..., Swap]) -> None:
 def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
     version(store, b"one")
     arguments = ["pull", "digits:candidate", "--target", "cpu", "--dest", str(dest), "--watch", "--registry", store.uri]
-    command = [sys.executable, "-m", "pipeline.cli", *arguments, "--interval", "60"]
+    command = [sys.executable, "-m", "enginesmith", *arguments, "--interval", "60"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("digits:candidate is 1 now")

@@ -15,7 +15,7 @@ from enginesmith.registry.verification import verify
 from tests.enginesmith.object_stores.kinds import BUCKET
 from tests.enginesmith.registries import engine, publish_engines
 
-storage = pytest.importorskip("google.cloud.storage", reason="pip install 'enginesmith[gcs]'")
+storage = pytest.importorskip("google.cloud.storage", reason="pip install './enginesmith[gcs]'")
 
 
 @contextmanager

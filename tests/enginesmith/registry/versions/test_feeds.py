@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from enginesmith.cli import enginesmith
 from enginesmith.core.errors import EnginesmithError, InputError, UnknownNameError
 from enginesmith.registry import gc
 from enginesmith.registry.leases import hold_lease
@@ -26,7 +27,6 @@ from enginesmith.registry.versions.feeds import (
 )
 from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.state import Channel, Move, read_channel
-from pipeline.cli import enginesmith
 from tests.enginesmith.registries import engine, on_each_store, overwrite, publish_engines
 from tests.enginesmith.registry.counting import CountingStore
 

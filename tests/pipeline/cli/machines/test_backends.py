@@ -6,7 +6,7 @@ import re
 import pytest
 
 from builders.backends import discovery
-from pipeline.cli import main
+from enginesmith.cli import main
 from pipeline.cli.machines.doctor import builds_of, group_by_precisions, row_of
 
 
@@ -100,4 +100,4 @@ def test_the_table_of_backends_shows_the_remedy_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    assert "pip install 'enginesmith[tensorrt]'" in said(capsys)
+    assert "pip install '.[tensorrt]' in a clone" in said(capsys)

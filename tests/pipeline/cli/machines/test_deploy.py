@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner
 
-from pipeline.cli import enginesmith
+from enginesmith.cli import enginesmith
 from pipeline.orchestration.deployments.plan import FLOWS
 
 

@@ -15,7 +15,7 @@ def test_findings_in_json_name_the_remedy(project: Project) -> None:
 
 
 def test_doctor_answers_although_tmpdir_names_no_folder(project: Project) -> None:
-    command = [sys.executable, "-m", "pipeline.cli", "doctor", "--registry", str(project.registry)]
+    command = [sys.executable, "-m", "enginesmith", "doctor", "--registry", str(project.registry)]
     done = subprocess.run(command, env={**os.environ, "TMPDIR": "/nowhere"}, capture_output=True, text=True)
     assert "temporary space" in done.stdout
     assert "Traceback" not in done.stderr

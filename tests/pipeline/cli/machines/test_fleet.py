@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 from prefect.logging import disable_run_logger
 
+from enginesmith.cli import enginesmith
 from enginesmith.registry.store.base import Store
-from pipeline.cli import enginesmith
 from pipeline.orchestration import fleet
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, published, without_engine

@@ -14,7 +14,7 @@ from tests.stateful_ensembles import write_stateful_ensemble
 
 
 def init(*words: object) -> int:
-    from pipeline.cli import main
+    from enginesmith.cli import main
 
     with pytest.raises(SystemExit) as ended:
         main(["init", *map(str, words)])

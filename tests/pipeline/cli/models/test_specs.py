@@ -32,7 +32,7 @@ def test_the_starter_spec_is_a_good_one(tmp_path: Path, project: Project) -> Non
 
 
 def project_init(path: Path) -> int:
-    from pipeline.cli import main
+    from enginesmith.cli import main
 
     with pytest.raises(SystemExit) as ended:
         main(["init", str(path)])
@@ -40,7 +40,7 @@ def project_init(path: Path) -> int:
 
 
 def test_the_schema_that_is_printed_is_that_of_a_spec(capsys: pytest.CaptureFixture[str]) -> None:
-    from pipeline.cli import main
+    from enginesmith.cli import main
 
     with pytest.raises(SystemExit) as ended:
         main(["schema"])

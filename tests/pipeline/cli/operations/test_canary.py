@@ -14,7 +14,7 @@ from tests.pipeline.projects import Project
 from validation.canary.observations import read_observations
 from validation.canary.report import read_report
 
-COMMAND = [sys.executable, "-m", "pipeline.cli"]
+COMMAND = [sys.executable, "-m", "enginesmith"]
 
 
 def record(project: Project, requests: int, per_second: float) -> Path:

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-COMMAND = [sys.executable, "-m", "pipeline.cli"]
+COMMAND = [sys.executable, "-m", "enginesmith"]
 
 
 def test_requests_from_stdin(tmp_path):

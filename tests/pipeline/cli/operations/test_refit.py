@@ -60,7 +60,7 @@ def first(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
     both = {"stripped": {}, "whole": {}, "onnxruntime": {}}
     Project(place / "project").change_spec(targets=["cpu"], precisions=["fp32"], backends=both, calibration=None)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
-    command = [sys.executable, "-m", "pipeline.cli", "build", str(place / "project" / "tiny.yaml")]
+    command = [sys.executable, "-m", "enginesmith", "build", str(place / "project" / "tiny.yaml")]
     subprocess.run([*command, "--registry", place / "registry"], check=True, capture_output=True, env=environment)
     return place
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from enginesmith.registry.store.base import Store
+from tests.enginesmith.cli.commands import run, said, told
 from tests.enginesmith.compile_caches.test_warm_start import FACTS, published
 from tests.enginesmith.registries import flip
-from tests.pipeline.cli.registry.commands import run, said, told
 
 
 def test_a_cache_is_resolved_and_pulled_by_kind_alone(empty: Store, tmp_path: Path) -> None:

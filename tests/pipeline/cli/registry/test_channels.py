@@ -5,8 +5,8 @@ from pathlib import Path
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import lookup
+from tests.enginesmith.cli.commands import run, said, told
 from tests.pipeline.canary.files import write_observations
-from tests.pipeline.cli.registry.commands import run, said, told
 
 
 def test_history_and_the_canary_that_spoke(three: Store, tmp_path: Path) -> None:

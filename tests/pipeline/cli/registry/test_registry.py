@@ -7,8 +7,8 @@ from pathlib import Path
 from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_key
+from tests.enginesmith.cli.commands import run, told
 from tests.enginesmith.registries import engine, flip
-from tests.pipeline.cli.registry.commands import run, told
 
 
 def test_show(mixed: Store) -> None:

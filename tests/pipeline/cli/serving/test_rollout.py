@@ -18,7 +18,7 @@ from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.rolling import read_rollout
 from pipeline.rollout.receiving import ReportReceiver, make_server
-from tests.pipeline.cli.registry.commands import run, said, told
+from tests.enginesmith.cli.commands import run, said, told
 
 WHERE = "digits:stable"
 

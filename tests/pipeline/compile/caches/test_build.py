@@ -7,7 +7,7 @@ import pytest
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import locate
-from tests.pipeline.cli.registry.commands import run
+from tests.enginesmith.cli.commands import run
 from tests.pipeline.compile.caches.test_make_cache import NET, SPEC
 
 # A net of one layer has little to compile, and another machine other times: the other checks must hold.

@@ -32,7 +32,7 @@ def edit(copy: Path, name: str, before: str, after: str) -> None:
 def run(copy: Path, project: Project, *words: str) -> tuple[Any, str]:
     env = {**os.environ, "PYTHONPATH": str(copy), "ENGINESMITH_CACHE": str(copy.parent / "cache")}
     env["PYTHONDONTWRITEBYTECODE"] = "1"  # 20 MB that nobody reads again
-    command = [sys.executable, "-m", "pipeline.cli", *words, project.spec, "--registry", project.registry, "--json"]
+    command = [sys.executable, "-m", "enginesmith", *words, project.spec, "--registry", project.registry, "--json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, cwd=copy.parent)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr

@@ -192,6 +192,7 @@ def test_pages_displays_and_commands_redo_nothing() -> None:
 def is_page(module: str) -> bool:
     """Pages, pictures, displays, commands and orchestration."""
     rooms = (
+        "enginesmith.cli",
         "pipeline.cli",
         "pipeline.progress",
         "pipeline.orchestration.runs",
@@ -200,7 +201,6 @@ def is_page(module: str) -> bool:
     )
     rooms += ("validation.plots", "validation.reporting.html", "validation.gpu", "validation.reporting.overview")
     rooms += (
-        "pipeline.cli",
         "pipeline.compile.publication.pages",
         "pipeline.orchestration.tracing",
         "enginesmith.registry",

@@ -9,11 +9,11 @@ from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1.statement import Statement
 
+from enginesmith.cli import enginesmith
 from enginesmith.core.digest import canonical_json
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.publish import publish
-from pipeline.cli import enginesmith
 from pipeline.compile.publication.provenance import (
     IMAGE,
     SBOM,

@@ -13,8 +13,8 @@ from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
+from enginesmith.cli import enginesmith
 from enginesmith.core.hardware.gpu_generations import GENERATIONS
-from pipeline.cli import enginesmith
 from pipeline.orchestration.deployments.deploy import SILENT, automation, flow_of, template
 from pipeline.orchestration.deployments.plan import KINDS, REGISTRY, DeploymentPlan, WantedDeployment, text
 from pipeline.orchestration.flows.runner import limit_name

@@ -89,7 +89,7 @@ class Prefect:
                     yield process
 
     def enginesmith(self, *words: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pipeline.cli", *map(str, words)]
+        command = [sys.executable, "-m", "enginesmith", *map(str, words)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done

@@ -17,7 +17,7 @@ from tests.pipeline.projects import Project
 
 def with_prefect(project: Project, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `enginesmith build --runner prefect`."""
-    command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry, "--json"]
+    command = [sys.executable, "-m", "enginesmith", "build", project.spec, "--registry", project.registry, "--json"]
     environment = {**os.environ, "PREFECT_HOME": str(home)}
     whole = [*map(str, command), "--runner", "prefect", *words]
     return subprocess.run(whole, capture_output=True, text=True, env=environment, check=False)
@@ -77,7 +77,7 @@ def test_a_task_has_no_parameters_and_the_name_of_its_unit() -> None:
 
 
 def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(project: Project) -> None:
-    command = [sys.executable, "-m", "pipeline.cli", "build", str(project.spec), "--registry", str(project.registry)]
+    command = [sys.executable, "-m", "enginesmith", "build", str(project.spec), "--registry", str(project.registry)]
     environment = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 3
@@ -89,7 +89,7 @@ def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(proje
 @pytest.mark.slow
 def test_an_ensemble_is_built_as_a_flow(tmp_path: Path, home: Path) -> None:
     path = write_ensemble(tmp_path / "project")
-    command = [sys.executable, "-m", "pipeline.cli", "build", path, "--registry", tmp_path / "registry", "--json"]
+    command = [sys.executable, "-m", "enginesmith", "build", path, "--registry", tmp_path / "registry", "--json"]
     words = [*map(str, command), "--runner", "prefect"]
     environment = {**os.environ, "PREFECT_HOME": str(home)}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)

@@ -113,7 +113,7 @@ def test_a_flow_is_told_to_use_the_exporter(built: Project) -> None:
 
 def test_a_build_without_the_option_loads_no_prometheus_and_no_opentelemetry(built: Project) -> None:
     code = (
-        "import json, sys\nfrom pipeline.cli import main\n"
+        "import json, sys\nfrom enginesmith.cli import main\n"
         f"try:\n    main(['build', {str(built.spec)!r}, '--registry', {str(built.registry)!r}, '--quiet'])\n"
         "except SystemExit: pass\n"
         "loaded = {'prometheus_client', 'opentelemetry', 'prefect', 'ray', 'onnx', 'matplotlib'} & set(sys.modules)\n"

@@ -2,10 +2,10 @@
 
 import click
 
+from enginesmith.cli.options import emit_json, json_option, registry_option, say
+from enginesmith.cli.tables import cell, print_fields, print_table
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions import views
-from pipeline.cli.options import emit_json, json_option, registry_option, say
-from pipeline.cli.tables import cell, print_fields, print_table
 
 
 @click.command("list")

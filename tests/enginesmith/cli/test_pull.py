@@ -6,8 +6,8 @@ import pytest
 
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.store.base import Store
+from tests.enginesmith.cli.commands import run, told
 from tests.enginesmith.registries import engine, publish_engines, refusal
-from tests.pipeline.cli.registry.commands import run, told
 
 
 @pytest.fixture

@@ -5,6 +5,16 @@ from datetime import timedelta
 
 import click
 
+from enginesmith.cli.options import (
+    Duration,
+    emit_json,
+    json_option,
+    reference_argument,
+    registry_option,
+    say,
+    why_option,
+)
+from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.names import parse_reference
 from enginesmith.core.origin import user
@@ -15,8 +25,6 @@ from enginesmith.registry.pins import pin as pin_version
 from enginesmith.registry.pins import unpin as unpin_version
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import locate
-from pipeline.cli.options import Duration, emit_json, json_option, reference_argument, registry_option, say, why_option
-from pipeline.cli.tables import echo, print_table
 
 
 @click.command()

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from enginesmith.cli.download_bar import _columns, download_bar
 from enginesmith.client.fetch import silent
-from pipeline.cli.serving.download_bar import _columns, download_bar
 
 
 @pytest.mark.parametrize("width", [8, 20, 27, 40, 44, 60, 80, 200])

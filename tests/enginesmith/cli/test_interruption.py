@@ -25,7 +25,7 @@ def start(project: Project, *words: str, home: Path | None = None) -> subprocess
 def start_command(
     project: Project, *words: object, home: Path | None = None, out: int = subprocess.DEVNULL
 ) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "pipeline.cli", *words, "--registry", project.registry]
+    command = [sys.executable, "-m", "enginesmith", *words, "--registry", project.registry]
     return subprocess.Popen(
         [*map(str, command)],
         stderr=subprocess.PIPE,
@@ -168,7 +168,7 @@ def test_a_full_disk_is_said_and_the_same_command_finishes(project: Project, tmp
     """RLIMIT_FSIZE makes every write past the limit fail, as a full disk does."""
     project.change_spec(targets=["cpu"])
     code = (
-        "import resource, signal, sys\nfrom pipeline.cli import main\n"
+        "import resource, signal, sys\nfrom enginesmith.cli import main\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
         "main(sys.argv[1:])"

@@ -1,28 +1,22 @@
 """Arguments, options and output that commands share; each is declared once, so that it means the same everywhere."""
 
-import functools
 import inspect
 import json
 import math
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from enginesmith.cli.tables import echo
 from enginesmith.core.address import HttpAddress, parse_address
 from enginesmith.core.errors import InputError
-from enginesmith.core.text import visible_json
+from enginesmith.core.text import visible_json, write_line
 from enginesmith.core.types import PRECISIONS
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
-from pipeline.cli.tables import echo
-
-if TYPE_CHECKING:
-    from pipeline.progress import Progress
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -76,6 +70,42 @@ class Size(click.ParamType[int]):
         if found is None or not int(found[1]):
             self.fail(f"{value!r} is no size; give a number and KiB, MiB, GiB or TiB, as in 100GiB", param, ctx)
         return int(found[1]) << 10 * ("B", "KiB", "MiB", "GiB", "TiB").index(found[2] or "B")
+
+
+class ShortTime(click.ParamType[float]):
+    """'50ms', '200us', '1.5s': seconds. least: the smallest that is taken."""
+
+    name = "time"
+
+    def __init__(self, least: float = 0.0, above: bool = False) -> None:
+        self._least, self._above = least, above
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds. Raises click's usage error for another text."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(us|µs|ms|s)", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no time; give a number and us, ms or s, as in 50ms", param, ctx)
+        seconds = float(found[1]) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
+        if seconds < self._least or (self._above and seconds <= self._least):
+            self.fail(f"{value!r}: must be above {self._least:g} s", param, ctx)
+        return seconds
+
+
+class Percent(click.ParamType[float]):
+    """'20%': 0.2. From 0 % to below 100 %."""
+
+    name = "percent"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The share. Raises click's usage error for another text."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d{1,2}(?:\.\d{1,6})?)%", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no share from 0% to below 100%; give such as 20%", param, ctx)
+        return float(found[1]) / 100.0
 
 
 def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callable[[Command], Command]:
@@ -225,50 +255,6 @@ def precision_option(shown: str) -> Callable[[Command], Command]:
 # Which of a version's engines; passed as `target: str`, `precision: str | None`.
 engine_options = combine(target_option, precision_option("the one that fits best"))
 
-# Where units are built; passed as `executor`, `ray_address` and `wait_for_nodes: timedelta`.
-executor_options = combine(
-    click.option(
-        "--executor",
-        type=click.Choice(["local", "ray"]),
-        default="local",
-        show_default=True,
-        help="Where units are built.",
-    ),
-    click.option(
-        "--ray-address",
-        envvar="RAY_ADDRESS",
-        show_envvar=True,
-        show_default="a cluster started for this run",
-        help="Ray cluster for --executor ray.",
-    ),
-    click.option(
-        "--wait-for-nodes",
-        type=Duration(),
-        default="0s",
-        show_default=True,
-        help="How long a unit waits for a suitable Ray node, e.g. 15m with an autoscaler.",
-    ),
-)
-
-
-def collect_run_options(command: Callable[..., object]) -> Callable[..., object]:
-    """Pass the options that are fields of `RunOptions` (registry, targets, jobs, executor, ...) as one value `options`.
-
-    It stands below all other decorators of a command.
-    """
-
-    @functools.wraps(command)
-    def call(*arguments: object, **given: Any) -> object:
-        from pipeline.orchestration.run import RunOptions
-
-        if "wait_for_nodes" in given:
-            given["wait_for_nodes_s"] = given.pop("wait_for_nodes").total_seconds()
-        named = {field.name: given.pop(field.name) for field in fields(RunOptions) if field.name in given}
-        return command(*arguments, options=RunOptions(**named), **given)
-
-    return call
-
-
 # `--log-format`, the format of stderr, which `log_format` reads.
 log_format_option = click.option(
     "--log-format",
@@ -290,13 +276,6 @@ def log_format() -> str:
     context = click.get_current_context(silent=True)
     chosen = context.find_object(dict) if context else None
     return str((chosen or {}).get(LOG_FORMAT, "text"))
-
-
-def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
-    """The progress display for the command's options and for stderr, a terminal or not."""
-    from pipeline.progress import progress_display
-
-    return progress_display(quiet, json_lines=log_format() == "json")
 
 
 def progress_speaker(quiet: bool) -> Callable[[str], object]:
@@ -324,8 +303,6 @@ def emit_json(value: object) -> None:
 def say(text: str) -> None:
     """Write a remark on stderr, in the command's log format; stdout holds the result alone."""
     if log_format() == "json":
-        from pipeline.progress.json_lines import write_line
-
         write_line("remark", message=text)
     else:
         echo(text, err=True)

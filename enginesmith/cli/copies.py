@@ -5,14 +5,7 @@ from pathlib import Path
 
 import click
 
-from enginesmith.core.names import parse_reference
-from enginesmith.core.origin import user
-from enginesmith.core.text import pluralize
-from enginesmith.exchange.mirror import mirror as copy
-from enginesmith.exchange.oci import export_oci as write
-from enginesmith.registry.store.base import open_store
-from enginesmith.registry.versions.lookup import locate
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     emit_json,
     json_option,
     reference_argument,
@@ -21,7 +14,14 @@ from pipeline.cli.options import (
     say,
     trust_option,
 )
-from pipeline.cli.tables import echo
+from enginesmith.cli.tables import echo
+from enginesmith.core.names import parse_reference
+from enginesmith.core.origin import user
+from enginesmith.core.text import pluralize
+from enginesmith.exchange.mirror import mirror as copy
+from enginesmith.exchange.oci import export_oci as write
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import locate
 
 
 @click.command()

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import emit_json, say
-from pipeline.cli.serving.layouts import triton_of
-from pipeline.cli.serving.pull_options import machines_of, one_machine
+from enginesmith.cli.layouts import triton_of
+from enginesmith.cli.options import emit_json, say
+from enginesmith.cli.pull_options import machines_of, one_machine
 
 if TYPE_CHECKING:
     from enginesmith.client.client import Client, Swap

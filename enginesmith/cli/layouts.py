@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from enginesmith.cli.options import ShortTime, emit_json, number_option, say
+from enginesmith.cli.tables import echo
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import absolute_uri
 from enginesmith.registry.store.files import make_folder, write_whole
-from pipeline.cli.options import emit_json, number_option, say
-from pipeline.cli.tables import echo
-from pipeline.cli.traffic.quantities import ShortTime
 
 if TYPE_CHECKING:
     from enginesmith.client.client import Client, Machine, Triton

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import (
+from enginesmith.cli.download_bar import download_bar
+from enginesmith.cli.layouts import check_layout, layout_options, show_placed, triton_of, write_objects
+from enginesmith.cli.options import (
     emit_json,
     json_option,
     optional_references_argument,
@@ -14,9 +16,7 @@ from pipeline.cli.options import (
     registry_option,
     say,
 )
-from pipeline.cli.serving.download_bar import download_bar
-from pipeline.cli.serving.layouts import check_layout, layout_options, show_placed, triton_of, write_objects
-from pipeline.cli.serving.pull_options import (
+from enginesmith.cli.pull_options import (
     MACHINE,
     MACHINES,
     NODE,
@@ -29,8 +29,8 @@ from pipeline.cli.serving.pull_options import (
     machines_of,
     one_machine,
 )
-from pipeline.cli.serving.watching import follow, refuse_without_watch
-from pipeline.cli.tables import echo, print_table
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.cli.watching import follow, refuse_without_watch
 
 if TYPE_CHECKING:
     from enginesmith.client.client import EngineRanking, Pulled

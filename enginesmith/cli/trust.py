@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from enginesmith.cli.options import emit_json, json_option, reference_argument, registry_option, say, trust_option
+from enginesmith.cli.tables import echo
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import open_store
@@ -14,8 +16,6 @@ from enginesmith.registry.trust.policy import load_policy, policy_of_key
 from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey, check_signer
 from enginesmith.registry.versions.additions import add_signatures
 from enginesmith.registry.versions.lookup import locate
-from pipeline.cli.options import emit_json, json_option, reference_argument, registry_option, say, trust_option
-from pipeline.cli.tables import echo
 
 SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
 

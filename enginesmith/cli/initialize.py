@@ -2,10 +2,10 @@
 
 import click
 
+from enginesmith.cli import pull
+from enginesmith.cli.options import registry_option
 from enginesmith.core.errors import InputError
 from enginesmith.exchange.kserve import pull_arguments
-from pipeline.cli.options import registry_option
-from pipeline.cli.serving import pull
 
 
 @click.command()

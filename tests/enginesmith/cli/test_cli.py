@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from enginesmith import cli
+from enginesmith.cli import COMMANDS
+from enginesmith.cli.tables import print_table
 from enginesmith.core.errors import EnginesmithError
-from pipeline import cli
-from pipeline.cli import COMMANDS
-from pipeline.cli.tables import print_table
 from tests.pipeline.projects import Project
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "pipeline.cli", *map(str, words)], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "enginesmith", *map(str, words)], capture_output=True, text=True)
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom pipeline.cli import main\n"
+        "import sys\nfrom enginesmith.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'onnx', 'ray', 'prefect', 'numpy', 'pydantic', 'yaml', 'rich', 'boto3'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
@@ -51,7 +51,7 @@ def test_every_command_explains_itself(name: str) -> None:
 )
 def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str], code: int, wanted: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *words], capture_output=True, text=True, cwd=tmp_path, check=False
+        [sys.executable, "-m", "enginesmith", *words], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert done.returncode == code, done.stderr
     assert wanted in done.stderr
@@ -68,7 +68,7 @@ def test_the_further_lines_of_an_error_are_indented(
 
 
 def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
-    line = f"{sys.executable} -m pipeline.cli show tiny --json --registry {built.registry} | head -c 1"
+    line = f"{sys.executable} -m enginesmith show tiny --json --registry {built.registry} | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stderr == ""
@@ -77,10 +77,10 @@ def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ("torch.nn", "needs torch, which is not installed: pip install 'enginesmith[export]'"),
-        ("pydantic", "pip install 'enginesmith[build]'"),
-        ("ray", "pip install 'enginesmith[ray]'"),
-        ("aiohttp.web", "needs aiohttp, which is not installed: pip install 'enginesmith[serve]'"),
+        ("torch.nn", "needs torch, which is not installed: pip install '.[export]' in a clone"),
+        ("pydantic", "pip install '.[build]' in a clone"),
+        ("ray", "pip install '.[ray]' in a clone"),
+        ("aiohttp.web", "needs aiohttp, which is not installed: pip install './enginesmith[serve]' in a clone"),
     ],
 )
 def test_a_package_that_the_client_does_without_is_named_with_its_extra(

@@ -6,8 +6,8 @@ from click import UsageError
 
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.store.base import Store
+from tests.enginesmith.cli.commands import run, told
 from tests.enginesmith.registries import engine, publish_engines
-from tests.pipeline.cli.registry.commands import run, told
 
 
 def test_pages_of_list(three: Store) -> None:

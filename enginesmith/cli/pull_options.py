@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.cli.options import (
+from enginesmith.cli.options import (
     TARGET,
     check_finite,
     engine_options,

@@ -10,9 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from enginesmith import cli
+from enginesmith.cli import options
 from enginesmith.core.types import PRECISIONS
-from pipeline import cli
-from pipeline.cli import options
 
 # What they print is a format of its own, or goes to a file; or they are servers, or called by a container.
 WITHOUT_JSON = {"cache", "init", "initialize", "metrics", "record", "rollout receive", "schema", "serve"}

@@ -4,7 +4,7 @@ import json
 
 from click.testing import CliRunner, Result
 
-from pipeline.cli import enginesmith
+from enginesmith.cli import enginesmith
 
 
 def run(*arguments: object) -> Result:

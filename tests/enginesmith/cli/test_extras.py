@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from pipeline.cli import _EXTRAS, _remedy, extra_of
+from enginesmith.cli import _CLIENT_EXTRAS, _EXTRAS, _remedy, extra_of
 
 ROOT = Path(__file__).parents[3]
 OURS = ("enginesmith", "builders", "validation", "pipeline")
@@ -40,9 +40,9 @@ def plain(name: str) -> str:
 
 @cache
 def brought_by(extra: str) -> frozenset[str]:
-    """The distributions that `pip install enginesmith[extra]` installs; '' is no extra. As far as they are
-    installed."""
-    seen, todo = set[tuple[str, str]](), [("enginesmith", extra)]
+    """The distributions that an extra of ours installs; '' is no extra. As far as they are installed."""
+    ours = "enginesmith" if extra in _CLIENT_EXTRAS else "enginesmith-pipeline"
+    seen, todo = set[tuple[str, str]](), [(ours, extra)]
     while todo:
         name, wanted = todo.pop()
         if (plain(name), wanted) in seen:
@@ -78,7 +78,7 @@ def test_every_import_of_the_tree_comes_with_the_extra_that_is_named_for_it() ->
         extra = extra_of(module)
         if module.split(".")[0] not in ELSEWHERE and not known & brought_by(extra or ""):
             wrong[module] = extra
-    assert not wrong, "name the extra in pipeline.cli._PACKAGES"
+    assert not wrong, "name the extra in enginesmith.cli._PACKAGES"
 
 
 def test_every_package_of_the_table_is_brought_by_its_extra() -> None:
@@ -88,10 +88,10 @@ def test_every_package_of_the_table_is_brought_by_its_extra() -> None:
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("cryptography.hazmat", "pip install 'enginesmith[signing]'"),
-        ("httpx", "pip install 'enginesmith[prefect]'"),
-        ("google.cloud.storage", "pip install 'enginesmith[gcs]'"),
-        ("google.protobuf", "pip install 'enginesmith[build]'"),
+        ("cryptography.hazmat", "pip install './enginesmith[signing]' in a clone"),
+        ("httpx", "pip install '.[prefect]' in a clone"),
+        ("google.cloud.storage", "pip install './enginesmith[gcs]' in a clone"),
+        ("google.protobuf", "pip install '.[build]' in a clone"),
         ("transformers", "pip install transformers"),
     ],
 )
@@ -101,9 +101,13 @@ def test_the_remedy_for_what_is_not_installed(module: str, command: str) -> None
 
 
 def test_every_extra_that_a_message_names_is_one() -> None:
-    extras = set(importlib.metadata.metadata("enginesmith").get_all("Provides-Extra") or ())
+    extras = {
+        where: set(importlib.metadata.metadata(name).get_all("Provides-Extra") or ())
+        for where, name in (("./enginesmith", "enginesmith"), (".", "enginesmith-pipeline"))
+    }
+    assert extras["./enginesmith"] >= _CLIENT_EXTRAS
     for root in (*OURS, "docs", "README.md"):
         place = ROOT / root
         for file in (place,) if place.is_file() else (*place.rglob("*.py"), *place.rglob("*.md")):
-            for names in re.findall(r"enginesmith\[([a-z,]+)\]", file.read_text()):
-                assert set(names.split(",")) <= extras, f"{file}: enginesmith[{names}]"
+            for where, names in re.findall(r"""["'](\./enginesmith|\.)\[([a-z,]+)\]["']""", file.read_text()):
+                assert set(names.split(",")) <= extras[where], f"{file}: {where}[{names}]"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.store.base import Store
-from tests.pipeline.cli.registry.commands import run, said, told
+from tests.enginesmith.cli.commands import run, said, told
 
 
 def test_mirror_and_export(three: Store, tmp_path: Path) -> None:

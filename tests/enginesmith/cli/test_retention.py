@@ -2,7 +2,7 @@
 
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.store.base import Store
-from tests.pipeline.cli.registry.commands import run, said, told
+from tests.enginesmith.cli.commands import run, said, told
 
 
 def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:

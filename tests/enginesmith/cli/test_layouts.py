@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from enginesmith.cli import main
 from enginesmith.registry.store.base import Store, open_store
-from pipeline.cli import main
 from tests.enginesmith.client.layouts.engines import cpu_engine, plan
 from tests.enginesmith.client.layouts.model_config import read_config
 from tests.enginesmith.registries import publish_engines
