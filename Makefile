@@ -117,10 +117,10 @@ node-tests: $(VENV)/.installed
 	$(BIN)/python -m tests.conformance.node_tests
 
 docs: $(VENV)/.installed
-	$(BIN)/enginesmith schema > docs/reference/spec.schema.json
-	$(BIN)/enginesmith schema --ensemble > docs/reference/ensemble.schema.json
+	$(BIN)/enginesmith debug schema > docs/reference/spec.schema.json
+	$(BIN)/enginesmith debug schema --ensemble > docs/reference/ensemble.schema.json
 	$(BIN)/python -m docs.commands > docs/reference/commands.md
-	env -u ENGINESMITH_REGISTRY $(BIN)/enginesmith deploy --print-yaml > prefect.yaml
+	env -u ENGINESMITH_REGISTRY $(BIN)/enginesmith prefect deploy --print-yaml > prefect.yaml
 
 site: $(VENV)/.installed
 	$(SPHINX) docs build/site

@@ -50,7 +50,8 @@ from validation.traffic.trace import Trace
 TOP, BATCH, WAIT_S = 256, 8, 0.002
 # Share of the time that the engine would be busy without batches and padding.
 LOAD = 0.5
-# Engine seconds a day of a profile: what `enginesmith buckets` computed for this encoder (compiling and 36 MiB).
+# Engine seconds a day of a profile: what `enginesmith traffic buckets` computed for this encoder (compiling and 36
+# MiB).
 PRICE_S = 128.0
 MOST = MOST_PROFILES
 COLUMNS = ("trace", "over brute force", "with a batcher", "buckets", "over powers of two", "over one profile",

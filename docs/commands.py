@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from enginesmith.cli import SECTIONS, enginesmith
+from enginesmith.cli import HIDDEN, SECTIONS, enginesmith
 
 WIDTH = 120
 HEAD = """# Commands
@@ -20,7 +20,7 @@ def markdown() -> str:
     """The whole page."""
     context = click.Context(enginesmith, info_name="enginesmith", terminal_width=WIDTH, max_content_width=WIDTH)
     parts = [HEAD, _text(enginesmith)]
-    for section, names in SECTIONS.items():
+    for section, names in {**SECTIONS, "Shown in no list": HIDDEN}.items():
         parts.append(f"## {section}")
         for name in names:
             command = enginesmith.get_command(context, name)
@@ -37,7 +37,9 @@ def _parts(command: click.Command, name: str, parent: click.Context, level: int 
     options = [option for option in command.params if isinstance(option, click.Option)]
     if rows := [record for option in options if (record := option.get_help_record(context))]:
         yield _table(rows)
-    for each, inner in (command.commands if isinstance(command, click.Group) else {}).items():
+    for each in command.list_commands(context) if isinstance(command, click.Group) else ():
+        inner = command.get_command(context, each)
+        assert inner is not None  # noqa: S101 - a name of its own list
         yield from _parts(inner, each, context, level + 1)
 
 

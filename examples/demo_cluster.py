@@ -67,12 +67,23 @@ def _show(stack: ExitStack, folder: Path) -> None:
     traffic.mkdir()
     only = [part for name in FLOWS for part in ("--only", name)]
     _run(
-        ["enginesmith", "deploy", "--registry", str(registry), "--traffic", str(traffic), *REPLAY, *only, *ray],
+        [
+            "enginesmith",
+            "prefect",
+            "deploy",
+            "--registry",
+            str(registry),
+            "--traffic",
+            str(traffic),
+            *REPLAY,
+            *only,
+            *ray,
+        ],
         environment,
     )
     worker = ["prefect", "worker", "start", "--pool", "enginesmith", "--name", "demo"]
     stack.enter_context(_process(worker, folder / "worker.log", environment))
-    _run(["enginesmith", "register", os.path.relpath(SPEC), "--registry", str(registry)], environment)
+    _run(["enginesmith", "prefect", "register", os.path.relpath(SPEC), "--registry", str(registry)], environment)
     known = _follow(url, ["compile-model"], (0, 0))
     _run(["enginesmith", "show", "digits", "--registry", str(registry)], environment)
 
@@ -83,7 +94,7 @@ def _show(stack: ExitStack, folder: Path) -> None:
     print("\nA server records its requests; then its clients send larger ones:", flush=True)
     _run(["drifting-server", str(registry), str(traffic), url], environment)
     _follow(url, FLOWS, known)
-    _run(["enginesmith", "history", "digits:stable", "--registry", str(registry)], environment)
+    _run(["enginesmith", "registry", "history", "digits:stable", "--registry", str(registry)], environment)
 
 
 def _follow(url: str, flows: Sequence[str], known: tuple[int, int]) -> tuple[int, int]:

@@ -132,6 +132,6 @@ def test_its_errors_are_the_projects_own(tmp_path: Path) -> None:
 def test_the_published_schema_is_the_one_of_the_code(name: str, options: list[str]) -> None:
     page = Path(__file__).parent.parent / f"docs/reference/{name}.schema.json"
     printed = subprocess.run(
-        [sys.executable, "-m", "enginesmith", "schema", *options], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "enginesmith", "debug", "schema", *options], capture_output=True, text=True, check=True
     ).stdout
     assert page.read_text() == printed, "run `make docs`"

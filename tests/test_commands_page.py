@@ -1,7 +1,7 @@
 """docs/reference/commands.md is what the command line says of itself (`make docs` writes it)."""
 
 from docs import commands
-from enginesmith.cli import COMMANDS
+from enginesmith.cli import GROUPS, SECTIONS
 from tests.house.page import PAGE as HOUSE
 
 PAGE = HOUSE.parent / "reference/commands.md"
@@ -13,6 +13,8 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_it_has_every_command_and_every_option_of_one() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert [name for name in COMMANDS if f"\n### enginesmith {name}\n" not in text] == []
+    assert [name for table in SECTIONS.values() for name in table if f"\n### enginesmith {name}\n" not in text] == []
+    words = [f"{group} {name}" for group, table in GROUPS.items() for name in table]
+    assert [name for name in words if f"\n#### enginesmith {name}\n" not in text] == []
     section = text.partition("#### enginesmith canary run\n")[2].partition("\n#")[0]
     assert "| `--traffic PATH` | File of recorded requests" in section and "[required]" in section

@@ -22,8 +22,8 @@ URIS = (
     f"ftp://user:{SECRET}@[bad/registry",
 )
 COMMANDS = (
-    ("list",), ("show", "digits"), ("pull", "digits", "--target", "cpu"), ("verify",),
-    ("sign", "digits", "--key", "k.pem"), ("verify-signature", "digits", "--public-key", "k.pub"),
+    ("list",), ("show", "digits"), ("pull", "digits", "--target", "cpu"), ("registry", "fsck"),
+    ("registry", "sign", "digits", "--key", "k.pem"), ("registry", "verify", "digits", "--public-key", "k.pub"),
     ("promote", "digits"),
 )  # fmt: skip
 

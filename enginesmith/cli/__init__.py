@@ -9,7 +9,7 @@ import importlib
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -18,125 +18,164 @@ from enginesmith.core.errors import EnginesmithError, SpecError
 from enginesmith.core.text import visible, write_line
 from enginesmith.rooms import ROOMS
 
-# Where a command's file is, and what it does, by section of `enginesmith --help`; those of every day first.
-SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+# Where a command is, as MODULE:FUNCTION, and what it does.
+Table = Mapping[str, tuple[str, str]]
+
+SECTIONS: Mapping[str, Table] = {
     "Every day": {
-        "init": ("pipeline.cli.models.init", "Write a spec by looking at a model."),
-        "plan": ("pipeline.cli.models.plan", "Show what would be built, and why."),
-        "build": ("pipeline.cli.models.build", "Build, prove and publish a model's engines."),
-        "status": ("pipeline.cli.models.status", "Show builds and their units, with phases and logs."),
-        "list": ("enginesmith.cli.listing", "List models and versions."),
-        "show": ("pipeline.cli.registry.registry", "Show one version and its engines."),
-        "pull": ("enginesmith.cli.pull", "Download the engine for a machine, or follow a channel."),
-        "validate": ("pipeline.cli.operations.validate", "Run a version's engines here and attach the proof."),
-        "promote": ("pipeline.cli.registry.registry", "Point a channel to a version."),
-        "doctor": ("pipeline.cli.machines.doctor", "Show what this machine can build and run."),
+        "init": ("pipeline.cli.models.init:init", "Write a spec by looking at a model."),
+        "plan": ("pipeline.cli.models.plan:plan", "Show what would be built, and why."),
+        "build": ("pipeline.cli.models.build:build", "Build, prove and publish a model's engines."),
+        "status": ("pipeline.cli.models.status:status", "Show builds and their units, with phases and logs."),
+        "list": ("enginesmith.cli.listing:list_models", "List models and versions."),
+        "show": ("pipeline.cli.registry.registry:show", "Show one version and its engines, or compare two."),
+        "pull": ("enginesmith.cli.pull:pull", "Download the engine for a machine, or follow a channel."),
+        "validate": ("pipeline.cli.operations.validate:validate", "Run a version's engines here and attach the proof."),
+        "promote": ("pipeline.cli.registry.registry:promote", "Point a channel to a version."),
+        "rollback": ("pipeline.cli.registry.registry:rollback", "Point a channel back to the version before."),
+        "rollout": ("pipeline.cli.serving.rollout:rollout", "Bring a version to a channel in waves."),
+        "doctor": ("pipeline.cli.machines.doctor:doctor", "Show what this machine can build and run."),
     },
     "Quality and speed": {
-        "report": ("pipeline.cli.models.report", "Write the HTML page of a version or a canary."),
-        "profile": ("pipeline.cli.operations.engines", "Time an engine by bucket and node, or against another."),
-        "check": ("pipeline.cli.operations.check", "Build a change, and compare it with what is served."),
-        "trend": ("pipeline.cli.operations.trend", "Show recorded latencies, and where they changed."),
-        "compare": ("pipeline.cli.operations.compare", "Build with every backend, compare, and recommend one."),
-        "fuzz": ("pipeline.cli.operations.engines", "Compare an engine with its graph on random inputs."),
-        "attribute": ("pipeline.cli.operations.attribute", "Find the nodes of a graph or an engine that drifted."),
-        "sensitivity": ("pipeline.cli.models.sensitivity", "Rank parts of a model by their error in int8."),
-        "golden": ("pipeline.cli.models.golden", "Make, show, compare and freeze golden sets."),
-        "check-reproducible": ("pipeline.cli.operations.engines", "Build an engine again: same bytes, same outputs?"),
-        "refit": ("pipeline.cli.operations.refit", "Give engines new weights without building them."),
+        "report": ("pipeline.cli.models.report:report", "Write the HTML page of a version or a canary."),
+        "profile": ("pipeline.cli.operations.engines:profile", "Time an engine, compare two, or show recorded times."),
+        "check": ("pipeline.cli.operations.check:check", "Build a change, and compare it with what is served."),
+        "canary": ("pipeline.cli.operations.canary:canary", "Compare a candidate with the version in service."),
+        "fleet": ("pipeline.cli.machines.fleet:fleet", "Compare a cluster's nodes with the registry."),
     },
-    "Traffic": {
-        "traffic": ("pipeline.cli.traffic.traffic", "Show the sizes, rates and bursts of recorded requests."),
-        "buckets": ("pipeline.cli.traffic.buckets", "Choose the buckets that cost recorded traffic least."),
-    },
-    "Serving": {
-        "resolve": ("enginesmith.cli.pull", "Show which engines fit a machine, and why not the others."),
-        "initialize": ("enginesmith.cli.initialize", "Pull what KServe's storage URIs name."),
-        "rollout": ("pipeline.cli.serving.rollout", "Bring a version to a channel in waves."),
-        "rollback": ("pipeline.cli.registry.registry", "Point a channel back to the version before."),
-        "history": ("pipeline.cli.registry.channels", "Show who moved a channel, when and why."),
-        "feed": ("pipeline.cli.serving.feeds", "Group channels that nodes follow by one request."),
-        "notify": ("pipeline.cli.serving.feeds", "Tell watchers that channels moved, so that they look now."),
-        "policy": ("pipeline.cli.registry.channels", "Show or set what a channel requires of a version."),
-        "record": ("pipeline.cli.operations.record", "Record requests for a canary or for buckets."),
-        "canary": ("pipeline.cli.operations.canary", "Compare a candidate with the version in service."),
-        "fleet": ("pipeline.cli.machines.fleet", "Compare a cluster's nodes with the registry."),
-        "load": ("pipeline.cli.traffic.load", "Send requests as users make them, and time the answers."),
-        "capacity": ("pipeline.cli.traffic.capacity", "Show machines and cost for a rate of requests."),
-    },
-    "Registry": {
-        "verify": ("pipeline.cli.registry.registry", "Re-hash the registry and report damage."),
-        "sign": ("enginesmith.cli.trust", "Sign a version with a key or an identity."),
-        "verify-signature": ("enginesmith.cli.trust", "Check the signatures of a version."),
-        "pin": ("enginesmith.cli.retention", "Keep a version whatever its age."),
-        "unpin": ("enginesmith.cli.retention", "Remove a pin."),
-        "gc": ("enginesmith.cli.retention", "Delete what nothing needs any more, in two steps."),
-        "mirror": ("enginesmith.cli.copies", "Copy versions to another registry."),
-        "cache": ("pipeline.cli.registry.cache", "Serve a registry to many nodes, each blob fetched once."),
-        "export-oci": ("enginesmith.cli.copies", "Write engines as OCI images."),
-        "site": ("pipeline.cli.registry.site", "Write the registry as a website of static files."),
-        "serve": ("pipeline.cli.registry.site", "Show the registry as a website on a port."),
-    },
-    "Automation": {
-        "register": ("pipeline.cli.models.specs", "Store a spec in the registry, and let Prefect build it."),
-        "watch-specs": ("pipeline.cli.models.specs", "Register each new spec of a folder or bucket."),
-        "catalog": ("pipeline.cli.models.specs", "Build every spec of a folder, a bucket or the registry."),
-        "deploy": ("pipeline.cli.machines.deploy", "Set up deployments and triggers on a Prefect server."),
-        "metrics": ("pipeline.cli.registry.metrics", "Serve a registry's numbers to Prometheus."),
-    },
-    "Reference": {
-        "backends": ("pipeline.cli.machines.doctor", "List compilers and what each builds and runs here."),
-        "schema": ("pipeline.cli.models.specs", "Print the JSON Schema of a spec."),
+    "Groups": {
+        "debug": ("", "Find out why an engine is wrong, slow or different."),
+        "traffic": ("", "Record requests; choose buckets and machines from them."),
+        "registry": ("", "Inspect, copy, sign, clean and repair a registry."),
+        "backends": ("", "List and compare the compilers."),
+        "prefect": ("", "Deploy flows and register specs that Prefect builds."),
+        "site": ("", "Show the registry as a website."),
     },
 }
-COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+GROUPS: Mapping[str, Table] = {
+    "debug": {
+        "fuzz": ("pipeline.cli.operations.engines:fuzz", "Compare an engine with its graph on random inputs."),
+        "attribute": (
+            "pipeline.cli.operations.attribute:attribute",
+            "Find the nodes of a graph or an engine that drifted.",
+        ),
+        "sensitivity": ("pipeline.cli.models.sensitivity:sensitivity", "Rank parts of a model by their error in int8."),
+        "golden": ("pipeline.cli.models.golden:golden", "Make, show, compare and freeze golden sets."),
+        "reproduce": (
+            "pipeline.cli.operations.engines:check_reproducible",
+            "Rebuild an engine and compare bytes and outputs.",
+        ),
+        "refit": ("pipeline.cli.operations.refit:refit", "Give engines new weights without building them."),
+        "schema": ("pipeline.cli.models.specs:schema", "Print the JSON Schema of a spec."),
+    },
+    "traffic": {
+        "record": ("pipeline.cli.operations.record:record", "Record requests for a canary or for buckets."),
+        "show": ("pipeline.cli.traffic.traffic:traffic", "Show the sizes, rates and bursts of recorded requests."),
+        "buckets": ("pipeline.cli.traffic.buckets:buckets", "Choose the buckets that cost recorded traffic least."),
+        "capacity": ("pipeline.cli.traffic.capacity:capacity", "Show machines and cost for a rate of requests."),
+    },
+    "registry": {
+        "history": ("pipeline.cli.registry.channels:history", "Show who moved a channel, when and why."),
+        "policy": ("pipeline.cli.registry.channels:policy", "Show or set what a channel requires of a version."),
+        "pin": ("enginesmith.cli.retention:pin", "Keep a version whatever its age, or remove its pin."),
+        "gc": ("enginesmith.cli.retention:gc", "Delete what nothing needs any more, in two steps."),
+        "mirror": ("enginesmith.cli.copies:mirror", "Copy versions to another registry."),
+        "fsck": ("pipeline.cli.registry.registry:verify", "Hash the registry's files again, and report damage."),
+        "export": ("enginesmith.cli.copies:export_oci", "Write engines as OCI images."),
+        "sign": ("enginesmith.cli.trust:sign", "Sign a version with a key or an identity."),
+        "verify": ("enginesmith.cli.trust:verify_signature", "Check the signatures of a version."),
+        "metrics": ("pipeline.cli.registry.metrics:metrics", "Serve a registry's numbers to Prometheus."),
+    },
+    "backends": {
+        "list": ("pipeline.cli.machines.doctor:list_backends", "List compilers and what each builds and runs here."),
+        "compare": ("pipeline.cli.operations.compare:compare", "Build with every backend, compare, and recommend one."),
+    },
+    "prefect": {
+        "register": ("pipeline.cli.models.specs:register", "Store a spec in the registry, and let Prefect build it."),
+        "watch": ("pipeline.cli.models.specs:watch_specs", "Register each new spec of a folder or bucket."),
+        "deploy": ("pipeline.cli.machines.deploy:deploy", "Set up deployments and triggers on a Prefect server."),
+    },
+    "site": {
+        "write": ("pipeline.cli.registry.site:site", "Write the registry as static files."),
+        "serve": ("pipeline.cli.registry.site:serve", "Show the registry on a port."),
+    },
+}
+# All of both, by the words that call them: 'build', 'debug fuzz'.
+COMMANDS: Table = {
+    **{name: entry for table in SECTIONS.values() for name, entry in table.items() if name not in GROUPS},
+    **{f"{group} {name}": entry for group, table in GROUPS.items() for name, entry in table.items()},
+}
+# Called by KServe, and shown in no list.
+HIDDEN: Table = {"initialize": ("enginesmith.cli.initialize:initialize", "Pull what KServe's storage URIs name.")}
 
-# Commands whose name is taken by something else in Python.
-FUNCTIONS = {"list": "list_models", "backends": "list_backends"}
+
+# Where the root context keeps the command's words.
+_COMMAND = "command"
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called."""
+    """A group of a table, whose commands are imported when they are called.
+
+    sections: the commands, by the heading under which help lists them.  hidden: those that help does not list.
+    """
+
+    def __init__(self, *args: Any, sections: Mapping[str, Table], hidden: Table | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.sections = sections
+        self._hidden = hidden or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Names in the order of the sections."""
-        return list(COMMANDS)
+        return [name for table in self.sections.values() for name in table]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import the command's file."""
-        if cmd_name not in COMMANDS:
+        tables = (*self.sections.values(), self._hidden)
+        place, does = next((table[cmd_name] for table in tables if cmd_name in table), ("", ""))
+        if not does:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name][0])
-        command = getattr(module, FUNCTIONS.get(cmd_name, cmd_name.replace("-", "_")))
+        if not place:
+            return LazyGroup(cmd_name, sections={"Commands": GROUPS[cmd_name]}, help=does)
+        module, _, function = place.partition(":")
+        command = getattr(importlib.import_module(module), function)
         assert isinstance(command, click.Command)  # noqa: S101 - our own table
+        command.name = cmd_name
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Note the words of the command that is called."""
+        name, command, rest = super().resolve_command(ctx, args)
+        said = ctx.find_root().ensure_object(dict)
+        said[_COMMAND] = f"{said.get(_COMMAND, '')} {name}".strip()
+        return name, command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section from the table, so that help imports none of them."""
-        width = max(map(len, COMMANDS))
-        for section, commands in SECTIONS.items():
+        width = max(map(len, self.list_commands(ctx)))
+        for section, commands in self.sections.items():
             with formatter.section(section):
                 formatter.write_dl([(name.ljust(width), text) for name, (_, text) in commands.items()])
 
 
-# Where the root context keeps the command's name.
-_COMMAND = "command"
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    sections=SECTIONS,
+    hidden=HIDDEN,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="enginesmith", prog_name="enginesmith")
-@click.pass_context
-def enginesmith(ctx: click.Context) -> None:
+def enginesmith() -> None:
     """Compile a model for every GPU generation in a fleet, prove each engine, publish it.
 
     Exit codes: 0 done, 1 a build or check failed, 2 bad input, 3 something the run depends on is out of reach, 130
     interrupted.
     """
-    ctx.ensure_object(dict)[_COMMAND] = ctx.invoked_subcommand or ""
 
 
 # Commands of which nothing is kept when they are interrupted.
-_KEEP_NOTHING = frozenset({"capacity", "load", "profile", "traffic", "trend"})
+_KEEP_NOTHING = frozenset({"load", "profile", "traffic capacity", "traffic show"})
 # The packages that each extra installs, as far as anything here imports them (`google.protobuf` comes
 # with onnx, `google.cloud` does not). tests/enginesmith/cli/test_extras.py holds it to pyproject.toml.
 _PACKAGES = {

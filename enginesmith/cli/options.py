@@ -131,9 +131,10 @@ optional_reference_argument = _argument("reference", "[REF]", _REF, required=Fal
 # `NAME:CHANNEL`, passed as `where: str`.
 channel_argument = _argument("where", "NAME:CHANNEL", "a model and its channel, such as digits:stable.")
 # `SPEC`, passed as `spec: str`.
-spec_argument = _argument(
-    "spec", "SPEC", "a file, registered:MODEL[@DIGEST], or a file in a bucket (s3://bucket/specs/model.yaml)."
-)
+_SPEC = "a file, registered:MODEL[@DIGEST], or a file in a bucket (s3://bucket/specs/model.yaml)."
+spec_argument = _argument("spec", "SPEC", _SPEC)
+# `[SPEC]` where it may be left out, passed as `spec: str | None`.
+optional_spec_argument = _argument("spec", "[SPEC]", _SPEC, required=False)
 
 
 def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -218,7 +219,7 @@ def precisions_option(shown: str) -> Callable[[Command], Command]:
 
 def backends_option(shown: str) -> Callable[[Command], Command]:
     """`--backend` for several; passed as `backends: str | None`."""
-    return _several("--backend", "backends", "BACKENDS", "Compiler, as `enginesmith backends` lists it", shown)
+    return _several("--backend", "backends", "BACKENDS", "Compiler, as `enginesmith backends list` lists it", shown)
 
 
 # `--target`, `--precision` and `--backend`, which narrow a spec; passed as `targets`, `precisions`, `backends`.

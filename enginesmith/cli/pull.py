@@ -1,4 +1,4 @@
-"""The commands of a serving node: resolve says which engine fits it and why, pull brings it, or follows a channel."""
+"""`enginesmith pull`: the engine that fits a serving node, and why; or a channel that is followed."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,10 @@ from enginesmith.cli.options import (
     json_option,
     optional_references_argument,
     progress_options,
-    reference_argument,
     registry_option,
     say,
 )
 from enginesmith.cli.pull_options import (
-    MACHINE,
     MACHINES,
     NODE,
     POLICY,
@@ -37,22 +35,6 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@reference_argument
-@add_options(MACHINE, POLICY, NODE)
-@registry_option
-@json_option
-def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
-    """Show which engines of REF a machine can use, best first, and why not the others. Downloads nothing.
-
-    Exit code 1 if there is none.
-    """
-    answer = client_of(registry, given).resolve(reference, machine_of(given, given["target"]))
-    _show(answer, as_json)
-    if not answer.candidates:
-        raise SystemExit(1)
-
-
-@click.command()
 @optional_references_argument
 @click.option(
     "--dest", type=click.Path(path_type=Path), default=Path(), show_default="this folder", help="Folder for the engine."
@@ -61,7 +43,11 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 @click.option(
     "--rehash", is_flag=True, help="Hash files that are here already, instead of trusting that nothing changed them."
 )
-@click.option("--explain", is_flag=True, help="Only show what would be chosen, as `enginesmith resolve` does.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Only show which engines fit the machine, best first, and why not the others. Exit code 1 if none does.",
+)
 @add_options(NODE, WATCH, REPORT)
 @progress_options
 @registry_option
@@ -71,7 +57,7 @@ def pull(
 ) -> None:
     """Download the engine of REF that fits the target best, verified, and say why that one.
 
-    With --watch, REF may be several channels, each of which comes into DEST/MODEL/CHANNEL.
+    With --follow, REF may be several channels, each of which comes into DEST/MODEL/CHANNEL.
     """
     context, layout = click.get_current_context(), given["layout"]
     check_layout(context, layout)
@@ -80,12 +66,13 @@ def pull(
         follow(client, references, dest, given, as_json)
         return
     if len(references) != 1:
-        raise click.UsageError("give one REF; several, or a --feed, go with --watch")
+        raise click.UsageError("give one REF; several, or a --feed, go with --follow")
     reference = references[0]
     if explain:
-        for target in given["targets"]:
-            _show(client.resolve(reference, machine_of(given, target)), as_json)
-        return
+        answers = [client.resolve(reference, machine_of(given, target)) for target in given["targets"]]
+        for answer in answers:
+            _show(answer, as_json)
+        click.get_current_context().exit(0 if all(answer.candidates for answer in answers) else 1)
     refuse_without_watch(context)
     if layout == "kserve":
         write_objects(client, reference, dest, one_machine(given), given, as_json)

@@ -61,36 +61,38 @@ POLICY = (
     click.option("--fallback", type=click.Choice(["onnx"]), help="Take the ONNX model if no engine fits."),
 )
 WATCH = (
-    click.option("--watch", is_flag=True, help="Follow the channel REF; DEST/current leads to its engine."),
+    click.option("--follow", "watch", is_flag=True, help="Follow the channel REF; DEST/current leads to its engine."),
     click.option(
         "--feed",
-        help="With --watch: a feed that has the channels; without REF all of them, each in DEST/MODEL/CHANNEL.",
+        help="With --follow: a feed that has the channels; without REF all of them, each in DEST/MODEL/CHANNEL.",
     ),
-    click.option("--listen", metavar="HOST:PORT", help="With --watch: where notifications come that shorten the wait."),
-    click.option("--once", is_flag=True, help="With --watch: look once and exit."),
+    click.option(
+        "--listen", metavar="HOST:PORT", help="With --follow: where notifications come that shorten the wait."
+    ),
+    click.option("--once", is_flag=True, help="With --follow: look once and exit."),
     click.option(
         "--interval",
         type=click.FloatRange(0.05),
         callback=check_finite,
         show_default="120, for each request that a look takes",
-        help="With --watch: seconds between two looks.",
+        help="With --follow: seconds between two looks.",
     ),
     click.option(
         "--keep",
         default=2,
         type=click.IntRange(1),
         show_default=True,
-        help="With --watch: engines to keep beside the current one.",
+        help="With --follow: engines to keep beside the current one.",
     ),
-    click.option("--hook", help="With --watch: command to run after a swap, with ENGINESMITH_... variables."),
-    click.option("--hook-url", help="With --watch: URL to post to after a swap."),
+    click.option("--hook", help="With --follow: command to run after a swap, with ENGINESMITH_... variables."),
+    click.option("--hook-url", help="With --follow: URL to post to after a swap."),
     click.option(
         "--hook-timeout",
         default=30.0,
         type=click.FloatRange(0.05),
         callback=check_finite,
         show_default=True,
-        help="With --watch: seconds that a hook may take.",
+        help="With --follow: seconds that a hook may take.",
     ),
 )
 NODE = (
@@ -110,10 +112,10 @@ NODE = (
     ),
 )
 REPORT = (
-    click.option("--health-command", metavar="COMMAND", help="With --watch: exit code 0 while the server is well."),
-    click.option("--health-url", metavar="URL", help="With --watch: a URL that answers 2xx while the server is well."),
-    click.option("--report-url", metavar="URL", help="With --watch: post reports to rollouts there."),
-    click.option("--no-report", is_flag=True, help="With --watch: report nothing to rollouts."),
+    click.option("--health-command", metavar="COMMAND", help="With --follow: exit code 0 while the server is well."),
+    click.option("--health-url", metavar="URL", help="With --follow: a URL that answers 2xx while the server is well."),
+    click.option("--report-url", metavar="URL", help="With --follow: post reports to rollouts there."),
+    click.option("--no-report", is_flag=True, help="With --follow: report nothing to rollouts."),
 )
 
 

@@ -68,11 +68,15 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
 
 @click.command()
 @reference_argument
+@click.option("--remove", is_flag=True, help="Remove the pin of NAME@VERSION, whose files may be gone.")
 @why_option
 @registry_option
 @json_option
-def pin(reference: str, why: str, registry: str, as_json: bool) -> None:
-    """Keep the version REF, whatever its age, until `enginesmith unpin`."""
+def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) -> None:
+    """Keep the version REF, whatever its age, until the pin is removed."""
+    if remove:
+        _unpin(reference, registry, as_json)
+        return
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
     new = pin_version(store, manifest, by=user(), why=why)
@@ -82,12 +86,7 @@ def pin(reference: str, why: str, registry: str, as_json: bool) -> None:
         echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
 
 
-@click.command()
-@click.argument("reference", metavar="NAME@VERSION")
-@registry_option
-@json_option
-def unpin(reference: str, registry: str, as_json: bool) -> None:
-    """Remove the pin of the version NAME@VERSION."""
+def _unpin(reference: str, registry: str, as_json: bool) -> None:
     where = parse_reference(reference)
     if where.version is None:
         raise UnknownNameError(f"{reference!r} names no version; give {where.model}@VERSION")

@@ -1,4 +1,4 @@
-"""`enginesmith pull --watch`: follows channels until it is told to end."""
+"""`enginesmith pull --follow`: follows channels until it is told to end."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -72,7 +72,7 @@ def _reporting(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_without_watch(context: click.Context) -> None:
-    """Raise click's usage error for an option that goes with --watch."""
+    """Raise click's usage error for an option that goes with --follow."""
     for name in (
         "once",
         "feed",
@@ -88,4 +88,4 @@ def refuse_without_watch(context: click.Context) -> None:
         "no_report",
     ):
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --watch")
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --follow")

@@ -168,7 +168,7 @@ class BlobFetcher:
                 store.doubt(blob.digest)
         raise IntegrityError(
             f"blob {blob.digest} of {store.uri} holds other bytes (their {blob.algorithm} is {found}, and should be "
-            f"{blob.expected}); run `enginesmith verify --repair`, then build again"
+            f"{blob.expected}); run `enginesmith registry fsck --repair`, then build again"
         )
 
 

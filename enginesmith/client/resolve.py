@@ -110,7 +110,7 @@ class EngineRanking:
         IntegrityError when all compatible ones are lost."""
         if not self.candidates and self.lost:
             lines = [f"  {unit}: {reason}" for unit, reason in self.lost]
-            remedy = f"restore their blobs, or build again; `enginesmith verify {self.what}` says more"
+            remedy = f"restore their blobs, or build again; `enginesmith registry fsck {self.what}` says more"
             what = f"every engine of {self.what} that fits {self.machine.name} is lost"
             raise IntegrityError("\n".join([f"{what}; {remedy}:", *lines]))
         if not self.candidates:

@@ -102,7 +102,7 @@ def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[st
     for digest, what in needed.items():
         if not store.has(digest):
             raise IntegrityError(
-                f"{manifest.model}@{manifest.version} has lost its {what} ({digest}); run `enginesmith verify`"
+                f"{manifest.model}@{manifest.version} has lost its {what} ({digest}); run `enginesmith registry fsck`"
             )
     return [*needed, *extra], [key for key in keys if key != manifest_key(manifest.model, manifest.version)]
 

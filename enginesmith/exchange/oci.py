@@ -235,7 +235,9 @@ def _read_index(dest: Path) -> list[Json]:
         if not dest.is_dir() or not (dest / "oci-layout").is_file() or not (dest / "index.json").is_file():
             if dest.is_dir() and (dest / "blobs" / "sha256").is_dir() and not (dest / "index.json").exists():
                 return []  # an export that was killed
-            raise InputError(f"{dest} is no OCI layout; name a new folder, or one that `enginesmith export-oci` wrote")
+            raise InputError(
+                f"{dest} is no OCI layout; name a new folder, or one that `enginesmith registry export` wrote"
+            )
         data = (dest / "index.json").read_bytes()
     try:
         found = parsing.field(parsing.parse_json(data, MAX_INDEX_BYTES), "manifests", parsing.many(parsing.mapping))

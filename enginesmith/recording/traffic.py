@@ -129,7 +129,7 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
                 raise lines.error(number, str(error)) from None
         cut = lines.cut
     if not found:
-        raise DataError(f"{path} holds no requests; `enginesmith record` records them")
+        raise DataError(f"{path} holds no requests; `enginesmith traffic record` records them")
     timed = not math.isnan(found[0].at)
     found.sort(key=lambda request: request.at if timed else 0.0)
     start = found[0].at if timed else 0.0

@@ -34,7 +34,7 @@ FORMAT = 1
 MAX_BYTES = 16 << 20
 _REMEDY = (
     "restore it from a copy; or build again, which publishes another version (change the spec's own, if it has one), "
-    "then delete this file and run `enginesmith gc`"
+    "then delete this file and run `enginesmith registry gc`"
 )
 # Fields that came after manifests had been written.
 _LATER = ("shards", "graphs", "caches")

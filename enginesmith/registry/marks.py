@@ -60,8 +60,8 @@ class MarkShard:
         """The marks without those of waiting `names`. Raises ConflictError if one of `names` is going."""
         if going := sorted(names & self.going.keys()):
             raise ConflictError(
-                f"{going[0]} is being deleted this moment by `enginesmith gc`; run again when that is done "
-                "(`enginesmith gc --delete` also ends one that was killed)"
+                f"{going[0]} is being deleted this moment by `enginesmith registry gc`; run again when that is done "
+                "(`enginesmith registry gc --delete` also ends one that was killed)"
             )
         if names.isdisjoint(self.waiting):
             return self
@@ -182,7 +182,7 @@ def _parse_state(data: bytes | None) -> MarkState:
         )
     except Malformed as error:
         raise IntegrityError(
-            f"{MARKS}: {error}; restore it, or stop all writers, delete it and run `enginesmith gc`"
+            f"{MARKS}: {error}; restore it, or stop all writers, delete it and run `enginesmith registry gc`"
         ) from error
 
 
@@ -195,7 +195,7 @@ def _parse_shard(key: str, data: bytes | None) -> MarkShard:
         return MarkShard(parsing.field(document, "waiting", _read_marks), parsing.field(document, "going", _read_marks))
     except Malformed as error:
         raise IntegrityError(
-            f"{key}: {error}; restore it, or stop all writers, delete it and run `enginesmith gc`"
+            f"{key}: {error}; restore it, or stop all writers, delete it and run `enginesmith registry gc`"
         ) from error
 
 

@@ -4,7 +4,8 @@
 
     models/<model>/registered.json     the model's last bundles, newest last; their files are blobs
 
-The last `KEPT` are remembered. Files of earlier ones are garbage for `enginesmith gc`, unless a version has them.
+The last `KEPT` are remembered. Files of earlier ones are garbage for `enginesmith registry gc`, unless a version has
+them.
 """
 
 from collections.abc import Mapping
@@ -101,7 +102,7 @@ def find(store: Store, model: str, digest: str | None = None) -> Registration:
         known = ", ".join(item.bundle.digest[:12] for item in found) or "nothing"
         raise UnknownNameError(
             f"{what} is not registered in {store.uri}, which has {known} of {model} (the last {KEPT} are kept); "
-            "`enginesmith register SPEC` registers it"
+            "`enginesmith prefect register SPEC` registers it"
         )
     return chosen[-1]
 

@@ -107,7 +107,7 @@ def _target_verdict(
     if not built:
         reason = (
             f"{reference} has no{proven} engine for it; build one, promote by hand, or name the targets that count: "
-            f"`enginesmith policy set {where} --canary-on TARGETS`"
+            f"`enginesmith registry policy set {where} --canary-on TARGETS`"
         )
     elif not compared:
         reason = (
@@ -117,7 +117,8 @@ def _target_verdict(
     else:
         reason = (
             f"no canary ran there against {channel.version}; a deployment `canary` for that hardware brings it "
-            "(`enginesmith deploy --only canary`, for Ray with `--on`; in the chart a group of `gpuGroups`), or on "
+            "(`enginesmith prefect deploy --only canary`, for Ray with `--on`; in the chart a group of `gpuGroups`), "
+            "or on "
             "such a "
             f"node `enginesmith canary run --candidate {reference} --baseline {where} --traffic FILE --attach`"
         )

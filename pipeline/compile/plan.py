@@ -103,7 +103,7 @@ def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
         names = [name for name in spec.backends if not selection.backends or name in selection.backends]
         raise InputError(
             f"none of the backends ({', '.join(names)}) builds for {', '.join(missing)}; "
-            "`enginesmith backends` says what does"
+            "`enginesmith backends list` says what does"
         )
     return missing
 

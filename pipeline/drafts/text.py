@@ -10,7 +10,7 @@ from pipeline.spec.source import FILL_IN
 
 _HEAD = """\
 # Written by `enginesmith init`; what was found stands in the comments. Every path is relative to this file.
-# `enginesmith plan THIS_FILE` shows what would be built and why; `enginesmith schema` prints all keys.
+# `enginesmith plan THIS_FILE` shows what would be built and why; `enginesmith debug schema` prints all keys.
 """
 
 

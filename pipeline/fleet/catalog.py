@@ -199,7 +199,7 @@ def _look(store: Store, demand: Demand) -> Served:
     def read_reports() -> Mapping[str, list[LatencyReport]]:
         try:
             return latencies(located.documents or store, manifest)
-        except IntegrityError:  # `enginesmith verify` says which; without times accuracy ranks
+        except IntegrityError:  # `enginesmith registry fsck` says which; without times accuracy ranks
             return {}
 
     return Served(

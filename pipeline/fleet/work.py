@@ -208,7 +208,7 @@ def _find_prerequisite(item: Coverage, unit: WantedUnit) -> str:
             if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == wanted:
                 fate = "failed" if entry.status == "failed" else "was refused"
                 return f"it {fate} when the version was built; the same spec would give the same"
-    return "" if served.registered else "register its spec: `enginesmith register SPEC`"
+    return "" if served.registered else "register its spec: `enginesmith prefect register SPEC`"
 
 
 def _explain_refusal(entry: EngineEntry, target: Target) -> str:

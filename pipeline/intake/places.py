@@ -186,7 +186,7 @@ def _in_bucket(address: str) -> Iterator[Found]:
     """A copy of the files beside a spec in a bucket."""
     prefix, question, options = address.partition("?")
     folder, _, name = prefix.rpartition("/")
-    missing = InputError(f"{address}: there is no such file; `enginesmith catalog` takes a place of many specs")
+    missing = InputError(f"{address}: there is no such file; `enginesmith build --all` takes a place of many specs")
     if not name.endswith((".yaml", ".yml")):  # all that lies beside it would be copied first: perhaps the whole bucket
         raise missing
     with place_at(f"{folder}{question}{options}") as place:

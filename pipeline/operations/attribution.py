@@ -33,7 +33,7 @@ class AttributionAnswer:
     failed: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """An item of `enginesmith attribute --json`."""
+        """An item of `enginesmith debug attribute --json`."""
         found = encode_document(self.found) if self.found else None
         return {**encode(self.attributed), "attribution": found, "failed": self.failed}
 

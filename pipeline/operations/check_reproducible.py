@@ -69,7 +69,7 @@ class RebuiltEngine:
     rebuilt: bool
 
     def to_json(self) -> dict[str, object]:
-        """What `enginesmith check-reproducible --json` prints."""
+        """What `enginesmith debug reproduce --json` prints."""
         published = {"digest": self.chosen.entry.digest, "rebuilt": self.rebuilt}
         return {**encode(self.chosen.identity), **self.report.to_json(), "published": published}
 

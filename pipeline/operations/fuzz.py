@@ -108,7 +108,7 @@ def fuzz_published(
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)
     registry = context.store.uri.removeprefix("file://")
-    command = ["enginesmith", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
+    command = ["enginesmith", "debug", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(seed)]
     sizes = {dim: {str(size): count for size, count in counts.items()} for dim, counts in (histogram or {}).items()}
     terms = FuzzTerms(seed, cases, tuple(command), sizes or None, only)

@@ -53,7 +53,7 @@ def list_pending(store: Store, only: str | None = None, on: Target | None = None
     """Of each model's newest version and of the versions that its channels serve, the unproven engines that run here.
 
     only: that model alone.  on: as for `pending_of`.
-    A version that cannot be read is left out with a warning; `enginesmith verify` names it too.
+    A version that cannot be read is left out with a warning; `enginesmith registry fsck` names it too.
     """
     for model in lookup.models(store) if only is None else [check_model(only)]:
         found = lookup.versions(store, model)

@@ -1,4 +1,5 @@
-"""`enginesmith refit`: a published engine's kernels with other weights, without a build, proven and published anew.
+"""`enginesmith debug refit`: a published engine's kernels with other weights, without a build, proven and published
+anew.
 
 The weights come from a spec or from another version. A unit is refitted when the engine of the same unit was built for
 it (its manifest says so), everything else of its build request is the same, and the two ONNX models differ in their
@@ -89,7 +90,7 @@ class Refit:
     reason: str = ""
 
     def to_json(self) -> dict[str, str | None]:
-        """A row of `enginesmith refit --json`."""
+        """A row of `enginesmith debug refit --json`."""
         return {"unit": self.request.unit, "kernels": self.kernels, "engine": self.engine, "reason": self.reason}
 
 

@@ -48,7 +48,7 @@ class CatalogRow:
         return self.state != "failed" and not self.engines.get("failed")
 
     def to_json(self) -> dict[str, object]:
-        """A row of `enginesmith catalog --json` and of the flow's table."""
+        """A row of `enginesmith build --all --json` and of the flow's table."""
         return asdict(self)
 
 
@@ -60,7 +60,8 @@ def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Fo
         found = addresses(open_store(registry or DEFAULT_REGISTRY))
         if not found:
             raise InputError(
-                f"no spec is registered in {registry or DEFAULT_REGISTRY}; `enginesmith register SPEC` registers one"
+                f"no spec is registered in {registry or DEFAULT_REGISTRY}; `enginesmith prefect register SPEC` "
+                "registers one"
             )
         yield found
         return

@@ -59,7 +59,7 @@ def answer_drift(
     Raises DataError for traffic that does not fit the model, UnavailableError, and what timing raises.
     """
     if traffic is None:
-        return DriftAnswer("no recorded traffic is named; `enginesmith deploy --traffic PLACE` names it")
+        return DriftAnswer("no recorded traffic is named; `enginesmith prefect deploy --traffic PLACE` names it")
     try:
         with place_at(traffic) as place, spec_at(f"{SCHEME}{check_model(model)}", registry) as found:
             names = [f"{model}{suffix}" for suffix in SUFFIXES if place.has(f"{model}{suffix}")]

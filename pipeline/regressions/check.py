@@ -1,8 +1,8 @@
 """Builds what a spec asks for as a build does, up to the publication, and compares it with what a channel serves.
 
 No version is made and no channel moves: the run ends where a build would begin to publish. What it leaves in the
-registry are the records of its steps with their blobs, as `enginesmith plan` and `enginesmith compare` leave them, so
-that the build after the merge finds the engines (docs/guides/regressions.md).
+registry are the records of its steps with their blobs, as `enginesmith plan` and `enginesmith backends compare` leave
+them, so that the build after the merge finds the engines (docs/guides/regressions.md).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

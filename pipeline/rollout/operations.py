@@ -139,7 +139,9 @@ def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
         raise InputError(refusal)
     if lost := lookup.find_lost_of(store, manifest):
         reference = f"{manifest.model}@{manifest.version}"
-        raise IntegrityError(f"{reference} has lost {len(lost)} blobs; `enginesmith verify {reference}` names them")
+        raise IntegrityError(
+            f"{reference} has lost {len(lost)} blobs; `enginesmith registry fsck {reference}` names them"
+        )
 
 
 def plan_of(store: Store, model: str, channel: str, given: RolloutPlan | None) -> RolloutPlan:
@@ -148,11 +150,14 @@ def plan_of(store: Store, model: str, channel: str, given: RolloutPlan | None) -
     where = f"{model}:{channel}"
     if ruled and given and given != ruled:
         raise InputError(
-            f"the policy of {where} says how versions come to it; give no waves, or change it: `enginesmith policy set`"
+            f"the policy of {where} says how versions come to it; give no waves, or change it: `enginesmith registry "
+            "policy set`"
         )
     if found := ruled or given:
         return found
-    raise InputError(f"no waves: give --wave 1% --wave 100%, or set them with `enginesmith policy set {where} --waves`")
+    raise InputError(
+        f"no waves: give --wave 1% --wave 100%, or set them with `enginesmith registry policy set {where} --waves`"
+    )
 
 
 def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:

@@ -17,7 +17,7 @@ from pipeline.site.model_site import ModelSite
 from validation.canary.page import HEADLINES
 from validation.canary.report import read_report
 
-# Moves of a channel that the model's page shows; `enginesmith history` has all.
+# Moves of a channel that the model's page shows; `enginesmith registry history` has all.
 MOST_MOVES = 200
 
 

@@ -52,5 +52,6 @@ class Golden(MeasuredData, SequenceArrays):
     frozen: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
-        description="digest of the golden set: a build that would make another one fails; `enginesmith golden accept`",
+        description="digest of the golden set: a build that would make another one fails; `enginesmith debug golden "
+        "accept`",
     )

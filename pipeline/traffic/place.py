@@ -120,7 +120,9 @@ def _files_of(place: Path) -> tuple[Path, ...]:
     if place.is_file():
         return (place,)
     if not place.is_dir():
-        raise DataError(f"{place} does not exist; give a file that `enginesmith record` wrote, or a folder of them")
+        raise DataError(
+            f"{place} does not exist; give a file that `enginesmith traffic record` wrote, or a folder of them"
+        )
     files = tuple(sorted(file for file in place.iterdir() if file.suffix in SUFFIXES))
     if not files:
         raise DataError(f"{place} holds no traffic; files of traffic end in {', '.join(SUFFIXES)}")

@@ -65,7 +65,7 @@ def deploy_commands(name: str) -> list[list[str]]:
 
 
 def job_variables(command: list[str]) -> Object:
-    """What a command line of `enginesmith deploy` sets in the pool's base job template."""
+    """What a command line of `enginesmith prefect deploy` sets in the pool's base job template."""
     given = [word for flag, word in pairwise(command) if flag == "--job-variable"]
     return {word.partition("=")[0]: json.loads(word.partition("=")[2]) for word in given}
 

@@ -30,7 +30,7 @@ def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_i
     spec = found["DaemonSet enginesmith-node-digits-h100"]["spec"]["template"]["spec"]
     (watch,) = spec["containers"]
     assert spec["nodeSelector"] == H100["nodeSelector"]
-    assert watch["command"][:4] == ["enginesmith", "pull", "digits:stable", "--watch"]
+    assert watch["command"][:4] == ["enginesmith", "pull", "digits:stable", "--follow"]
     assert watch["command"][-2:] == ["--tensorrt", "10.16.1"] and "/node/engines/digits-h100" in watch["command"]
     environment = {item["name"]: item.get("value") for item in watch["env"]}
     cache = "http://enginesmith-cache.enginesmith.svc:8080"

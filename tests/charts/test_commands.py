@@ -86,14 +86,16 @@ def in_docs() -> Iterator[tuple[str, list[str]]]:
 
 
 def in_script_lines(texts: dict[str, str]) -> Iterator[list[str]]:
-    lines = [line for line in texts["NOTES.txt"].splitlines() if "enginesmith register" in line and "#" not in line]
+    lines = [
+        line for line in texts["NOTES.txt"].splitlines() if "enginesmith prefect register" in line and "#" not in line
+    ]
     yield from in_script("\n".join(lines))
 
 
 def test_every_command_that_pods_run_exists() -> None:
     found = list(in_objects())
     assert not {f"{name}: {reason}" for name, words in found for reason in problems(words)}
-    assert {words[1] for _, words in found} >= {"build", "canary", "metrics", "pull", "validate", "verify"}
+    assert {words[1] for _, words in found} >= {"build", "canary", "pull", "registry", "validate"}
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
@@ -106,7 +108,7 @@ def test_deployments_are_registered_with_options_that_exist(sample: str) -> None
 def test_every_command_in_the_documentation_exists() -> None:
     found = list(in_docs())
     assert not {f"{name}: {reason}" for name, words in found for reason in problems(words)}
-    assert {words[1] for _, words in found} >= {"register"}
+    assert {tuple(words[1:3]) for _, words in found} >= {("prefect", "register")}
 
 
 def test_what_does_not_exist_is_found() -> None:

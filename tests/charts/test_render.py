@@ -79,7 +79,7 @@ def test_the_notes_name_the_next_three_commands() -> None:
         notes = renders.rendered(renders.sample(name))["NOTES.txt"]
         assert len(re.findall(r"^  # \d\. ", notes, re.MULTILINE)) == 3
     assert "raycluster/enginesmith-ray" in notes
-    assert "PREFECT_API_URL=https://prefect.example/api enginesmith register spec.yaml" in notes
+    assert "PREFECT_API_URL=https://prefect.example/api enginesmith prefect register spec.yaml" in notes
 
 
 def test_plain_manifests_have_no_hooks_and_speak_of_no_helm() -> None:

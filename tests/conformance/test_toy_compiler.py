@@ -111,11 +111,11 @@ def test_it_passes_the_conformance_suite(world):
 
 
 def test_backends_lists_it_with_what_it_builds_and_its_options(world):
-    (row,) = world.json("backends", "toy")["backends"]
+    (row,) = world.json("backends", "list", "toy")["backends"]
     assert row["versions"] == {"toy-compiler": "1.0.0"} and row["runs"] == ["cpu"] and row["determinism"] == "bytes"
     assert row["builds"]["cpu"] == ["fp32", "fp16", "int8"] and row["dynamic"] and not row["tunes_on_target"]
     assert row["meanings"]["fold"].startswith("whether nodes that only weights go into are computed once")
-    assert "\ntoy " in world.run("backends") and "\ntoy " not in world.run("backends", toy=False)
+    assert "\ntoy " in world.run("backends", "list") and "\ntoy " not in world.run("backends", "list", toy=False)
 
 
 def test_doctor_says_what_it_builds_for(world):
@@ -145,7 +145,7 @@ def test_build_proves_and_publishes_its_engine(published):
 
 def resolved(world: World, *words: str, toy: bool = True) -> tuple[list[Any], dict[str, str]]:
     """The candidates, best first, and why each of the others is none."""
-    found = world.json("resolve", "iris", *words, toy=toy)
+    found = world.json("pull", "--explain", "iris", *words, toy=toy)
     return found["candidates"], {item["unit"]: item["reason"] for item in found["rejected"]}
 
 
@@ -186,6 +186,6 @@ def test_fleet_says_where_it_serves_and_where_it_does_not(published):
 @pytest.mark.slow
 def test_compare_times_it_beside_another(published):
     words = ("iris.yaml", "--target", "cpu", "--precision", "fp32", "--backend", "toy,onnxruntime")
-    found = published.json("compare", *words, "--seconds", "0.02")
+    found = published.json("backends", "compare", *words, "--seconds", "0.02")
     engine = unit(found["engines"])
     assert engine["status"] == "proven" and engine["median_s"] > 0 and engine["shapes"] == "within"

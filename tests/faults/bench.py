@@ -127,6 +127,6 @@ class BuiltEngine:
         return self.bench._attribution(AttributeEngine(self.blob, self.bench.golden, {}, (), tuple(sizes)))
 
     def fuzzed(self, cases: int = 6, seed: int = 0, only: str | None = None) -> FuzzReport:
-        """The report of `enginesmith fuzz`."""
+        """The report of `enginesmith debug fuzz`."""
         terms = FuzzTerms(seed, cases, (), None, only)
         return self.bench.run(FuzzEngine(self.blob, self.bench.golden, self.shapes, {}, terms))

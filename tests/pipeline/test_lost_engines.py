@@ -36,7 +36,7 @@ def test_a_cached_build_builds_a_damaged_engine_again(built: Project, how: str) 
     done = built.build()
     assert done.code == 0 and rebuilt(done.json) >= {"cpu int8"}
     assert file.is_file() and not file.is_symlink()
-    assert built.run("verify", "tiny").code == 0
+    assert built.run("registry", "fsck", "tiny").code == 0
     assert built.run("promote", "tiny", "tiny:stable", "--proven-only").code == 0
 
 
@@ -48,4 +48,4 @@ def test_a_pull_says_why_it_took_another_engine(built: Project, tmp_path: Path) 
     assert [item["unit"] for item in done.json["lost"]] == ["cpu int8 onnxruntime"]
     refused = built.run("promote", "tiny", "tiny:stable", "--proven-only")
     assert refused.code == 1 and "tiny@1 is damaged; restore it, or build again" in refused.err
-    assert "to mend it: build again; what that does not make again, restore" in built.run("verify").err
+    assert "to mend it: build again; what that does not make again, restore" in built.run("registry", "fsck").err

@@ -52,7 +52,7 @@ def test_the_same_spec_again_is_cached_and_takes_under_three_seconds_of_cpu(buil
     assert outcome["version"] == "1"
     assert sum(after[:2]) - sum(before[:2]) < 3
     assert [item["version"] for item in built.run("list", "tiny", "--json").json] == ["1"]
-    assert built.run("verify", "--json").code == 0
+    assert built.run("registry", "fsck", "--json").code == 0
 
 
 def test_a_cached_run_imports_nothing_heavy(built: Project) -> None:
@@ -177,7 +177,7 @@ def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(projec
     rows = list(artifacts_of(failed_document(open_store(str(project.registry)), "tiny"), None))
     assert [item.key for item in rows] == ["result-tiny", "engines-tiny", "drift-tiny"]
     assert project.build("--target", "cpu", "--precision", "fp32").code == 1 and page.stat().st_mtime_ns > before
-    assert project.run("verify").code == 0
+    assert project.run("registry", "fsck").code == 0
 
 
 def test_a_failed_unit_does_not_stop_the_others(built: Project) -> None:

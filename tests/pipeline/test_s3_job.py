@@ -38,10 +38,10 @@ def test_build_promote_pull_and_verify_in_a_bucket(project: Project, s3_uri: str
     onnx = manifest.sources["onnx"]
     assert manifest.blake3.get(onnx) == blake3(store.read_blob(onnx)).hexdigest()
     assert b"blake3 of" not in store.read_blob(manifest.sources[STATEMENT]), "it lists digests by SHA-256"
-    assert project.run("verify").code == 0 and "tiny" in project.run("list").out
+    assert project.run("registry", "fsck").code == 0 and "tiny" in project.run("list").out
     runs = project.run("status", "--json").json["runs"]
     assert [(run["state"], run["units"]) for run in runs] == [("done", "1 cached"), ("done", "1 built")]
-    metrics = project.run("metrics", "--once").out
+    metrics = project.run("registry", "metrics", "--once").out
     assert 'enginesmith_builds_total{backend="onnxruntime",state="built",target="cpu"} 1.0' in metrics
     absent = project.run("show", "tiny@7")
     assert absent.code == 2 and "no version of tiny '7'" in absent.err and "Traceback" not in absent.err

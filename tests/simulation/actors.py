@@ -67,6 +67,7 @@ class Registry:
     def collect(self) -> Call:
         """Collect garbage, as a nightly job does."""
         return self.world.call(
+            "registry",
             "gc",
             lambda: len([i for i in collect(self.store, Kept(1, 0), GRACE, delete=True).items if i.state == "deleted"]),
         )
@@ -81,7 +82,7 @@ class Registry:
                 f"{item.kind} {item.what}" for item in found.problems if item.fault or item.kind == "unsettled"
             )
 
-        return self.world.call("verify --repair", work)
+        return self.world.call("registry fsck --repair", work)
 
     def pin(self, version: str) -> Call:
         """Pin a version."""

@@ -191,4 +191,6 @@ def read_attribution(store: Store, digest: str) -> Attribution:
     try:
         return decode(parsing.parse_json(store.read_blob(digest), MAX_BYTES), Attribution)
     except IntegrityError as error:
-        raise IntegrityError(f"blob {digest} is no attribution: {error}; run `enginesmith attribute` again") from error
+        raise IntegrityError(
+            f"blob {digest} is no attribution: {error}; run `enginesmith debug attribute` again"
+        ) from error

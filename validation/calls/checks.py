@@ -37,7 +37,7 @@ LEAST_SIZES, LEAST_CALLS = 1, 16
 MOST_ENUMERATED = 1 << 12
 # Wrong sizes that a check's note names.
 MOST_NAMED = 4
-# The seed of the values: the default of `enginesmith fuzz`, which then repeats a case.
+# The seed of the values: the default of `enginesmith debug fuzz`, which then repeats a case.
 VALUES_SEED = 0
 
 

@@ -161,7 +161,7 @@ class Reproducibility:
     failed: tuple[Check, ...]
 
     def to_json(self) -> dict[str, object]:
-        """The fields that `enginesmith check-reproducible --json` prints."""
+        """The fields that `enginesmith debug reproduce --json` prints."""
         return encode_document(self)
 
 

@@ -213,7 +213,7 @@ def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tup
         entry = row.entry
         if entry.status == "failed" and entry.digest:
             run = f"enginesmith validate {reference} --target {entry.target}"
-            drifted = f"enginesmith attribute {reference} --target {entry.target} --precision {entry.precision}"
+            drifted = f"enginesmith debug attribute {reference} --target {entry.target} --precision {entry.precision}"
             yield entry.unit, f"{run}\n{drifted}"
         elif entry.status == "failed" and row.failed_checks:
             words = f"--target {entry.target} --precision {entry.precision} --backend {entry.backend}"

@@ -79,7 +79,7 @@ class TrustRecheck:
         if manifest.digest != digest:
             raise IntegrityError(
                 f"{path} is of {model}@{version} with manifest {digest}, and that is now "
-                f"{manifest.digest}: it was replaced by hand; run `enginesmith verify`"
+                f"{manifest.digest}: it was replaced by hand; run `enginesmith registry fsck`"
             )
         return manifest
 

@@ -6,7 +6,7 @@ batches, so that a prediction costs one or two reads per run. A history is a cac
 
 The totals are counters over the life of a registry that only increase, with a histogram of build times whose buckets
 are cumulative, as Prometheus has them. Each run adds its builds to them, since its process is too short-lived to be
-scraped; `enginesmith metrics` prints them.
+scraped; `enginesmith registry metrics` prints them.
 """
 
 import math

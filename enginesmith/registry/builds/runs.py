@@ -203,8 +203,8 @@ def surplus(store: Store) -> list[str]:
 
 
 def prune(store: Store) -> list[str]:
-    """Delete surplus runs that cannot still be running, and return their names. The next `enginesmith gc` deletes their
-    logs."""
+    """Delete surplus runs that cannot still be running, and return their names. The next `enginesmith registry gc`
+    deletes their logs."""
     gone = []
     for run in surplus(store):
         begun = datetime.fromisoformat(run.partition(".")[0])

@@ -149,7 +149,7 @@ class FileStore:
             with reachable(f"reading {blob}"):
                 if stream.readinto(into) != len(into):
                     raise IntegrityError(
-                        f"blob {digest} of {self.uri} ends before it should; run `enginesmith verify --repair`"
+                        f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`"
                     )
 
         with reachable(f"reading {blob}"):
@@ -296,13 +296,13 @@ class FileStore:
         return self.has(digest) and digest_of_file(self._blob(digest)) == digest
 
     def _lost_error(self, digest: str) -> IntegrityError:
-        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith verify`, then build again")
+        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith registry fsck`, then build again")
 
     def _check(self, digest: str, found: str) -> None:
         if found != digest:
             raise IntegrityError(
                 f"blob {digest} of {self.uri} holds other bytes (their digest is {found}); "
-                "run `enginesmith verify --repair`, then build again"
+                "run `enginesmith registry fsck --repair`, then build again"
             )
 
     def _start_write(self) -> AbstractContextManager[AtomicWrite]:

@@ -190,7 +190,7 @@ def _too_few(
     return (
         f"{_name(manifest)} has {len(valid)} of the {rule.needed} signatures that trust policy {policy.path} needs "
         f"for {rule.models!r}, so it is not loaded. Signatures found: {found}. Allowed: {why}. "
-        f"Have it signed (`enginesmith sign {_name(manifest)} --key KEY`), or allow another key there"
+        f"Have it signed (`enginesmith registry sign {_name(manifest)} --key KEY`), or allow another key there"
     )
 
 

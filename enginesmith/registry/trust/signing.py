@@ -82,7 +82,7 @@ def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tupl
     if data is None or data != manifest.to_bytes():
         raise IntegrityError(
             f"{manifest.model}@{manifest.version} is stored in other bytes than its canonical ones; "
-            "run `enginesmith verify`, and sign nothing until it is sound"
+            "run `enginesmith registry fsck`, and sign nothing until it is sound"
         )
     make = _maker(signer)
     name = f"{manifest.model}@{manifest.version}"

@@ -39,7 +39,9 @@ def check_documents(found: Findings) -> None:
     for (model, version), keys in known.folders.items():
         if (model, version) not in there:
             for key in keys:
-                found.add("unreferenced", key, f"{model}@{version} has no manifest; `enginesmith gc` deletes it")
+                found.add(
+                    "unreferenced", key, f"{model}@{version} has no manifest; `enginesmith registry gc` deletes it"
+                )
     for key in known.others:
         match key.removeprefix(MODELS).split("/"):
             case [model, "pins", name] if (model, name.removesuffix(".json")) not in there:
@@ -78,7 +80,9 @@ def check_leases(found: Findings) -> None:
         return
     for lease in over:
         found.add(
-            "stray", lease_key(lease.id), f"lease of a writer that died: {lease.what}; `enginesmith gc` deletes it"
+            "stray",
+            lease_key(lease.id),
+            f"lease of a writer that died: {lease.what}; `enginesmith registry gc` deletes it",
         )
 
 

@@ -66,7 +66,7 @@ def promote(
         if lost := find_lost_of(store, manifest):
             reference = f"{manifest.model}@{manifest.version}"
             lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in lost.items()]
-            remedy = f"restore it, or build again; `enginesmith verify {reference}` says more"
+            remedy = f"restore it, or build again; `enginesmith registry fsck {reference}` says more"
             raise IntegrityError("\n".join([f"channel {name!r}: {reference} is damaged; {remedy}:", *lines]))
         guard.secure(item.report for item in canaries)
         return point(

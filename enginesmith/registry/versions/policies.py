@@ -228,7 +228,7 @@ def refusal(
                 f"{where} needs a proven engine for {target}, and {reference} has none: build one "
                 f"(`enginesmith plan` says why there is none), or run `enginesmith validate {reference}` on such a "
                 "node; "
-                f"`enginesmith policy show` has the rule"
+                f"`enginesmith registry policy show` has the rule"
             )
     if not policy.canary and not policy.canary_on:
         return None
@@ -279,7 +279,8 @@ def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, c
     reference = f"{manifest.model}@{manifest.version}"
     why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
     return (
-        f"{where} needs a signature, and none of {reference} counts ({why}): `enginesmith sign {reference} --key KEY`"
+        f"{where} needs a signature, and none of {reference} counts ({why}): `enginesmith registry sign {reference} "
+        "--key KEY`"
     )
 
 
@@ -317,6 +318,6 @@ def _parse(data: bytes | None, model: str | None, channel: str) -> ChannelPolicy
             )
     except IntegrityError as error:
         raise IntegrityError(
-            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginesmith policy set`"
+            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginesmith registry policy set`"
         ) from error
     return found

@@ -54,7 +54,7 @@ def write_feeds(guard: Guard, channel: Channel) -> None:
     except EnginesmithError as error:
         raise type(error)(
             f"{channel.model}:{channel.name} leads to version {channel.version}, but a feed could not be written, and "
-            f"nodes that follow it stay where they are: {error}; `enginesmith verify --repair` writes it"
+            f"nodes that follow it stay where they are: {error}; `enginesmith registry fsck --repair` writes it"
         ) from error
 
 

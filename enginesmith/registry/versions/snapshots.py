@@ -141,7 +141,7 @@ def manifest_of(snapshot: Snapshot, digest: str) -> Manifest:
     if manifest.digest != digest:
         raise IntegrityError(
             f"the snapshot of {snapshot.model}@{snapshot.version} holds manifest {manifest.digest}, not {digest}; "
-            "run `enginesmith verify --repair`"
+            "run `enginesmith registry fsck --repair`"
         )
     return manifest
 

@@ -1,4 +1,4 @@
-"""The data that `enginesmith list`, `enginesmith show` and `enginesmith history` print."""
+"""The data that `enginesmith list`, `enginesmith show` and `enginesmith registry history` print."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -178,7 +178,7 @@ class ChannelMove:
     report: str | None
 
     def to_json(self) -> dict[str, object]:
-        """What `enginesmith history --json` prints of it."""
+        """What `enginesmith registry history --json` prints of it."""
         return {"channel": self.channel, **encode(self.move), "report": self.report}
 
 

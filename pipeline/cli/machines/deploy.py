@@ -1,4 +1,4 @@
-"""`enginesmith deploy`: registers flows with a Prefect server.
+"""`enginesmith prefect deploy`: registers flows with a Prefect server.
 
 Every option is checked here: a mistake would else show hours later, in each flow run.
 """
@@ -81,7 +81,7 @@ class _Pair(click.ParamType[tuple[str, object]]):
     "--catalog",
     default="registered",
     show_default=True,
-    help="Where the nightly build finds its specs, as `enginesmith catalog` takes it.",
+    help="Where the nightly build finds its specs, as `enginesmith build --all` takes it.",
 )
 @click.option(
     "--channel",

@@ -1,4 +1,4 @@
-"""`enginesmith doctor` and `enginesmith backends`: what this machine and its compilers can build and run, and what
+"""`enginesmith doctor` and `enginesmith backends list`: what this machine and its compilers can build and run, and what
 lacks.
 
 Compilers are asked by way of their backends (`refuses`, `runs`, `versions`); none is imported.
@@ -260,7 +260,7 @@ def _cells(row: BackendRow) -> tuple[str, ...]:
 
 
 def _details(row: BackendRow) -> Iterator[str]:
-    """The lines of `enginesmith backends NAME`."""
+    """The lines of `enginesmith backends list NAME`."""
     yield row.name
     versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     yield f"  installed: {versions}" if row.versions else f"  not installed: {row.install}"

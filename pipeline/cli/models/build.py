@@ -13,16 +13,17 @@ from enginesmith.cli.options import (
     jobs_option,
     json_option,
     log_format,
+    optional_spec_argument,
     progress_options,
     say,
     selection_options,
-    spec_argument,
     spec_registry_option,
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.cli.trust import check_signing_key, sign_published
 from enginesmith.core.origin import user
 from enginesmith.core.text import format_bytes, format_metric, format_metrics
+from pipeline.cli.models.catalog import build_all
 from pipeline.cli.registry.metrics import metrics_options, served_metrics
 from pipeline.cli.run_options import collect_run_options, executor_options, shown_progress
 
@@ -45,8 +46,25 @@ STYLES = {
 
 # The argument SPEC and the options that `plan` and `build` share.
 spec_options = combine(
-    json_option, spec_argument, selection_options, spec_registry_option, jobs_option, progress_options
+    json_option,
+    optional_spec_argument,
+    click.option(
+        "--all",
+        "place",
+        metavar="PLACE",
+        help="In place of SPEC: every spec of a folder, a prefix of a bucket, or registered: the newest of each model.",
+    ),
+    selection_options,
+    spec_registry_option,
+    jobs_option,
+    progress_options,
 )
+
+
+def check_source(spec: str | None, place: str | None) -> None:
+    """Raise click's usage error unless there is either a spec or a place with specs."""
+    if (spec is None) == (place is None):
+        raise click.UsageError("give SPEC or --all PLACE")
 
 
 @click.command()
@@ -72,7 +90,8 @@ spec_options = combine(
 def build(
     ctx: click.Context,
     /,
-    spec: str,
+    spec: str | None,
+    place: str | None,
     as_json: bool,
     quiet: bool,
     runner: str,
@@ -84,10 +103,17 @@ def build(
     """Export, quantize, build, prove and publish the engines of SPEC.
 
     With --target, --precision or --backend, the version holds only those engines, and no channel is moved to it. Exit
-    code 1 if a unit failed.
+    code 1 if a unit failed. With --all, a spec that fails does not stop the others.
     """
     from pipeline.orchestration.run import registry_of
 
+    check_source(spec, place)
+    if spec is None:
+        if sign_key or metrics_port or runner == "prefect":
+            raise click.UsageError(
+                "--all builds in this process: leave out --sign-key, --metrics-port and --runner prefect"
+            )
+        ctx.exit(build_all(place or "", options, quiet, as_json))
     if sign_key:
         check_signing_key(sign_key)
     with served_metrics(metrics_port, metrics_address) as counting:
@@ -133,7 +159,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
     if with_prefect and (counting or log_format() == "json"):
         raise click.UsageError(
             "a Prefect flow has a log and a life of its own: use --runner inprocess for --log-format json and "
-            "--metrics-port, or serve the registry's metrics with `enginesmith metrics`"
+            "--metrics-port, or serve the registry's metrics with `enginesmith registry metrics`"
         )
     either = with_prefect or options.executor == "ray"
     if either and not counting and (outcome := compile_from_records(spec, options)):

@@ -1,4 +1,4 @@
-"""`enginesmith golden`: make, show, compare and freeze golden sets."""
+"""`enginesmith debug golden`: make, show, compare and freeze golden sets."""
 
 from dataclasses import replace
 from pathlib import Path

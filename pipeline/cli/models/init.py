@@ -48,7 +48,8 @@ _OTHERS = {
     "--from-requests",
     "requests",
     type=click.Path(path_type=Path, exists=True),
-    help="Saved requests to make calibration and golden data of: .jsonl of `enginesmith record`, .npz, .npy, JSON, "
+    help="Saved requests to make calibration and golden data of: .jsonl of `enginesmith traffic record`, .npz, .npy, "
+    "JSON, "
     "Parquet, a folder of images.",
 )
 @click.option(

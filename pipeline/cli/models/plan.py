@@ -1,13 +1,13 @@
 """`enginesmith plan`."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
 from enginesmith.cli.options import emit_json, say
 from enginesmith.cli.tables import echo, print_table
-from pipeline.cli.models.build import STYLES, spec_options
+from pipeline.cli.models.build import STYLES, check_source, spec_options
+from pipeline.cli.models.catalog import is_stuck, plan_all
 from pipeline.cli.run_options import collect_run_options, shown_progress
 
 if TYPE_CHECKING:
@@ -21,14 +21,27 @@ if TYPE_CHECKING:
 @click.option("--no-export", is_flag=True, help="Answer from what is on record; run nothing and write nothing.")
 @click.pass_context
 @collect_run_options
-def plan(ctx: click.Context, /, spec: str, as_json: bool, quiet: bool, no_export: bool, options: "RunOptions") -> None:
+def plan(
+    ctx: click.Context,
+    /,
+    spec: str | None,
+    place: str | None,
+    as_json: bool,
+    quiet: bool,
+    no_export: bool,
+    options: "RunOptions",
+) -> None:
     """Show for every unit of SPEC whether it would be built, and why.
 
     What is not on record yet is exported, calibrated and quantized first, so that every build key is complete. With
     --no-export a unit whose graph is not on record is 'unknown'. Exit code 1 if a unit has failed, or all are refused.
+    With --all nothing is run.
     """
     from pipeline.orchestration.forecasts import foresee_spec
 
+    check_source(spec, place)
+    if spec is None:
+        ctx.exit(plan_all(place or "", options, as_json))
     with shown_progress(quiet) as progress:
         found = foresee_spec(spec, options, progress, no_export, lambda text: None if quiet else say(text))
     if as_json:
@@ -40,11 +53,6 @@ def plan(ctx: click.Context, /, spec: str, as_json: bool, quiet: bool, no_export
         say(f"{unknown} of {_count_units(found)} units {verb} unknown; without --no-export all are known")
     counts = {action: found.count(action) for action in ("failed", "refused")}
     ctx.exit(int(is_stuck(counts, _count_units(found))))
-
-
-def is_stuck(counts: Mapping[str, int], units: int) -> bool:
-    """Whether a plan has units that have failed, or nothing but refusals. counts: of units by action."""
-    return counts.get("failed", 0) > 0 or counts.get("refused", 0) == units > 0
 
 
 def _count_units(found: "Forecast | EnsembleForecast") -> int:

@@ -1,4 +1,4 @@
-"""`enginesmith sensitivity`: the parts of a model by their error in int8."""
+"""`enginesmith debug sensitivity`: the parts of a model by their error in int8."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands about specs: `enginesmith schema`, `register`, `watch-specs` and `catalog`."""
+"""Commands about specs: `debug schema`, `prefect register` and `prefect watch`."""
 
 import json
 import threading
@@ -10,21 +10,15 @@ import click
 
 from enginesmith.cli.options import (
     emit_json,
-    jobs_option,
     json_option,
     number_option,
-    progress_options,
     registry_option,
     say,
-    selection_options,
 )
-from enginesmith.cli.tables import echo, print_table
+from enginesmith.cli.tables import echo
 from enginesmith.core.text import pluralize
-from pipeline.cli.models.plan import is_stuck
-from pipeline.cli.run_options import collect_run_options, executor_options, shown_progress
 
 if TYPE_CHECKING:
-    from pipeline.orchestration.run import RunOptions
     from pipeline.orchestration.watch import WatchedSpec
 
 
@@ -101,77 +95,3 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
             return
         say(f"watching {place} every {interval:g} s; Ctrl-C ends it")
         watch.run(interval, threading.Event())
-
-
-@click.command()
-@click.argument("specs", metavar="[PLACE]", default="registered")
-@selection_options
-@executor_options
-@jobs_option
-@progress_options
-@registry_option
-@json_option
-@click.option("--plan", "only_plan", is_flag=True, help="Say what would be built; run nothing.")
-@click.pass_context
-@collect_run_options
-def catalog(
-    ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, only_plan: bool, options: "RunOptions"
-) -> None:
-    """Build every spec in PLACE: a folder, a file:// URI, a prefix of a bucket, or registered (the default: the newest
-    spec of each model in the registry).
-
-    A spec that fails does not stop the others. Exit code 1 if a spec or one of its engines failed.
-
-    With --plan, say for each spec how many units would be built and how many engines are there, as far as that is on
-    record; exit code 1 if a spec cannot be planned, or a unit of it has failed, or all of them are refused.
-    """
-    if only_plan:
-        ctx.exit(_plan_catalog(specs, options, as_json))
-    from pipeline.compile.composition import InProcess
-    from pipeline.orchestration.catalog import compile_all, gather_specs, words
-    from pipeline.orchestration.run import start_executors
-
-    with (
-        gather_specs(specs, options.registry) as addresses,
-        shown_progress(quiet) as progress,
-        start_executors(options) as executors,
-    ):
-        rows = compile_all(addresses, options, InProcess(), progress, executors)
-    if as_json:
-        emit_json([row.to_json() for row in rows])
-    else:
-        cells = [
-            [
-                *(row.spec, row.model or "", row.state, row.version or ""),
-                ", ".join(f"{count} {status}" for status, count in row.engines.items()),
-                row.reason,
-            ]
-            for row in rows
-        ]
-        print_table(("spec", "model", "state", "version", "engines", "reason"), cells)
-        say(words(rows))
-    ctx.exit(0 if all(row.good for row in rows) else 1)
-
-
-def _plan_catalog(specs: str, options: "RunOptions", as_json: bool) -> int:
-    """Print what a build of each spec would do; the exit code."""
-    from pipeline.orchestration.catalog import gather_specs
-    from pipeline.orchestration.planned_catalog import plan_catalog, summarize
-
-    with gather_specs(specs, options.registry) as addresses:
-        rows = plan_catalog(addresses, options)
-    if as_json:
-        emit_json([row.to_json() for row in rows])
-    else:
-        cells = [
-            [
-                *(row.spec, row.model or "", ", ".join(f"{count} {action}" for action, count in row.units.items())),
-                row.reason or ", ".join(row.missing),
-            ]
-            for row in rows
-            if not row.settled
-        ]
-        if cells:
-            print_table(("spec", "model", "units", "not on record, or why not"), cells)
-        say(summarize(rows))
-    return int(any(row.reason or is_stuck(row.units, sum(row.units.values())) for row in rows))

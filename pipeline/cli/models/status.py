@@ -121,7 +121,7 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
     run = find_run(store, name)
     item = _item_named([*run.items], unit, run.id)
     if item.log and not store.has(item.log):
-        raise InputError(f"the log of {item.name} was deleted with `enginesmith gc`, or is lost: {item.log}")
+        raise InputError(f"the log of {item.name} was deleted with `enginesmith registry gc`, or is lost: {item.log}")
     live = "" if item.log else read_live(store, run.id).get(item.name, "")
     text = store.read_blob(item.log).decode(errors="replace") if item.log else live
     # A compiler draws a progress bar over itself: each of its states becomes a line.

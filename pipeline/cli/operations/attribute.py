@@ -1,4 +1,4 @@
-"""`enginesmith attribute`: which nodes drifted in the graphs and engines of a version."""
+"""`enginesmith debug attribute`: which nodes drifted in the graphs and engines of a version."""
 
 import json
 from pathlib import Path

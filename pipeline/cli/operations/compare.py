@@ -1,4 +1,4 @@
-"""`enginesmith compare`: the engines of every backend for one target, and which to take."""
+"""`enginesmith backends compare`: the engines of every backend for one target, and which to take."""
 
 from pathlib import Path
 

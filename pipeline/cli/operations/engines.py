@@ -21,6 +21,7 @@ from enginesmith.cli.tables import echo, print_table
 from enginesmith.core import parsing
 from enginesmith.core.codec import encode, encode_document
 from enginesmith.core.types import PRECISIONS
+from pipeline.cli.operations.trend import show_series
 from pipeline.cli.published import published_engine
 
 if TYPE_CHECKING:
@@ -58,9 +59,14 @@ if TYPE_CHECKING:
 @click.option(
     "--record",
     is_flag=True,
-    help="Keep the times beside the version, for `enginesmith capacity`, and as a point of the model's series, which"
-    " `enginesmith trend` shows; takes five times as long.",
+    help="Keep the times beside the version, for `enginesmith traffic capacity`, and as a point of the model's series, "
+    "which"
+    " --series shows; takes five times as long.",
 )
+@click.option(
+    "--series", is_flag=True, help="Run nothing: show the series of REF's model, and where its level changed."
+)
+@path_option("--out", "Draw the series into this file: .svg, or .html for a page with all of them.", dir_okay=False)
 @progress_options
 @json_option
 def profile(
@@ -76,6 +82,8 @@ def profile(
     against_precision: str | None,
     seed: int,
     record: bool,
+    series: bool,
+    out: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -89,6 +97,11 @@ def profile(
     from pipeline.canary.engines import choose
     from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_published
 
+    if out is not None and not series:
+        raise click.UsageError("--out draws a series: give --series")
+    if series:
+        show_series(parse_reference(reference).model, buckets, out, registry, as_json)
+        return
     if record and against is not None:
         raise click.UsageError("--record keeps the latencies of one engine: leave out --against")
     options = ProfileOptions(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)

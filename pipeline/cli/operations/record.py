@@ -1,4 +1,4 @@
-"""`enginesmith record`: requests for a canary, from stdin or generated from samples."""
+"""`enginesmith traffic record`: requests for a canary, from stdin or generated from samples."""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""`enginesmith refit`: new weights for the engines of a version, from a spec or from another version."""
+"""`enginesmith debug refit`: new weights for the engines of a version, from a spec or from another version."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

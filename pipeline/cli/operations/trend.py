@@ -1,11 +1,10 @@
-"""`enginesmith trend`: a model's recorded latencies over time, with their change points."""
+"""`enginesmith profile --series`: a model's recorded latencies over time, with their change points."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from enginesmith.cli.options import emit_json, json_option, path_option, registry_option, say
+from enginesmith.cli.options import emit_json, say
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode_document
 
@@ -15,16 +14,11 @@ if TYPE_CHECKING:
 COLUMNS = ("engine", "bucket", "machine", "points", "since", "newest", "relative", "changes")
 
 
-@click.command()
-@click.argument("model", metavar="MODEL")
-@click.option("--bucket", metavar="SIZES", help="Only the series of this bucket, as in batch=8,length=64.")
-@path_option("--out", "Draw the series into this file: .svg, or .html for a page with all of them.", dir_okay=False)
-@registry_option
-@json_option
-def trend(model: str, bucket: str | None, out: Path | None, registry: str, as_json: bool) -> None:
-    """Show the series that `enginesmith profile --record` keeps of MODEL, and where their level changed.
+def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: str, as_json: bool) -> None:
+    """Print the recorded series of a model, and where their level changed. buckets: only these; none means all.
 
-    A change is shown with the version, toolchain or driver that came with it.
+    A change is shown with the version, toolchain or driver that came with it. Raises UnknownNameError where there is no
+    such series, InputError for `out` of another format than .svg and .html.
     """
     from enginesmith.core.errors import InputError, UnknownNameError
     from enginesmith.core.names import check_model
@@ -37,11 +31,11 @@ def trend(model: str, bucket: str | None, out: Path | None, registry: str, as_js
         raise InputError(f"--out {out}: give a file that ends in .svg or .html")
     store = open_store(registry)
     found = [find_trend(series) for series in list_series(store, check_model(model))]
-    wanted = bucket and " ".join(bucket.replace(",", " ").split())
-    chosen = [item for item in found if wanted in (None, item.series.bucket)]
+    wanted = [" ".join(bucket.replace(",", " ").split()) for bucket in buckets]
+    chosen = [item for item in found if not wanted or item.series.bucket in wanted]
     if not chosen:
         known = ", ".join(dict.fromkeys(item.series.bucket for item in found)) or ", ".join(models_with_series(store))
-        what = f"{model} has no series" + (f" at {bucket}" if found else "")
+        what = f"{model} has no series" + (f" at {', '.join(buckets)}" if found else "")
         raise UnknownNameError(f"{what}; known: {known or 'none'}; `enginesmith profile {model} --record` adds a point")
     if as_json:
         emit_json([encode_document(item) for item in chosen])

@@ -1,4 +1,4 @@
-"""`enginesmith metrics`: a registry's numbers for Prometheus."""
+"""`enginesmith registry metrics`: a registry's numbers for Prometheus."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -47,14 +47,25 @@ from enginesmith.registry.versions.views import VersionStatus, show_version
 @click.option(
     "--layers", metavar="UNIT", help="Show the layers and tactics of this engine, as its compiler reports them."
 )
+@click.option("--diff", "older", metavar="REF2", help="Show what differs from this version, the older one.")
 @click.option("--provenance", is_flag=True, help="Print the stored SLSA provenance statement.")
 @click.option("--sbom", is_flag=True, help="Print the stored CycloneDX SBOM of the environment that built the version.")
 @registry_option
 @json_option
 def show(
-    reference: str, quantization: bool, layers: str | None, provenance: bool, sbom: bool, registry: str, as_json: bool
+    reference: str,
+    quantization: bool,
+    layers: str | None,
+    older: str | None,
+    provenance: bool,
+    sbom: bool,
+    registry: str,
+    as_json: bool,
 ) -> None:
     """Show the version REF and its engines."""
+    if older is not None:
+        _show_differences(older, reference, registry, as_json)
+        return
     if quantization:
         _show_quantization(reference, registry, as_json)
         return
@@ -211,6 +222,28 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
     _print_channel(store, after, as_json)
 
 
+def _show_differences(older: str, newer: str, registry: str, as_json: bool) -> None:
+    from pipeline.compile.publication.pages import published_document
+    from pipeline.site.comparison import compare, facts_of
+
+    store = open_store(registry)
+    manifests = [locate(store, parse_reference(reference)).manifest for reference in (older, newer)]
+    sections = compare(*(facts_of(published_document(store, manifest)) for manifest in manifests))
+    before, after = (f"{manifest.model}@{manifest.version}" for manifest in manifests)
+    if as_json:
+        emit_json({"before": before, "after": after, "sections": encode(sections)})
+        return
+    for section in sections:
+        if section.changed:
+            echo(f"{section.title}: {pluralize(len(section.changed) + section.more, 'change')}, {section.same} equal")
+            print_table(
+                ("value", before, after, "change"),
+                [[row.name, row.before, row.after, row.change] for row in section.changed],
+            )
+    if not any(section.changed for section in sections):
+        echo(f"{before} and {after} differ in nothing that is recorded")
+
+
 def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
     from validation.reporting.quantization import facts, left_lines, row
 
@@ -299,11 +332,11 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
     faults = [problem for problem in result.problems if problem.fault]
     left = [problem for problem in faults if problem.kind != "stale"]
     if len(left) < len(faults) and not (repairs.channels or repairs.feeds):
-        say("`enginesmith verify --repair` writes what is stale anew")
+        say("`enginesmith registry fsck --repair` writes what is stale anew")
     if left:
         say(
             "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "
-            "version, models/NAME/versions/VERSION, and run `enginesmith gc`"
+            "version, models/NAME/versions/VERSION, and run `enginesmith registry gc`"
         )
     mended = bool(faults) and not left and bool(repairs.channels or repairs.feeds)
     verdict = "sound" if result.sound else "mended" if mended else "DAMAGED"

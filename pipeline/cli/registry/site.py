@@ -1,4 +1,4 @@
-"""`enginesmith site` and `enginesmith serve`: the registry as a website, in a folder or on a port."""
+"""`enginesmith site write` and `enginesmith site serve`: the registry as a website, in a folder or on a port."""
 
 import re
 from pathlib import Path
@@ -76,7 +76,8 @@ def site(dest: Path, registry: str, as_json: bool, **sources: Any) -> None:
 @path_option("--dest", "Folder for the site's files.", shown="a temporary one")
 @site_options
 def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, registry: str, **sources: Any) -> None:
-    """Show the registry as a website: the files of `enginesmith site`, brought up to date as the registry changes.
+    """Show the registry as a website: the files of `enginesmith site write`, brought up to date as the registry
+    changes.
 
     Read-only: GET and HEAD are answered, and nothing else. There is no login: listen on loopback, or behind an ingress.
     """

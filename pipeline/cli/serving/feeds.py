@@ -9,7 +9,7 @@ from enginesmith.core.text import pluralize
 
 @click.group()
 def feed() -> None:
-    """Group channels, so that a node follows any number of them by one request: `enginesmith pull --watch --feed
+    """Group channels, so that a node follows any number of them by one request: `enginesmith pull --follow --feed
     NAME`."""
 
 

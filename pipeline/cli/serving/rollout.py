@@ -184,7 +184,7 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 @click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="Port; 0 is any free one.")
 @registry_option
 def receive_reports(host: str, port: int, registry: str) -> None:
-    """Take reports of nodes that may not write the registry (`pull --watch --report-url`), and store them.
+    """Take reports of nodes that may not write the registry (`pull --follow --report-url`), and store them.
 
     Beyond loopback the nodes must show a token: set ENGINESMITH_REPORT_TOKEN here and there.
     """

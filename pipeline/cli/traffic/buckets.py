@@ -1,4 +1,4 @@
-"""`enginesmith buckets`: the buckets that cost recorded traffic least."""
+"""`enginesmith traffic buckets`: the buckets that cost recorded traffic least."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ _traffic_options = combine(
         "--traffic",
         type=click.Path(path_type=Path),
         required=True,
-        help="Recorded traffic: a file that `enginesmith record` wrote, or a folder of them.",
+        help="Recorded traffic: a file that `enginesmith traffic record` wrote, or a folder of them.",
     ),
     click.option(
         "--dim", "dims", multiple=True, show_default="all but the batch", help="Dim to choose for; repeat it."

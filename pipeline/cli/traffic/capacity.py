@@ -1,4 +1,4 @@
-"""`enginesmith capacity`: machines and cost for a rate of requests, as tables, JSON or a picture."""
+"""`enginesmith traffic capacity`: machines and cost for a rate of requests, as tables, JSON or a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`enginesmith traffic`: what recorded traffic holds."""
+"""`enginesmith traffic show`: what recorded traffic holds."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def traffic(place: Path, spec: str | None, version: str | None, registry: str, out: Path | None, as_json: bool) -> None:
     """Show the sizes of recorded requests: a histogram of each dynamic dim, of pairs, and by hour; rates and bursts.
 
-    PLACE: a file that `enginesmith record` or enginesmith.Recorder wrote (.jsonl, .npz), or a folder of them. The
-    histograms of --json are what `enginesmith fuzz --histogram` takes.
+    PLACE: a file that `enginesmith traffic record` or enginesmith.Recorder wrote (.jsonl, .npz), or a folder of them.
+    The histograms of --json are what `enginesmith debug fuzz --histogram` takes.
     """
     from pipeline.traffic.place import read_place
     from pipeline.traffic.summary import summarize

@@ -68,10 +68,11 @@ def _format_accept_command(spec: "ModelSpec", store: Store) -> str:
     """The command that accepts a golden set; where the spec is a copy, the one for where it is kept."""
     where = ["--registry", store.uri.removeprefix("file://")]
     if not spec.is_copy:
-        return shlex.join(["enginesmith", "golden", "accept", spec.address, *where])
+        return shlex.join(["enginesmith", "debug", "golden", "accept", spec.address, *where])
     options = shlex.join(where)
     return (
-        f"enginesmith golden accept SPEC {options} where the spec of {spec.address} is kept, then enginesmith register "
+        f"enginesmith debug golden accept SPEC {options} where the spec of {spec.address} is kept, then enginesmith "
+        "prefect register "
         "SPEC "
         f"{options}"
     )

@@ -46,7 +46,7 @@ def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], f
 
 def _why_nothing(facts: Sequence[EngineFacts]) -> str:
     if not facts:
-        return "no backend that is installed builds for this target; `enginesmith backends` says what would"
+        return "no backend that is installed builds for this target; `enginesmith backends list` says what would"
     unproven = [item for item in facts if item.status == "unproven"]
     if unproven:
         return f"nothing runs here: {unproven[0].unit}: {unproven[0].reason}; compare on a node that has it"

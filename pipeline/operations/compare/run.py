@@ -71,7 +71,7 @@ def widen_spec(spec: ModelSpec, options: CompareOptions) -> ModelSpec:
     serving = {name: given for name, given in chosen.items() if backends.configure(name, given).serves(options.target)}
     if not serving:
         raise InputError(
-            f"none of {', '.join(names)} builds for {options.target.name}; `enginesmith backends` says what does"
+            f"none of {', '.join(names)} builds for {options.target.name}; `enginesmith backends list` says what does"
         )
     return spec.model_copy(update={"backends": serving, "targets": (options.target.name,)})
 

@@ -1,2 +1,2 @@
-"""What `enginesmith deploy` registers with a Prefect server: work pool, deployments with triggers, concurrency
+"""What `enginesmith prefect deploy` registers with a Prefect server: work pool, deployments with triggers, concurrency
 limits."""

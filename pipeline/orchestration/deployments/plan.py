@@ -1,7 +1,7 @@
 """The deployments as values (which flow, when it runs, with which parameters), and as the text of a `prefect.yaml`.
 
 Prefect is not imported here. A `prefect.yaml`, for `prefect deploy --all`, cannot hold the work pool and concurrency
-limits, which `enginesmith deploy` makes.
+limits, which `enginesmith prefect deploy` makes.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ FLEET_CRON = "30 * * * *"
 REGISTRY = "{{ $ENGINESMITH_REGISTRY }}"
 
 _HEAD = """\
-# Written by `enginesmith deploy --print-yaml`; a test keeps it so. `enginesmith deploy` registers the same, and with it
-# the work pool and the limits of GPU generations that these need:
+# Written by `enginesmith prefect deploy --print-yaml`; a test keeps it so. `enginesmith prefect deploy` registers the
+# same, and with it the work pool and the limits of GPU generations that these need:
 #
 #     ENGINESMITH_REGISTRY=s3://bucket/registry prefect --no-prompt deploy --all
 """
@@ -76,7 +76,7 @@ class WantedDeployment:
 
 @dataclass(frozen=True)
 class DeploymentPlan:
-    """The options of `enginesmith deploy`.
+    """The options of `enginesmith prefect deploy`.
 
     registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  canary_s: seconds of it
     that canaries replay; None: all of it, once.  catalog: place of specs, or 'registered'.  channel: the one that

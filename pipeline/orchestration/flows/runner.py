@@ -123,7 +123,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
                 return step(unit, spec, context)
         except ConcurrencySlotAcquisitionError as error:
             raise EnginesmithError(
-                f"{limit}: {error}; `enginesmith deploy` makes the limit of each GPU generation"
+                f"{limit}: {error}; `enginesmith prefect deploy` makes the limit of each GPU generation"
             ) from error
         finally:
             waits.cancel()

@@ -15,7 +15,7 @@ _UNIT = ("target", "backend")
 class RegistryMetric:
     """name: without the suffixes that Prometheus adds to counters ('_total') and histograms.
 
-    where: 'run' (a process with `--metrics-port`), 'registry' (`enginesmith metrics`), or both.
+    where: 'run' (a process with `--metrics-port`), 'registry' (`enginesmith registry metrics`), or both.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A registry's numbers for Prometheus, from its own documents: `enginesmith metrics`.
+"""A registry's numbers for Prometheus, from its own documents: `enginesmith registry metrics`.
 
 A flow's process ends too soon to be scraped, and a catalog has hundreds of them. What they did is in the registry, so
 one exporter has the numbers of all, also of those that died. It reads the registry in the background, and a scrape gets
@@ -162,7 +162,7 @@ def _rollout(store: Store, model: str, channel: str) -> Rollout | None:
 
 
 def _view(store: Store, model: str, version: str) -> ModelView:
-    """What a version's documents say; nothing where they are damaged, of which `enginesmith verify` gives the
+    """What a version's documents say; nothing where they are damaged, of which `enginesmith registry fsck` gives the
     reason."""
     try:
         manifest = load(store, model, version)

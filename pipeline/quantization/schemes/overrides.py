@@ -40,7 +40,7 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
         nodes = [node.name for node in model.graph.node if rule.covers(node)]
         if not nodes:
             known = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
-            remedy = "`enginesmith sensitivity` and any ONNX viewer show the nodes' names"
+            remedy = "`enginesmith debug sensitivity` and any ONNX viewer show the nodes' names"
             hint = suggest(rule.match.strip("*"), known, remedy)
             raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {hint}")
         chosen |= dict.fromkeys(nodes, rule.precision)

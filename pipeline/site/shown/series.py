@@ -10,7 +10,7 @@ from enginesmith.registry.store.layout import SERIES
 from pipeline.regressions.trend import Value, describe_change, find_trend
 
 WIDTH, HEIGHT, _MARGIN = 600, 120, 6
-# Newest points of a series that its table lists; `enginesmith trend --json` has all.
+# Newest points of a series that its table lists; `enginesmith profile --series --json` has all.
 MOST_POINTS = 40
 
 

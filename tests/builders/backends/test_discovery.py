@@ -128,7 +128,7 @@ def test_a_requests_json_and_key_are_those_of_its_fields():
 
 @pytest.mark.parametrize("name", discovery.names())
 def test_every_option_says_what_it_means(name):
-    """`enginesmith backends NAME` shows these lines of the docstrings."""
+    """`enginesmith backends list NAME` shows these lines of the docstrings."""
     cls = discovery.load(name)
     meanings = discovery.option_meanings(cls)
     assert set(meanings) == set(discovery.option_fields(cls))

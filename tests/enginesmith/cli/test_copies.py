@@ -1,4 +1,4 @@
-"""`enginesmith mirror` and `enginesmith export-oci`."""
+"""`enginesmith registry mirror` and `enginesmith registry export`."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ from tests.enginesmith.cli.commands import run, said, told
 
 def test_mirror_and_export(three: Store, tmp_path: Path) -> None:
     said("promote", "digits@2")
-    found = told("mirror", "digits:stable", "digits@3", tmp_path / "other", "--channels")
+    found = told("registry", "mirror", "digits:stable", "digits@3", tmp_path / "other", "--channels")
     assert (found["versions"], found["moved"]) == (["digits@2", "digits@3"], ["digits:stable"])
-    text = said("mirror", "digits@2", tmp_path / "other")
+    text = said("registry", "mirror", "digits@2", tmp_path / "other")
     assert "digits@2\n0 blobs copied (0 bytes)" in text
     assert told("list", "--registry", tmp_path / "other")[0]["channels"] == {"stable": "2"}
-    result = run("export-oci", "digits:stable", tmp_path / "oci")
+    result = run("registry", "export", "digits:stable", tmp_path / "oci")
     assert f"oci:{tmp_path / 'oci'}:digits-2-cpu-fp32-onnxruntime" in result.stdout and "skopeo copy" in result.stderr
-    assert told("export-oci", "digits:stable", tmp_path / "oci")["tags"][0] == "digits-2"
+    assert told("registry", "export", "digits:stable", tmp_path / "oci")["tags"][0] == "digits-2"
 
 
 def test_a_version_that_is_not_there_is_not_copied(three: Store, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_a_repository_is_written_and_told(store: Store, tmp_path: Path, capsys: 
     assert run(store, *dest, "--most", "4", "--wait", "2ms") == 0
     assert "was served already" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        watch = ("--watch", "--once", "--json", "--registry", store.uri)
+        watch = ("--follow", "--once", "--json", "--registry", store.uri)
         main(["pull", "digits:candidate", *dest, *watch])
     assert json.loads(capsys.readouterr().out)["current"] == str(tmp_path / "m" / "digits")
     assert "dynamic_batching" not in read_config(Path(told["config"])), "the watch was asked for none"

@@ -1,4 +1,4 @@
-"""`enginesmith pull` and `enginesmith resolve`: tables, JSON, exit codes, following a channel once."""
+"""`enginesmith pull` and `enginesmith pull --explain`: tables, JSON, exit codes, following a channel once."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ def published(empty: Store) -> Store:
 
 
 def test_the_table(published: Store, tmp_path: Path) -> None:
-    shown = run("resolve", "digits", "--target", "l4", "--memory", "24", "--driver", "580.65.06")
+    shown = run("pull", "--explain", "digits", "--target", "l4", "--memory", "24", "--driver", "580.65.06")
     assert shown.exit_code == 0
     assert "digits@1 on l4 (driver 580.65.06, memory 24.0 GiB)" in shown.stdout
     assert "l4 int8 tensorrt-rtx" in shown.stdout and "built for sm_80; this is sm_89 (l4)" in shown.stdout
     explained = run("pull", "digits", "--target", "l4", "--explain", "--dest", str(tmp_path / "out"))
     assert "the GPU's memory is unknown" in explained.stdout and not (tmp_path / "out").exists()
-    none = run("resolve", "digits", "--target", "h100", "--json")
+    none = run("pull", "--explain", "digits", "--target", "h100", "--json")
     assert none.exit_code == 1 and '"candidates": []' in none.stdout
     for wrong in (["--once"], ["--hook", "x"], ["--interval", "3"]):
         assert run("pull", "digits", *wrong).exit_code == 2
@@ -33,12 +33,12 @@ def test_the_table(published: Store, tmp_path: Path) -> None:
         ["--report-url", "http://x", "--no-report"],
         ["--health-command", "x", "--no-report"],
     ):
-        assert run("pull", "digits:candidate", "--watch", "--once", "--target", "cpu", *both).exit_code == 2, both
+        assert run("pull", "digits:candidate", "--follow", "--once", "--target", "cpu", *both).exit_code == 2, both
 
 
 def test_watching_once(published: Store, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run("pull", "digits:candidate", "--target", "cpu", "--watch", "--once", "--dest", str(out), "--json")
+    done = run("pull", "digits:candidate", "--target", "cpu", "--follow", "--once", "--dest", str(out), "--json")
     assert done.exit_code == 0, done.output
     assert (out / "current" / "digits-1-cpu-fp32.onnx").is_file() and '"swapped": true' in done.stdout
 

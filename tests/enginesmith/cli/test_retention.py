@@ -1,4 +1,4 @@
-"""`enginesmith gc`, `pin` and `unpin`: shown first, deleted when told."""
+"""`enginesmith registry gc`, `pin` and `unpin`: shown first, deleted when told."""
 
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.store.base import Store
@@ -6,18 +6,22 @@ from tests.enginesmith.cli.commands import run, said, told
 
 
 def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
-    assert "digits@1 is pinned" in said("pin", "digits@1") and "already" in said("pin", "digits@1")
-    result = run("gc", "--keep-versions", 1)
+    assert "digits@1 is pinned" in said("registry", "pin", "digits@1") and "already" in said(
+        "registry", "pin", "digits@1"
+    )
+    result = run("registry", "gc", "--keep-versions", 1)
     assert (
         "digits@2" in result.stdout and "add --delete" in result.stderr and "2 versions kept; 0 bytes" in result.stdout
     )
-    found = told("gc", "--keep-versions", 1, "--grace", "0s", "--delete")
+    found = told("registry", "gc", "--keep-versions", 1, "--grace", "0s", "--delete")
     assert {item["state"] for item in found["items"]} == {"deleted"} and found["acted"] and found["deleted_bytes"] > 0
     assert found["kept"] == {"digits@1": ["pinned"], "digits@3": ["among the newest"]} and found["leases"] == []
-    assert told("pin", "digits@1") == {"model": "digits", "version": "1", "pinned": True, "changed": False}
-    assert "not pinned any more" in said("unpin", "digits@1") and "digits@1 is pinned" in said("pin", "digits@1")
-    assert told("unpin", "digits@1") == {"model": "digits", "version": "1", "pinned": False}
-    assert isinstance(run("unpin", "digits").exception, UnknownNameError)
-    assert "2 versions kept; 0 bytes deleted, 0 bytes" in said("gc")
-    assert run("gc", "--grace", "soon").exit_code == 2
-    assert told("verify")["problems"] == []
+    assert told("registry", "pin", "digits@1") == {"model": "digits", "version": "1", "pinned": True, "changed": False}
+    assert "not pinned any more" in said("registry", "pin", "--remove", "digits@1") and "digits@1 is pinned" in said(
+        "registry", "pin", "digits@1"
+    )
+    assert told("registry", "pin", "--remove", "digits@1") == {"model": "digits", "version": "1", "pinned": False}
+    assert isinstance(run("registry", "pin", "--remove", "digits").exception, UnknownNameError)
+    assert "2 versions kept; 0 bytes deleted, 0 bytes" in said("registry", "gc")
+    assert run("registry", "gc", "--grace", "soon").exit_code == 2
+    assert told("registry", "fsck")["problems"] == []

@@ -24,11 +24,11 @@ def test_sign_and_verify_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     store = open_store(tmp_path / "registry", create=True)
     publish_engines(store, [engine(store)])
     secret, public = written(tmp_path, "release")
-    assert "digits@1 has 0 of the 1" in run("verify-signature", "digits", "--public-key", public)[2]
-    code, out, _ = run("sign", "digits", "--key", secret, "--json")
+    assert "digits@1 has 0 of the 1" in run("registry", "verify", "digits", "--public-key", public)[2]
+    code, out, _ = run("registry", "sign", "digits", "--key", secret, "--json")
     assert code == 0 and json.loads(out)["signatures"][0]["new"]
-    assert "was signed: manifest by key" in run("sign", "digits", "--key", secret)[1]
-    assert run("verify-signature", "digits", "--public-key", public)[:2] == (0, "digits@1 is signed by release.pub\n")
+    assert "was signed: manifest by key" in run("registry", "sign", "digits", "--key", secret)[1]
+    assert run("registry", "verify", "digits", "--public-key", public)[:2] == (0, "digits@1 is signed by release.pub\n")
     policy = tmp_path / "trust.yaml"
     policy.write_text("format: 1\nsigners: {r: {public_key: release.pub}}\nrules: [{models: '*', signers: [r]}]\n")
     code, out, _ = run("pull", "digits", "--target", "cpu", "--dest", tmp_path / "dest", "--trust", policy)
@@ -39,5 +39,5 @@ def test_sign_and_verify_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert "UntrustedError" in run(command, "digits@2")[2]
     with pytest.raises(UntrustedError):
         choose(store, parse_reference("digits@2"), parse_targets("cpu")[0], None)
-    assert "give the path of a PEM" in run("sign", "digits", "--key", tmp_path / "absent")[2]
-    assert "sign needs --key" in run("sign", "digits")[2]
+    assert "give the path of a PEM" in run("registry", "sign", "digits", "--key", tmp_path / "absent")[2]
+    assert "sign needs --key" in run("registry", "sign", "digits")[2]

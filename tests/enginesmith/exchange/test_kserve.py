@@ -148,4 +148,4 @@ def test_pull_writes_the_objects(store: Store, tmp_path: Path) -> None:
     assert uri == "enginesmith://digits@1?target=cpu&precision=fp32"
     assert run("initialize", uri, str(tmp_path / "m"), "--registry", store.uri) == 0
     assert run(*asked, "--target", "cpu") == 2 and run(*asked, "--image", IMAGE) == 2
-    assert run(*asked, "--target", "cpu", "--image", IMAGE, "--watch") == 2
+    assert run(*asked, "--target", "cpu", "--image", IMAGE, "--follow") == 2

@@ -228,4 +228,4 @@ class CountingStore:
             raise UnavailableError(f"{self.uri} does not answer")
 
     def _lost(self, digest: str) -> IntegrityError:
-        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith verify`, then build again")
+        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith registry fsck`, then build again")

@@ -1,4 +1,4 @@
-"""`enginesmith record` and `enginesmith canary run` on a real engine; interrupted, it leaves observations to be
+"""`enginesmith traffic record` and `enginesmith canary run` on a real engine; interrupted, it leaves observations to be
 judged."""
 
 import numpy as np

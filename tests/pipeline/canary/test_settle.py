@@ -110,7 +110,7 @@ def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pai
     one, two = pair
     said = settled("cpu", two, one)
     assert said.startswith("MISSING: digits:stable was not moved to 2: sm_89 MISSING: no canary ran there against 1")
-    assert "enginesmith deploy --only canary" in said and "--attach" in said and said.endswith("cpu PASS")
+    assert "enginesmith prefect deploy --only canary" in said and "--attach" in said and said.endswith("cpu PASS")
     assert serving(store) == "1"
     assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
     move = lookup.read_channel(store, "digits", "stable").move
@@ -198,7 +198,7 @@ def test_the_hourly_run_takes_nothing_back_for_a_target_or_a_comparison_that_doe
     channels.promote(store, two, "stable")
     three = published(store, "three", "cpu", "sm_89")
     kept("cpu", two, three, slower=0.05)  # with what it was never served after
-    run("policy", "set", "digits:stable", "--canary-on", "cpu")
+    run("registry", "policy", "set", "digits:stable", "--canary-on", "cpu")
     kept("sm_89", two, one, slower=0.05)
     assert hourly(store).startswith("MISSING: digits:stable was not moved to 3") and serving(store) == "2"
 
@@ -227,14 +227,17 @@ def test_a_target_without_an_engine_is_missing_and_says_what_would_bring_it(stor
     three = published(store, "three", "cpu")
     said = settled("cpu", three, one)
     assert "sm_89 MISSING: digits@3 has no engine for it; build one" in said
-    assert run("policy", "set", "digits:stable", "--canary-on", "cpu").exit_code == 0
+    assert run("registry", "policy", "set", "digits:stable", "--canary-on", "cpu").exit_code == 0
     said = settle_newest(store, "digits", "stable", lambda _: None)
     assert said.startswith("PASS, and digits:stable was not moved: ") and "digits@3 has nothing for sm_89 fp32" in said
 
 
 def test_a_policy_names_the_targets_that_count(store: Store, pair, settled: Settle) -> None:
     one, two = pair
-    assert "a canary's PASS on each of sm_89" in run("policy", "set", "digits:stable", "--canary-on", "l4").output
+    assert (
+        "a canary's PASS on each of sm_89"
+        in run("registry", "policy", "set", "digits:stable", "--canary-on", "l4").output
+    )
     assert policies.of_channel(store, "digits", "stable").canary_on == ("sm_89",), "a product is its generation"
     assert settled("cpu", two, one, slower=0.05).startswith("MISSING: digits:stable was not moved to 2: sm_89")
     assert "needs the PASS of a canary on sm_89" in refused(run("promote", "digits@2", "digits:stable"))
@@ -245,7 +248,7 @@ def test_a_policy_names_the_targets_that_count(store: Store, pair, settled: Sett
 
 def test_a_person_promotes_under_such_a_policy_with_a_report_of_each_target(store: Store, pair, tmp_path) -> None:
     one, two = pair
-    run("policy", "set", "digits:stable", "--canary-on", "sm_89,cpu")
+    run("registry", "policy", "set", "digits:stable", "--canary-on", "sm_89,cpu")
     for target in ("cpu", "sm_89"):
         paths = write_observations(tmp_path / target, only(two, target), only(one, target))
         words = ("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--out", tmp_path / target)
@@ -354,7 +357,7 @@ def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(
 
 def test_what_the_channel_has_no_engine_for_cannot_be_compared_and_the_line_says_so(store: Store, pair) -> None:
     three = published(store, "three", "cpu", "sm_89", "sm_90")
-    run("policy", "set", "digits:stable", "--canary-on", "sm_90")
+    run("registry", "policy", "set", "digits:stable", "--canary-on", "sm_90")
     (found,) = target_verdicts(store, three, lookup.read_channel(store, "digits", "stable"))
     assert "digits:stable serves digits@1, which has no engine for it, so there is nothing to compare with" in str(
         found

@@ -179,7 +179,7 @@ def test_backends_that_build_for_none_of_the_targets_are_told_of_before_any_work
 ) -> None:
     project.change_spec(targets=["cpu"], backends={"tensorrt": {}, "tensorrt-rtx": {}})
     done = project.run(command, project.spec)
-    told = "none of the backends (tensorrt, tensorrt-rtx) builds for cpu; `enginesmith backends` says what does"
+    told = "none of the backends (tensorrt, tensorrt-rtx) builds for cpu; `enginesmith backends list` says what does"
     assert done.code == 2 and told in done.err and "export" not in done.err
 
 

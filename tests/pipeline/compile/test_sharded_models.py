@@ -57,10 +57,13 @@ def test_it_is_built_published_pulled_and_copied_with_its_shards(sharded: Projec
     sizes = {name: manifest.size_of(entry) for name, entry in engines.items()}
     assert sizes["fp16"] < 0.7 * sizes["fp32"] and engines["fp32"].size_bytes < 5000 < 18_000 < sizes["fp32"]
     assert any("quantization.smoothing" in note for note in engines["int8"].notes)
-    assert sharded.run("verify").code == 0
-    assert sharded.run("gc", "--delete", "--grace", "0s").code == 0 and sharded.run("verify").code == 0
+    assert sharded.run("registry", "fsck").code == 0
+    assert (
+        sharded.run("registry", "gc", "--delete", "--grace", "0s").code == 0
+        and sharded.run("registry", "fsck").code == 0
+    )
     copy = tmp_path / "copy"
-    assert sharded.run("mirror", "tiny@1", copy).code == 0
+    assert sharded.run("registry", "mirror", "tiny@1", copy).code == 0
     for registry, folder in ((sharded.registry, tmp_path / "a"), (copy, tmp_path / "b")):
         sharded.registry = registry
         assert sharded.run("pull", "tiny@1", "--precision", "fp32", "--dest", folder, "--json").code == 0
@@ -108,7 +111,7 @@ def test_a_limit_of_memory_below_the_weights_is_told_before_anything_is_built(
 def test_images_and_bundles_hold_the_shards(sharded: Project, tmp_path) -> None:
     sharded.change_spec(precisions=["fp32"], calibration=None)
     sharded.build()
-    assert sharded.run("export-oci", "tiny@1", tmp_path / "image").code == 0
+    assert sharded.run("registry", "export", "tiny@1", tmp_path / "image").code == 0
     layers = [path for path in (tmp_path / "image" / "blobs" / "sha256").iterdir() if tarfile.is_tarfile(path)]
     with tarfile.open(*layers) as tar:
         names = tar.getnames()

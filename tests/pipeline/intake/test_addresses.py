@@ -21,7 +21,7 @@ SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
 
 def registered(project: Project) -> str:
     """Its address; nothing else is left of the project."""
-    assert project.run("register", project.spec, "--no-event").code == 0
+    assert project.run("prefect", "register", project.spec, "--no-event").code == 0
     shutil.rmtree(project.folder)
     return registrations(open_store(project.registry), "tiny")[0].address
 
@@ -44,11 +44,11 @@ def test_remedies_name_the_registered_spec(project: Project) -> None:
     address = registered(project)
     done = project.run("build", address)
     assert done.code != 0 and "golden.frozen is 000000000000" in done.err
-    assert f"where the spec of {address} is kept, then enginesmith register SPEC" in done.err
+    assert f"where the spec of {address} is kept, then enginesmith prefect register SPEC" in done.err
     with spec_at(address, str(project.registry)) as found:
         command = reproduce(an_engine().unit, found.load(), "/a registry")
         assert f" build {address} --registry '/a registry' " in command and str(found.path) not in command
-    accepted = project.run("golden", "accept", address)
+    accepted = project.run("debug", "golden", "accept", address)
     assert accepted.code == 2 and "is a copy; accept the golden set where the spec is kept" in accepted.err
 
 
@@ -81,7 +81,7 @@ def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Projec
         spec: ModelSpec = again.load()
         assert spec.model_dump() == expected.model_dump() and spec.address == str(found) and spec.is_copy
     assert not again.path.exists()
-    with pytest.raises(InputError, match=r"there is no such file; `enginesmith catalog`"), spec_at(s3_uri, None):
+    with pytest.raises(InputError, match=r"there is no such file; `enginesmith build --all`"), spec_at(s3_uri, None):
         pass
     for uri, name in ((s3_uri, "vision/tiny.yaml"), (str(project.folder), "tiny.yaml")):
         with place_at(uri) as place:

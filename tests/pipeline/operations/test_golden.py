@@ -1,4 +1,4 @@
-"""`enginesmith golden`: made once, shown with who uses it, its changes told, and a frozen one kept to."""
+"""`enginesmith debug golden`: made once, shown with who uses it, its changes told, and a frozen one kept to."""
 
 import re
 

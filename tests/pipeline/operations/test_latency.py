@@ -68,7 +68,7 @@ def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Pro
     assert "| cpu fp32 onnxruntime | batch=4 |" in version_markdown(today, None)
 
     (project.registry / next(iter(store.list("models/tiny/versions/1/latency/")))).write_text('{"format": 1}')
-    assert project.run("verify").code == 1
+    assert project.run("registry", "fsck").code == 1
 
 
 def test_sizes_are_those_of_the_spec() -> None:

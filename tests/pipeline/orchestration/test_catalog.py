@@ -9,9 +9,9 @@ from tests.pipeline.projects import Project
 
 
 def test_a_catalog_of_what_is_registered(project: Project) -> None:
-    done = project.run("catalog")
+    done = project.run("build", "--all")
     assert done.code == 3 or "no spec is registered" in done.err
-    project.run("register", project.spec, "--no-event")
+    project.run("prefect", "register", project.spec, "--no-event")
     with gather_specs("registered", str(project.registry)) as found:
         assert [address.partition("@")[0] for address in found] == ["registered:tiny"]
     store = open_store(project.registry)

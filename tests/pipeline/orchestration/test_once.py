@@ -48,12 +48,12 @@ def test_three_builds_at_once_make_everything_once(project: Project) -> None:
         assert everything.count(step) == 1, everything
     assert len(re.findall("latency cpu fp32 onnxruntime: done", everything)) == 1, "and none was timed beside another"
     assert set(WAITING.findall(everything)) <= {str(run.pid) for run in runs}
-    found = project.run("gc", "--json").json
+    found = project.run("registry", "gc", "--json").json
     whys = [item["why"] for item in found["items"] if item["kind"] == "blob"]
     orphaned = [why for why in whys if not why.startswith("only the memory of a step (")]
     assert len(orphaned) <= 1, "but the snapshot of before the latency was known"
     assert list(open_store(project.registry).list("turns/")) == []
-    assert project.run("verify").code == 0
+    assert project.run("registry", "fsck").code == 0
 
 
 def test_two_builds_of_one_model_that_select_different_units_do_not_run_side_by_side(project: Project) -> None:

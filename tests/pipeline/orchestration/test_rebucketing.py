@@ -74,7 +74,7 @@ def test_one_request_in_a_thousand_grows_nothing(registered: Project, executors:
 
 @pytest.mark.parametrize(
     ("traffic", "reason"),
-    [(None, "`enginesmith deploy --traffic PLACE` names it"), ("empty", "has no traffic of tiny")],
+    [(None, "`enginesmith prefect deploy --traffic PLACE` names it"), ("empty", "has no traffic of tiny")],
 )
 def test_without_traffic_it_says_so(
     registered: Project, executors: Executors, tmp_path: Path, traffic: str | None, reason: str
@@ -86,4 +86,4 @@ def test_without_traffic_it_says_so(
 def test_a_model_that_is_not_registered_is_named(project: Project, executors: Executors, tmp_path: Path) -> None:
     open_store(project.registry, create=True)
     found = answer(project, put_traffic(tmp_path / "traffic", np.ones(5, int)), executors)
-    assert found.registration is None and "`enginesmith register SPEC` registers it" in found.reason
+    assert found.registration is None and "`enginesmith prefect register SPEC` registers it" in found.reason

@@ -30,13 +30,13 @@ def small(project: Project) -> Project:
 
 def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Project, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    shown = small.run("sensitivity", small.spec, "--activation", "uint8", "--json", "--out", out)
+    shown = small.run("debug", "sensitivity", small.spec, "--activation", "uint8", "--json", "--out", out)
     assert shown.code == 0, shown.err
     assert shown.json["groups"]
     assert shown.json["chosen"]["sqnr_db"] is None or shown.json["chosen"]["sqnr_db"] >= 20
     assert json.loads((out / "frontier.json").read_text()) == shown.json
     assert (out / "frontier.svg").read_text().startswith("<svg")
-    table = small.run("sensitivity", small.spec, "--activation", "uint8").out
+    table = small.run("debug", "sensitivity", small.spec, "--activation", "uint8").out
     assert "chosen: " in table and "in int8: predicted" in table
     built = small.run("build", small.spec, "--json")
     assert built.code == 0, built.err
@@ -49,9 +49,9 @@ def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Projec
 
 
 def test_another_floor_is_another_choice(small: Project) -> None:
-    assert small.run("sensitivity", small.spec, "--json").json["left"] == {}
+    assert small.run("debug", "sensitivity", small.spec, "--json").json["left"] == {}
     small.change_spec(quantization={"floor": {"sqnr_db": 130}}, precisions=["fp32", "int8"])
-    second = small.run("sensitivity", small.spec, "--json")
+    second = small.run("debug", "sensitivity", small.spec, "--json")
     assert second.json["left"] != {}
     built = small.run("build", small.spec)
     assert built.code == 0 and "it would not be int8: 0 nodes compute in int8" in built.out
@@ -69,14 +69,14 @@ def test_another_floor_is_another_choice(small: Project) -> None:
 
 def test_measured_times_are_part_of_the_choice_and_of_its_record(small: Project) -> None:
     small.change_spec(quantization={"latency": "measure"})
-    shown = small.run("sensitivity", small.spec, "--activation", "uint8", "--json")
+    shown = small.run("debug", "sensitivity", small.spec, "--activation", "uint8", "--json")
     assert shown.code == 0, shown.err
     assert all(row["int8_ms"] > 0 and row["float_ms"] > 0 for row in shown.json["groups"])
-    table = small.run("sensitivity", small.spec, "--activation", "uint8")
+    table = small.run("debug", "sensitivity", small.spec, "--activation", "uint8")
     assert "choose int8 (uint8 activations): cached" in table.err
     assert "without -> with" in table.out
     # No target of this spec takes the other kind of int8, so there is nothing to measure, and it says so.
-    other = small.run("sensitivity", small.spec, "--activation", "int8", "--json").json
+    other = small.run("debug", "sensitivity", small.spec, "--activation", "int8", "--json").json
     assert all(row["int8_ms"] is None for row in other["groups"])
     assert "latency was not measured: no target of this spec takes int8 (int8 activations)" in other["summary"]
 
@@ -86,7 +86,7 @@ def test_weights_of_a_reduced_range_are_searched_and_built_by_themselves(small: 
     whole = small.run("build", small.spec, "--json")
     assert "choose int8 (uint8 activations): done" in whole.err, whole.err
     small.change_spec(backends={"onnxruntime": {"reduced_range": "always"}})
-    shown = small.run("sensitivity", small.spec, "--activation", "uint8")
+    shown = small.run("debug", "sensitivity", small.spec, "--activation", "uint8")
     assert "choose int8 (uint8 activations, 7-bit weights): done" in shown.err
     built = small.run("build", small.spec, "--json")
     assert "choose int8 (uint8 activations, 7-bit weights): cached" in built.err

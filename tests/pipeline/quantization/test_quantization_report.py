@@ -33,7 +33,7 @@ def test_each_int8_graph_has_a_record_that_is_published_with_it(built: Project) 
     for record in records.values():
         assert record.quantized == 2 and record.macs_share == 1.0 and record.samples == 64
         assert {"x", "w1", "w2"} < {tensor.name for tensor in record.tensors}
-    assert built.run("verify").code == 0
+    assert built.run("registry", "fsck").code == 0
 
 
 def test_the_page_shows_it(built: Project) -> None:

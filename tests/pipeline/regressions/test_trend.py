@@ -54,7 +54,7 @@ def test_without_the_package_that_finds_changes_the_series_is_shown_and_what_is_
         write_whole(Path(registry, series.key), merged(series, series.points))
     assert find_trend(series).changes is None and "20 points" in draw_trend(find_trend(series))
     with pytest.raises(SystemExit) as ended:
-        cli.main(["trend", "digits", "--registry", str(registry)])
+        cli.main(["profile", "--series", "digits", "--registry", str(registry)])
     said = capsys.readouterr()
     assert ended.value.code == 0 and said.out.index("batch=8") < said.out.index("batch=32")
     assert "pip install '.[trend]' in a clone" in said.err
@@ -89,19 +89,19 @@ def test_the_picture_has_points_levels_and_what_came_with_a_change() -> None:
 def test_the_command_prints_draws_and_refuses(built: Project) -> None:
     series = replace(stepped(40, version="2"), model="tiny")
     write_whole(built.registry / series.key, merged(series, ()))
-    done = built.run("trend", "tiny")
+    done = built.run("profile", "--series", "tiny")
     assert done.code == 0 and "with version 1 -> 2" in done.out and "60 (60 quiet)" in done.out
-    (found,) = built.run("trend", "tiny", "--json").json
-    assert built.run("trend", "tiny", "--bucket", found["series"]["bucket"].replace(" ", ",")).code == 0
+    (found,) = built.run("profile", "--series", "tiny", "--json").json
+    assert built.run("profile", "--series", "tiny", "--bucket", found["series"]["bucket"].replace(" ", ",")).code == 0
     assert found["changes"][0]["came_with"] == ["version 1 -> 2"] and len(found["series"]["points"]) == 60
     page = built.folder / "trend.html"
-    assert built.run("trend", "tiny", "--out", page).code == 0 and "<svg" in page.read_text()
+    assert built.run("profile", "--series", "tiny", "--out", page).code == 0 and "<svg" in page.read_text()
     more = replace(series, bucket="batch=1")
     write_whole(built.registry / more.key, merged(more, ()))
-    drawn = built.run("trend", "tiny", "--out", page.with_suffix(".svg"))
+    drawn = built.run("profile", "--series", "tiny", "--out", page.with_suffix(".svg"))
     assert drawn.code == 0 and "the first of 2; .html has all" in drawn.err
     for words in (("other",), ("tiny", "--bucket", "batch=9"), ("tiny", "--out", "trend.png"), ("../x",)):
-        wrong = built.run("trend", *words)
+        wrong = built.run("profile", "--series", *words)
         assert wrong.code == 2 and "Traceback" not in wrong.err
 
 
@@ -117,7 +117,7 @@ def test_profile_adds_a_point_for_each_bucket_and_keeps_its_reference(built: Pro
     assert first.version == "1" and first.relative and 0.2 < first.relative < 5 and first.driver is None
     assert any(name.startswith("now onnxruntime") for name in first.toolchain)
     store = open_store(built.registry)
-    assert len(list(latency_reports(store, load(store, "tiny", "1")))) == 2, "what `enginesmith capacity` reads"
+    assert len(list(latency_reports(store, load(store, "tiny", "1")))) == 2, "what `enginesmith traffic capacity` reads"
     assert built.run(*words, "--against", "tiny@1").code == 2
 
 

@@ -1,4 +1,4 @@
-"""`enginesmith site` and `enginesmith serve` as they are called."""
+"""`enginesmith site write` and `enginesmith site serve` as they are called."""
 
 import json
 import re
@@ -20,14 +20,14 @@ from tests.pipeline.site.sites import publish_small
 
 def test_site_says_what_it_wrote(registry: Store, out: Path) -> None:
     publish_small(registry)
-    first, second = (run("site", out, "--registry", registry.uri, "--json") for _ in range(2))
+    first, second = (run("site", "write", out, "--registry", registry.uri, "--json") for _ in range(2))
     assert json.loads(first.stdout)["written"] > 5 and json.loads(second.stdout)["written"] <= 1
-    assert run("site", out, "--registry", registry.uri).stdout == f"{out}/index.html\n"
+    assert run("site", "write", out, "--registry", registry.uri).stdout == f"{out}/index.html\n"
 
 
 def test_serve_shows_what_changes_and_ends_with_ctrl_c(registry: Store) -> None:
     publish_small(registry)
-    command = [sys.executable, "-m", "enginesmith", "serve", "--registry", registry.uri]
+    command = [sys.executable, "-m", "enginesmith", "site", "serve", "--registry", registry.uri]
     words = ["--listen", "127.0.0.1:0", "--every", "1", "--prefix", "/registry"]
     with subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr

@@ -1,4 +1,4 @@
-{{/* What the command `enginesmith deploy` gets. What differs between clusters goes through the variables of the work pool's
+{{/* What the command `enginesmith prefect deploy` gets. What differs between clusters goes through the variables of the work pool's
      base job template (pipeline/orchestration/deployments/kubernetes.json), never through a template of the chart's own. */}}
 
 {{/* Job variables of every flow run, as JSON. */}}
@@ -58,7 +58,7 @@
 {{/* A command line, as JSON. Argument: {root, name, only: flows, variables, more: words}. */}}
 {{- define "enginesmith.deployCommand" -}}
 {{- $root := .root -}}
-{{- $command := list "enginesmith" "deploy" "--type" "kubernetes" "--pool" $root.Values.prefect.workPool "--name" .name
+{{- $command := list "enginesmith" "prefect" "deploy" "--type" "kubernetes" "--pool" $root.Values.prefect.workPool "--name" .name
       "--owner" (include "enginesmith.clusterUid" $root) "--registry" (include "enginesmith.registry" $root) -}}
 {{- range .only }}{{ $command = append $command (printf "--only=%s" .) }}{{ end -}}
 {{- with $root.Values.canary }}

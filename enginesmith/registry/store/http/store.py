@@ -257,12 +257,12 @@ class HttpStore:
 
     def _lost_error(self, digest: str) -> IntegrityError:
         return IntegrityError(
-            f"{self.uri} does not have blob {digest}; run `enginesmith verify` at the registry itself"
+            f"{self.uri} does not have blob {digest}; run `enginesmith registry fsck` at the registry itself"
         )
 
     def _other_bytes(self, digest: str) -> IntegrityError:
         return IntegrityError(
-            f"blob {digest} of {self.uri} holds other bytes; run `enginesmith verify` at the registry itself"
+            f"blob {digest} of {self.uri} holds other bytes; run `enginesmith registry fsck` at the registry itself"
         )
 
 

@@ -146,7 +146,8 @@ class ObjectStore:
                 if declined.status == ABSENT:
                     raise self._lost_error(digest) from declined
                 raise IntegrityError(
-                    f"blob {digest} of {self.uri} ends before it should; run `enginesmith verify --repair`, then build "
+                    f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`, "
+                    "then build "
                     "again"
                 ) from declined
 
@@ -262,7 +263,7 @@ class ObjectStore:
                 return found
         raise IntegrityError(
             f"blob {digest} of {self.uri} holds other bytes (their digest is {found}); "
-            "run `enginesmith verify --repair`, then build again"
+            "run `enginesmith registry fsck --repair`, then build again"
         )
 
     def _copy_from_cache(self, cache: BlobCache, digest: str, sink: BinaryIO) -> bool:
@@ -282,7 +283,7 @@ class ObjectStore:
         return False
 
     def _lost_error(self, digest: str) -> IntegrityError:
-        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith verify`, then build again")
+        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith registry fsck`, then build again")
 
 
 def open_registry(bucket: BucketApi, *, create: bool, check: bool = True) -> ObjectStore:

@@ -303,7 +303,17 @@ def test_a_url_is_posted_to(store: Store, look: Callable[..., Swap]) -> None:
 
 def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
     version(store, b"one")
-    arguments = ["pull", "digits:candidate", "--target", "cpu", "--dest", str(dest), "--watch", "--registry", store.uri]
+    arguments = [
+        "pull",
+        "digits:candidate",
+        "--target",
+        "cpu",
+        "--dest",
+        str(dest),
+        "--follow",
+        "--registry",
+        store.uri,
+    ]
     command = [sys.executable, "-m", "enginesmith", *arguments, "--interval", "60"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

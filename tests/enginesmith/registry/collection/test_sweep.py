@@ -322,7 +322,7 @@ def test_a_killed_collection_holds_up_the_next_for_minutes(
 def test_the_marks_of_an_earlier_format_are_refused_and_lost_without_loss(due: MemoryStore) -> None:
     due.objects[MARKS] = b'{"format":1,"generation":3,"going":{},"sweeper":null,"waiting":{}}'
     with pytest.raises(
-        EnginesmithError, match=r"format is 1, of an earlier enginesmith.*delete it and run `enginesmith gc`"
+        EnginesmithError, match=r"format is 1, of an earlier enginesmith.*delete it and run `enginesmith registry gc`"
     ):
         gather(due)
     with pytest.raises(EnginesmithError, match="format is 1"):

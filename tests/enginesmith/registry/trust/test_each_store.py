@@ -37,7 +37,7 @@ def test_a_channel_takes_only_what_one_of_its_keys_has_signed(store: Store, tmp_
     policies.write(store, "digits", "stable", ChannelPolicy(signed_by=(public.read_text(),)))
     add_signatures(store, manifest, SigningKey(other))
     with pytest.raises(
-        InputError, match=r"policy of digits:stable needs a signature.*has not signed.*enginesmith sign"
+        InputError, match=r"policy of digits:stable needs a signature.*has not signed.*enginesmith registry sign"
     ):
         channels.promote(store, manifest, "stable")
     assert channels.promote(store, manifest, "candidate").version == "1"

@@ -9,11 +9,11 @@ def test_a_channel_that_wants_a_signature_moves_when_the_build_has_signed(projec
     secret, public = written(tmp_path, "release")
     project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
     open_store(project.registry, create=True)
-    assert project.run("policy", "set", "tiny:candidate", "--signed-by", public).code == 0
+    assert project.run("registry", "policy", "set", "tiny:candidate", "--signed-by", public).code == 0
     assert "needs a signature" in project.build().json["channel_refusal"]
     signed = project.build("--sign-key", secret)
     assert signed.code == 0 and signed.json["channel_refusal"] is None
-    [move] = project.run("history", "tiny:candidate", "--json").json
+    [move] = project.run("registry", "history", "tiny:candidate", "--json").json
     assert (move["version"], move["why"]) == ("1", "built and signed")
-    project.run("policy", "set", "tiny:candidate", "--signed-by", public, "--proven", "l4")
+    project.run("registry", "policy", "set", "tiny:candidate", "--signed-by", public, "--proven", "l4")
     assert "needs a proven engine for l4" in project.build("--sign-key", secret).json["channel_refusal"]

@@ -65,7 +65,7 @@ def test_without_the_signature_that_the_policy_needs_nothing_lands(
         pull(store, parse_reference("digits"), CPU, dest, trust=policy)
     said = str(refused.value)
     assert "digits@1 has 0 of the 1 signatures" in said and "release (key " in said and "has not signed" in said
-    assert "enginesmith sign digits@1" in said and not dest.exists()
+    assert "enginesmith registry sign digits@1" in said and not dest.exists()
     [signed] = add_signatures(store, manifest, key(tmp_path))
     assert signed.new and not sign(store, manifest, key(tmp_path))[0].new
     pulled = pull(store, parse_reference("digits"), CPU, dest, trust=policy)

@@ -183,10 +183,10 @@ def test_the_commands(store: Store, tmp_path: Path) -> None:
 
     assert json.loads(run("feed", "set", "edge", "*:stable", "--json").output)["channels"] == 1
     assert "edge" in run("feed", "list").output and "digits:stable" in run("feed", "show", "edge").output
-    watch = ("pull", "--watch", "--once", "--feed", "edge", "--target", "cpu", "--dest", str(tmp_path / "e"))
+    watch = ("pull", "--follow", "--once", "--feed", "edge", "--target", "cpu", "--dest", str(tmp_path / "e"))
     assert [item["version"] for item in json.loads(run(*watch, "--json").stdout)] == ["1"]
     assert (tmp_path / "e" / "digits" / "stable" / "current").is_symlink()
-    assert run("pull", "--feed", "edge").exit_code == 2 and run("pull", "--watch").exit_code == 2
+    assert run("pull", "--feed", "edge").exit_code == 2 and run("pull", "--follow").exit_code == 2
     assert run("feed", "remove", "edge").exit_code == 0
     assert isinstance(run("feed", "show", "edge").exception, UnknownNameError)
     assert run("notify", "digits:stable", "--to", "http://127.0.0.1:9").exit_code == 3

@@ -1,4 +1,4 @@
-"""`enginesmith backends`: what it says is what the backends would do, in a table that fits 100 columns."""
+"""`enginesmith backends list`: what it says is what the backends would do, in a table that fits 100 columns."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from pipeline.cli.machines.doctor import builds_of, group_by_precisions, row_of
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        main(["backends", *words])
+        main(["backends", "list", *words])
     assert ended.value.code == 0
     return capsys.readouterr().out
 

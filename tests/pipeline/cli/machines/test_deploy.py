@@ -1,4 +1,4 @@
-"""`enginesmith deploy`: what its options become, and what it says of those that are wrong."""
+"""`enginesmith prefect deploy`: what its options become, and what it says of those that are wrong."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,9 @@ from pipeline.orchestration.deployments.plan import FLOWS
 
 
 def run(*words: str, **environment: str) -> tuple[int, str]:
-    done = CliRunner().invoke(enginesmith, ["deploy", *words], env={"ENGINESMITH_REGISTRY": None, **environment})
+    done = CliRunner().invoke(
+        enginesmith, ["prefect", "deploy", *words], env={"ENGINESMITH_REGISTRY": None, **environment}
+    )
     return done.exit_code, f"{done.output}{done.exception or ''}"
 
 

@@ -19,7 +19,7 @@ def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) ->
 
 
 def test_a_build_of_a_part_of_the_spec_moves_no_channel_and_says_how_to(built: Project) -> None:
-    before = built.run("history", "tiny:candidate").out
+    before = built.run("registry", "history", "tiny:candidate").out
     done = built.run("build", built.spec, "--target", "cpu", "--precision", "fp32")
     assert done.code == 0 and "tiny@2 published\n" in done.out
     assert (
@@ -28,11 +28,11 @@ def test_a_build_of_a_part_of_the_spec_moves_no_channel_and_says_how_to(built: P
     )
     again = built.build("--target", "cpu", "--precision", "fp32").json
     assert (again["version"], again["channel"], again["narrowed"]) == ("2", None, "cpu; fp32")
-    assert built.run("history", "tiny:candidate").out == before
+    assert built.run("registry", "history", "tiny:candidate").out == before
     refused = built.run("promote", "tiny@2", "tiny:candidate")
     assert refused.code == 2 and "tiny@2 has nothing for cpu int8, sm_75 int8, sm_89 fp32, " in refused.err
     assert built.run("promote", "tiny@2", "tiny:candidate", "--accept-loss").code == 0
-    assert "cpu int8, sm_75 int8" in built.run("history", "tiny:candidate").out
+    assert "cpu int8, sm_75 int8" in built.run("registry", "history", "tiny:candidate").out
     whole = built.build("--target", "all", "--precision", "fp32,int8").json
     assert (whole["version"], whole["channel"], whole["narrowed"]) == ("1", "candidate", None)
 

@@ -1,4 +1,4 @@
-"""`enginesmith golden`: made once, shown with who uses it, its changes told, and a frozen one kept to."""
+"""`enginesmith debug golden`: made once, shown with who uses it, its changes told, and a frozen one kept to."""
 
 import re
 
@@ -10,31 +10,31 @@ from tests.pipeline.projects import Project, arrays, weights, write_data, write_
 
 def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: Project) -> None:
     built.spec.write_text("# kept as it is\n" + built.spec.read_text())
-    first = built.run("golden", "accept", built.spec, "--json")
+    first = built.run("debug", "golden", "accept", built.spec, "--json")
     assert first.code == 0, first.err
     assert load_spec(built.spec).golden.frozen == first.json["digest"]  # type: ignore[union-attr]
     assert built.spec.read_text().startswith("# kept as it is\n")
-    assert "cached" in built.run("golden", "make", built.spec).err
+    assert "cached" in built.run("debug", "golden", "make", built.spec).err
     write_model(built.folder / "tiny.onnx", weights() | {"w2": weights()["w2"] * np.float32(1.25)})
     stale = built.run("build", built.spec)
     assert stale.code == 2
     assert re.search(r"of 9 cases have other expected outputs; logits by up to \d", stale.err)
-    assert f"enginesmith golden accept {built.spec}" in stale.err
-    accepted = built.run("golden", "accept", built.spec, "--json").json
+    assert f"enginesmith debug golden accept {built.spec}" in stale.err
+    accepted = built.run("debug", "golden", "accept", built.spec, "--json").json
     assert accepted["before"] == first.json["digest"]
     assert "other expected outputs" in accepted["change"]
-    assert built.run("golden", "make", built.spec).code == 0
-    told = built.run("golden", "diff", "tiny@1", accepted["digest"], "--json").json
+    assert built.run("debug", "golden", "make", built.spec).code == 0
+    told = built.run("debug", "golden", "diff", "tiny@1", accepted["digest"], "--json").json
     assert (told["same"], told["inputs"], len(told["expected"])) == (False, [], 9)
 
 
 def test_a_golden_set_that_is_not_frozen_may_change_and_how_is_said(built: Project) -> None:
     write_data(built.folder, seed=5)
-    made = built.run("golden", "make", built.spec)
+    made = built.run("debug", "golden", "make", built.spec)
     assert made.code == 0
     assert "golden set: changed since the last run: " in made.err
     assert "cases have other inputs" in made.out
-    again = built.run("golden", "make", built.spec, "--json")
+    again = built.run("debug", "golden", "make", built.spec, "--json")
     assert "changed" not in again.err
     assert again.json["change"] is None
 
@@ -48,16 +48,16 @@ def test_golden_data_in_a_folder_of_arrays_is_read_and_its_changes_are_seen(proj
         golden={"data": "samples", "labels": "label"}, precisions=["fp32"], targets=["cpu"], calibration=None
     )
     assert project.build().code == 0
-    assert "cached" in project.run("golden", "make", project.spec).err
+    assert "cached" in project.run("debug", "golden", "make", project.spec).err
     np.save(project.folder / "samples" / "x.npy", data["x"] + 1)
-    assert "cases have other inputs" in project.run("golden", "make", project.spec).out
+    assert "cases have other inputs" in project.run("debug", "golden", "make", project.spec).out
     assert "golden data samples changed" in project.run("plan", project.spec).out
 
 
 def test_a_version_shows_its_golden_set_and_who_uses_it(built: Project) -> None:
-    told = built.run("golden", "show", "tiny", "--json").json
+    told = built.run("debug", "golden", "show", "tiny", "--json").json
     assert told["versions"] == ["tiny@1"]
     assert [case["kind"] for case in told["cases"]].count("golden") == 6
-    assert built.run("golden", "show", told["digest"][:12]).out.startswith(told["digest"])
-    assert built.run("golden", "diff", "tiny", told["digest"]).out.endswith(": the same golden set\n")
-    assert built.run("golden", "show", "a" * 64).code == 2
+    assert built.run("debug", "golden", "show", told["digest"][:12]).out.startswith(told["digest"])
+    assert built.run("debug", "golden", "diff", "tiny", told["digest"]).out.endswith(": the same golden set\n")
+    assert built.run("debug", "golden", "show", "a" * 64).code == 2

@@ -52,13 +52,13 @@ def test_the_schema_that_is_printed_is_that_of_a_spec(capsys: pytest.CaptureFixt
 def test_register_without_a_server_keeps_the_spec_and_ends_with_3(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = project.run("register", project.spec, "--no-event", "--json")
+    done = project.run("prefect", "register", project.spec, "--no-event", "--json")
     assert done.code == 0 and done.json["event"] is None and done.json["files"].keys() >= {"tiny.yaml"}
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     for url, reason in ((None, "no Prefect server is configured"), ("http://127.0.0.1:9/api", "did not reach")):
         with temporary_settings({PREFECT_API_URL: url}):
-            done = project.run("register", project.spec)
+            done = project.run("prefect", "register", project.spec)
         assert done.code == 3 and reason in done.err and "PREFECT_API_URL" in done.err
         assert "registered already" in done.out
     assert yaml.safe_load(project.spec.read_text())["model"] == "tiny"
@@ -76,7 +76,7 @@ def test_one_failing_model_never_stops_another(project: Project) -> None:
     (place / "wrong").mkdir()
     (place / "wrong" / "spec.yml").write_text("model: wrong\nsource: {onnx: none.onnx}\n")
     (place / "compose.yaml").write_text("services: {}\n")
-    done = project.run("catalog", place, "--json", "--quiet")
+    done = project.run("build", "--all", place, "--json", "--quiet")
     rows = {row["spec"].removeprefix(f"{place}/"): row for row in done.json}
     assert done.code == 1
     assert {name: row["state"] for name, row in rows.items()} == {
@@ -91,13 +91,13 @@ def test_one_failing_model_never_stops_another(project: Project) -> None:
     assert "Error: " not in rows["garbage/tiny.yaml"]["reason"], "an error that explains itself needs no class"
     for name in ("garbage", "wrong"):
         shutil.rmtree(place / name)
-    again = project.run("catalog", place, "--json", "--quiet")
+    again = project.run("build", "--all", place, "--json", "--quiet")
     assert again.code == 0 and [row["state"] for row in again.json] == ["unchanged"]
 
 
 def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.change_spec(**SMALL)
-    assert project.run("catalog", project.folder, "--quiet").code == 0
+    assert project.run("build", "--all", project.folder, "--quiet").code == 0
     store = open_store(project.registry, create=True)
     taken: list[str] = []
 
@@ -110,7 +110,7 @@ def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: py
         return hold_build_lock(store, name, what, lambda who: (say(who), store.remove(key)))
 
     monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", held)
-    done = project.run("catalog", project.folder)
+    done = project.run("build", "--all", project.folder)
     assert done.code == 0 and taken
     assert (
         "tiny turn: waiting: compiling tiny is being done by elsewhere, process 7, since 2026-11-20 18:23:01 UTC"

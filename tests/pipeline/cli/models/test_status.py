@@ -154,4 +154,4 @@ def test_a_log_that_was_collected_is_said_to_be_gone(going: Project) -> None:
     run = running(1, log="b" * 64, log_bytes=1, state="built")
     store.create(run_key(run.id), replace(run, heard_at=precise_now()).to_bytes())
     done = going.run("status", run.id, "--log", UNIT)
-    assert done.code == 2 and "was deleted with `enginesmith gc`, or is lost" in done.err
+    assert done.code == 2 and "was deleted with `enginesmith registry gc`, or is lost" in done.err

@@ -1,4 +1,4 @@
-"""`enginesmith attribute`: it says again what a build said, and what a version lacks."""
+"""`enginesmith debug attribute`: it says again what a build said, and what a version lacks."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     assert "Which node drifted" in page and "leave 1 of 2 groups in float" in page and "cpu int8 onnxruntime" in page
 
     out = loud.folder / "out" / "found.json"
-    again = loud.run("attribute", "tiny", "--target", "cpu", "--precision", "int8", "--out", out)
+    again = loud.run("debug", "attribute", "tiny", "--target", "cpu", "--precision", "int8", "--out", out)
     assert again.code == 1 and "MatMul" in again.out and '- {match: "node", precision: fp32}' in again.out
     assert f"attribute {GRAPH}: cached" in again.err and "it was not built" in again.out
     graph, engine = json.loads(out.read_text())["attributions"]
@@ -105,9 +105,9 @@ def test_a_graph_that_fails_is_built_for_no_target(loud: Project) -> None:
 
 
 def test_a_version_without_such_an_engine_says_what_it_has(built: Project) -> None:
-    done = built.run("attribute", "tiny", "--target", "sm_90")
+    done = built.run("debug", "attribute", "tiny", "--target", "sm_90")
     assert done.code == 2 and "has no engine for sm_90; it has: cpu fp32 onnxruntime" in done.err
-    done = built.run("attribute", "tiny", "--target", "sm_89", "--precision", "fp32", "--json", "--quiet")
+    done = built.run("debug", "attribute", "tiny", "--target", "sm_89", "--precision", "fp32", "--json", "--quiet")
     (only,) = done.json["attributions"]
     assert done.code == 0 and only["attribution"] is None and "cannot be tapped yet" in only["headline"]
 
@@ -119,7 +119,7 @@ def test_an_attribution_that_ends_with_an_error_says_why_and_is_no_success(
         raise ModelError("part-1.onnx: onnxruntime cannot read it: [ShapeInferenceError]")
 
     monkeypatch.setattr("pipeline.compile.steps.attributions._run_attribution", fail)
-    asked = ("attribute", "tiny", "--target", "cpu", "--precision", "fp32", "--quiet")
+    asked = ("debug", "attribute", "tiny", "--target", "cpu", "--precision", "fp32", "--quiet")
     done = built.run(*asked)
     assert done.code == 1 and "the attribution failed: part-1.onnx: onnxruntime cannot read it" in done.out
     (only,) = built.run(*asked, "--json").json["attributions"]

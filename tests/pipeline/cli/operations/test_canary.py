@@ -21,7 +21,7 @@ def record(project: Project, requests: int, per_second: float) -> Path:
     path = project.folder / "traffic.jsonl"
     golden = np.load(project.folder / "golden.npz")["x"]
     np.savez(project.folder / "samples.npz", x=golden)
-    words = ["record", str(path), "--samples", str(project.folder / "samples.npz")]
+    words = ["traffic", "record", str(path), "--samples", str(project.folder / "samples.npz")]
     words += ["--per-second", str(per_second), "--requests", str(requests)]
     subprocess.run([*COMMAND, *words], check=True, capture_output=True)
     return path

@@ -1,11 +1,13 @@
-"""`enginesmith compare`: exit codes, what is refused before anything is built, and the page."""
+"""`enginesmith backends compare`: exit codes, what is refused before anything is built, and the page."""
 
 from tests.pipeline.projects import Project
 
 
 def test_where_nothing_runs_it_says_so_and_ends_with_1(project: Project):
     project.change_spec(precisions=["fp32"], calibration=None)
-    done = project.run("compare", project.spec, "--target", "sm_89", "--backend", "tensorrt-rtx,tensorrt", "--json")
+    done = project.run(
+        "backends", "compare", project.spec, "--target", "sm_89", "--backend", "tensorrt-rtx,tensorrt", "--json"
+    )
     assert done.code == 1
     engines = {engine["backend"]: engine for engine in done.json["engines"]}
     assert engines["tensorrt-rtx"]["status"] == "unproven" and engines["tensorrt-rtx"]["build_s"] > 0
@@ -14,14 +16,14 @@ def test_where_nothing_runs_it_says_so_and_ends_with_1(project: Project):
 
 
 def test_a_precision_that_the_spec_does_not_have_is_refused(project: Project):
-    done = project.run("compare", project.spec, "--target", "cpu", "--precision", "fp8")
+    done = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp8")
     assert done.code == 2 and "fp8: not in the spec, which has fp32, int8" in done.err
-    done = project.run("compare", project.spec, "--target", "cpu", "--precision", "fp33")
+    done = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp33")
     assert done.code == 2 and "fp33: there is none; take of the spec's: fp32, int8" in done.err
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_built(project: Project):
-    done = project.run("compare", project.spec, "--target", "cpu", "--out", project.spec / "page.md")
+    done = project.run("backends", "compare", project.spec, "--target", "cpu", "--out", project.spec / "page.md")
     assert done.code == 3 and "writing" in done.err and "Traceback" not in done.err
     assert not project.registry.exists()
 
@@ -29,5 +31,5 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_built(proje
 def test_a_page_gets_its_folder(built: Project):
     page = built.folder / "new" / "page.md"
     words_of = ("--target", "sm_89", "--backend", "tensorrt", "--precision", "fp32", "--out", page)
-    assert built.run("compare", built.spec, *words_of).code == 1
+    assert built.run("backends", "compare", built.spec, *words_of).code == 1
     assert page.read_text().startswith("# tiny on sm_89")

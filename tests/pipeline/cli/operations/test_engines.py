@@ -16,7 +16,7 @@ from tests.pipeline.projects import Project, weights, write_model
 
 def test_a_published_engine_is_fuzzed_and_the_same_seed_gives_the_same_report(built: Project) -> None:
     built.folder.joinpath("traffic.json").write_text(json.dumps({"batch": {"3": 5, "7": 1}}))
-    words = ("fuzz", "tiny", "--target", "cpu", "--precision", "int8", "--seed", 4, "--cases", 12, "--json")
+    words = ("debug", "fuzz", "tiny", "--target", "cpu", "--precision", "int8", "--seed", 4, "--cases", 12, "--json")
     done = built.run(*words, "--histogram", built.folder / "traffic.json")
     assert done.code == 0, done.err
     report = done.json
@@ -37,7 +37,7 @@ def test_an_engine_from_another_version_fails_and_each_failure_names_the_command
     entry = next(item for item in manifest.engines if item.unit == "cpu fp32 onnxruntime")
     write_model(tmp_path / "other.onnx", weights(seed=9))
     shapes = ModelShapes((TensorSpec("x", "float32", ("batch", 8)),), (Dim("batch", 1, 4, 8),))
-    terms = FuzzTerms(1, 4, ("enginesmith", "fuzz", "tiny@1"))
+    terms = FuzzTerms(1, 4, ("enginesmith", "debug", "fuzz", "tiny@1"))
     (tmp_path / "work").mkdir()
     other = store.put_file(tmp_path / "other.onnx")
     fuzz = FuzzEngine(EngineBlob(request_of(entry), other, ".onnx"), manifest.sources["golden"], shapes, {}, terms)
@@ -69,7 +69,7 @@ def test_profile_times_one_engine_and_races_two(built: Project) -> None:
 
 def test_a_cpu_engine_is_rebuilt_and_nothing_is_left_behind(built: Project) -> None:
     before = sorted(path for path in built.registry.rglob("*") if path.is_file())
-    done = built.run("check-reproducible", "tiny", "--target", "cpu", "--precision", "fp32", "--times", 2, "--json")
+    done = built.run("debug", "reproduce", "tiny", "--target", "cpu", "--precision", "fp32", "--times", 2, "--json")
     assert done.code == 0, done.err
     report = done.json
     assert (report["times"], report["passed"], report["byte_equal"]) == (2, True, True)

@@ -1,4 +1,4 @@
-"""`enginesmith refit`: new weights without a build, by a backend that can; and what is refused."""
+"""`enginesmith debug refit`: new weights without a build, by a backend that can; and what is refused."""
 
 import json
 import os
@@ -85,12 +85,12 @@ def entry(project: Project, version: str, backend: str) -> EngineEntry:
 
 
 def test_engines_get_new_weights_and_are_proven_and_published_with_where_they_are_from(project: Project) -> None:
-    foreseen = project.run("refit", "tiny", "--weights-from", project.spec, "--dry-run", "--json")
+    foreseen = project.run("debug", "refit", "tiny", "--weights-from", project.spec, "--dry-run", "--json")
     assert foreseen.code == 0 and "version" not in foreseen.json
     reasons = {unit["unit"]: unit["reason"] for unit in foreseen.json["units"]}
     not_this = "onnxruntime does not refit"
     assert reasons == {"cpu fp32 stripped": "", "cpu fp32 whole": "", "cpu fp32 onnxruntime": not_this}
-    done = project.run("refit", "tiny@1", "--weights-from", project.spec, "--json")
+    done = project.run("debug", "refit", "tiny@1", "--weights-from", project.spec, "--json")
     assert done.code == 0, done.err
     assert (done.json["version"], done.json["failed"], done.json["from"]) == ("2", [], "tiny@1")
     for backend in ("stripped", "whole"):
@@ -103,14 +103,14 @@ def test_engines_get_new_weights_and_are_proven_and_published_with_where_they_ar
     assert path.is_file()
     again = project.build()
     assert (again.json["version"], again.json["cached"]) == ("2", True), "it is what a build would be"
-    assert project.run("verify").code == 0
+    assert project.run("registry", "fsck").code == 0
 
 
 def test_weights_of_another_version_make_a_version_without_the_spec(project: Project) -> None:
     project.change_spec(backends={"onnxruntime": {}})
     assert project.build().json["version"] == "2"
     shutil.rmtree(project.folder)
-    done = project.run("refit", "tiny@1", "--weights-from", "tiny@2", "--json")
+    done = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@2", "--json")
     assert done.code == 0, done.err
     assert done.json["version"] == "3"
     made = entry(project, "3", "stripped")
@@ -118,8 +118,8 @@ def test_weights_of_another_version_make_a_version_without_the_spec(project: Pro
     assert made.graph == entry(project, "2", "onnxruntime").graph and made.options["strip_weights"] is True
     assert entry(project, "3", "onnxruntime") == entry(project, "2", "onnxruntime"), "what was there stays"
     assert manifest(project, "3").provenance["refitted from cpu fp32 stripped"] == made.digest
-    assert project.run("verify").code == 0
-    repeated = project.run("refit", "tiny@1", "--weights-from", "tiny@2", "--json")
+    assert project.run("registry", "fsck").code == 0
+    repeated = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@2", "--json")
     assert repeated.code == 1 and "is in the registry" in {u["unit"]: u for u in repeated.json["units"]}[
         "cpu fp32 whole"]["reason"]  # fmt: skip
 
@@ -202,7 +202,7 @@ def test_an_engine_that_does_not_take_the_weights_says_so(project: Project, tmp_
 
 
 def test_nothing_is_published_where_nothing_could_be_refitted(project: Project) -> None:
-    done = project.run("refit", "tiny@1", "--weights-from", "tiny@1")
+    done = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@1")
     assert done.code == 1 and "nothing was refitted and nothing published" in done.out
     assert "its weights are the same" in done.out
     assert [path.name for path in (project.registry / "models" / "tiny" / "versions").iterdir()] == ["1"]

@@ -11,7 +11,10 @@ from tests.enginesmith.registries import flip
 
 def test_a_cache_is_resolved_and_pulled_by_kind_alone(empty: Store, tmp_path: Path) -> None:
     published(empty, tmp_path, tmp_path / "mark")
-    units = {kind: told("resolve", "digits:candidate", "--kind", kind)["candidates"] for kind in ("engine", "cache")}
+    units = {
+        kind: told("pull", "--explain", "digits:candidate", "--kind", kind)["candidates"]
+        for kind in ("engine", "cache")
+    }
     assert [[item["backend"] for item in found] for found in units.values()] == [["onnxruntime"], ["torch-compile"]]
     pulled = told("pull", "digits:candidate", "--kind", "cache", "--dest", tmp_path / "dest")
     assert (
@@ -24,7 +27,7 @@ def test_a_cache_is_resolved_and_pulled_by_kind_alone(empty: Store, tmp_path: Pa
 
 def test_why_no_cache_fits_is_said(empty: Store, tmp_path: Path) -> None:
     published(empty, tmp_path, tmp_path / "mark", tuple({**dict(FACTS), "Python": "2.7"}.items()))
-    result = run("resolve", "digits:candidate", "--kind", "cache")
+    result = run("pull", "--explain", "digits:candidate", "--kind", "cache")
     assert result.exit_code == 1 and "stale: made with Python 2.7, and" in result.stdout
     assert "has no compile cache for cpu" in str(run("pull", "digits:candidate", "--kind", "cache").exception)
 
@@ -32,5 +35,5 @@ def test_why_no_cache_fits_is_said(empty: Store, tmp_path: Path) -> None:
 def test_a_damaged_cache_is_found(empty: Store, tmp_path: Path) -> None:
     (cache,) = published(empty, tmp_path, tmp_path / "mark").manifest.caches
     flip(empty, str(cache.digest))
-    result = run("verify", "digits")
+    result = run("registry", "fsck", "digits")
     assert result.exit_code == 1 and f"corrupt: {cache.digest}" in result.stdout

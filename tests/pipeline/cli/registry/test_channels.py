@@ -1,4 +1,4 @@
-"""`enginesmith history`, `policy`, `promote` and `rollback`."""
+"""`enginesmith registry history`, `policy`, `promote` and `rollback`."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.pipeline.canary.files import write_observations
 def test_history_and_the_canary_that_spoke(three: Store, tmp_path: Path) -> None:
     said("promote", "digits@1", "--why", "first")
     assert "needs proven engines for cpu and a canary's PASS" in said(
-        "policy", "set", "digits:stable", "--proven", "cpu", "--canary", "--why", "rule 7"
+        "registry", "policy", "set", "digits:stable", "--proven", "cpu", "--canary", "--why", "rule 7"
     )
     refused = run("promote", "digits@2")
     assert isinstance(refused.exception, InputError) and "needs a canary's PASS" in str(refused.exception)
@@ -21,37 +21,41 @@ def test_history_and_the_canary_that_spoke(three: Store, tmp_path: Path) -> None
     said("canary", "judge", "--candidate", paths[0], "--baseline", paths[1])
     report = tmp_path / "canary" / "report.json"
     said("promote", "digits@2", "--why", "faster", "--canary", report)
-    rows = told("history", "digits:stable")
+    rows = told("registry", "history", "digits:stable")
     assert [(row["version"], row["by"], len(row["canary"])) for row in rows] == [("1", "ada", 0), ("2", "ada", 1)]
     assert three.read_blob(rows[1]["canary"][0]) == report.read_bytes()
-    text = said("history", "digits")
+    text = said("registry", "history", "digits")
     assert "faster canary PASS" in text and rows[1]["canary"][0][:12] in text and rows[0]["report"][:12] in text
-    assert isinstance(run("history", "digits@1").exception, UnknownNameError)
+    assert isinstance(run("registry", "history", "digits@1").exception, UnknownNameError)
 
 
 def test_policy_show(three: Store) -> None:
-    plain = said("policy", "show", "digits:stable")
+    plain = said("registry", "policy", "show", "digits:stable")
     assert (
         plain.startswith("digits:stable: no policy of its own\n") and "every engine proven, or --proven-only" in plain
     )
-    assert told("policy", "show", "digits:stable")["built_in"] in plain
-    assert "any version with a usable engine" in said("policy", "show", "digits:candidate")
-    said("policy", "set", "*:stable", "--proven", "l4,cpu")
-    assert "needs proven engines for cpu, l4 (set for *:stable by ada" in said("policy", "show", "digits:stable")
-    found = told("policy", "show", "*:stable")
+    assert told("registry", "policy", "show", "digits:stable")["built_in"] in plain
+    assert "any version with a usable engine" in said("registry", "policy", "show", "digits:candidate")
+    said("registry", "policy", "set", "*:stable", "--proven", "l4,cpu")
+    assert "needs proven engines for cpu, l4 (set for *:stable by ada" in said(
+        "registry", "policy", "show", "digits:stable"
+    )
+    found = told("registry", "policy", "show", "*:stable")
     assert found["policy"]["proven"] == ["cpu", "l4"] and found["of"] == "*:stable"
-    assert told("policy", "set", "digits:stable")["proven"] == []
-    assert "requires nothing more (set for digits:stable" in said("policy", "show", "digits:stable")
-    assert isinstance(run("policy", "show", "digits").exception, UnknownNameError)
+    assert told("registry", "policy", "set", "digits:stable")["proven"] == []
+    assert "requires nothing more (set for digits:stable" in said("registry", "policy", "show", "digits:stable")
+    assert isinstance(run("registry", "policy", "show", "digits").exception, UnknownNameError)
 
 
 def test_rules_may_come_before_the_first_version(tmp_path: Path) -> None:
     fresh = tmp_path / "fresh"
-    refused = run("policy", "set", "*:stable", "--proven", "amper", "--registry", fresh)
+    refused = run("registry", "policy", "set", "*:stable", "--proven", "amper", "--registry", fresh)
     assert isinstance(refused.exception, UnknownNameError) and not fresh.exists()
-    result = run("policy", "set", "*:stable", "--proven", "cpu", "--registry", fresh)
+    result = run("registry", "policy", "set", "*:stable", "--proven", "cpu", "--registry", fresh)
     assert result.exit_code == 0 and f"there was no registry at file://{fresh}; made one" in result.stderr
-    assert "made one" not in run("policy", "set", "*:stable", "--registry", fresh).stderr
+    assert "made one" not in run("registry", "policy", "set", "*:stable", "--registry", fresh).stderr
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").touch()
-    assert "is no registry" in str(run("policy", "set", "*:stable", "--registry", tmp_path / "other").exception)
+    assert "is no registry" in str(
+        run("registry", "policy", "set", "*:stable", "--registry", tmp_path / "other").exception
+    )

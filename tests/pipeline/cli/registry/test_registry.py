@@ -21,25 +21,25 @@ def test_show(mixed: Store) -> None:
 
 
 def test_verify(mixed: Store) -> None:
-    assert run("verify").exit_code == 0 and told("verify")["sound"]
+    assert run("registry", "fsck").exit_code == 0 and told("registry", "fsck")["sound"]
     digest = engine(mixed).digest
     flip(mixed, str(digest))
-    result = run("verify", "digits@1")
+    result = run("registry", "fsck", "digits@1")
     assert result.exit_code == 1 and f"corrupt: {digest}" in result.stdout and "DAMAGED" in result.stdout
-    assert told("verify", "--repair")["moved_away"] == [digest]
-    assert [problem["kind"] for problem in told("verify")["problems"]] == ["missing"]
+    assert told("registry", "fsck", "--repair")["moved_away"] == [digest]
+    assert [problem["kind"] for problem in told("registry", "fsck")["problems"]] == ["missing"]
 
 
 def test_verify_tells_how_a_late_snapshot_is_mended(mixed: Store) -> None:
     run("promote", "digits@1")
     data = mixed.read(key := channel_key("digits", "stable")) or b""
     mixed.replace(key, json.dumps({**json.loads(data), "snapshots": {}}).encode(), data)
-    found = run("verify")
-    assert found.exit_code == 1 and "`enginesmith verify --repair` writes what is stale anew" in found.stderr
+    found = run("registry", "fsck")
+    assert found.exit_code == 1 and "`enginesmith registry fsck --repair` writes what is stale anew" in found.stderr
     assert "delete the folder" not in found.stderr and "DAMAGED" in found.stdout
-    mended = run("verify", "--repair")
+    mended = run("registry", "fsck", "--repair")
     assert mended.exit_code == 1 and "\nmended: " in mended.stdout and "to mend it" not in mended.stderr
-    assert run("verify").exit_code == 0
+    assert run("registry", "fsck").exit_code == 0
 
 
 def test_promote_and_rollback(mixed: Store) -> None:

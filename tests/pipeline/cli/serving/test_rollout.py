@@ -83,14 +83,24 @@ def test_a_rollback_beside_a_rollout_aborts_that_alone(serving: Store) -> None:
 
 def test_a_policy_with_waves(serving: Store) -> None:
     text = said(
-        "policy", "set", WHERE, "--waves", "1%,5%,25%,100%", "--soak", "10m", "--gate", "health=95%", "--approve"
+        "registry",
+        "policy",
+        "set",
+        WHERE,
+        "--waves",
+        "1%,5%,25%,100%",
+        "--soak",
+        "10m",
+        "--gate",
+        "health=95%",
+        "--approve",
     )
     assert "come in waves: 1%, 5%, 25%, 100% with 10m each; gates: health 95%, a person" in text
-    assert "1%, 5%, 25%, 100%" in said("policy", "show", WHERE)
+    assert "1%, 5%, 25%, 100%" in said("registry", "policy", "show", WHERE)
     refused = run("promote", "digits@2")
     assert refused.exit_code != 0 and "`enginesmith rollout start digits@2 digits:stable`" in str(refused.exception)
     assert "gates: health 95%, a person" in said("rollout", "start", "digits@2")
-    assert told("policy", "set", WHERE)["proven"] == [] and "no waves" in str(
+    assert told("registry", "policy", "set", WHERE)["proven"] == [] and "no waves" in str(
         run("rollout", "start", "digits@3").exception
     )
 
@@ -138,7 +148,7 @@ def test_how_many_nodes_there_are_makes_waves_limits(serving: Store) -> None:
     said("rollout", "abort", WHERE)
     assert "--nodes makes them limits" in said("rollout", "start", "digits@2", WHERE, "--wave", "1%,100%")
     said("rollout", "abort", WHERE)
-    refused = run("policy", "set", WHERE, "--waves", "1%,100%", "--nodes", "50")
+    refused = run("registry", "policy", "set", WHERE, "--waves", "1%,100%", "--nodes", "50")
     assert isinstance(refused.exception, InputError) and "of 50 nodes" in str(refused.exception)
 
 

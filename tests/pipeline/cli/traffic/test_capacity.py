@@ -1,4 +1,4 @@
-"""`enginesmith capacity` over made-up latency reports of several kinds of machines, and every bad input."""
+"""`enginesmith traffic capacity` over made-up latency reports of several kinds of machines, and every bad input."""
 
 import json
 from dataclasses import replace
@@ -57,7 +57,7 @@ def _unit(project: Project, target: str) -> str:
 
 
 def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
-    words = ("capacity", "tiny", "--rate", 9000, "--p99", "20ms", "--prices", timed.folder / "prices.yaml")
+    words = ("traffic", "capacity", "tiny", "--rate", 9000, "--p99", "20ms", "--prices", timed.folder / "prices.yaml")
     done = timed.run(*words, "--wait", "0ms", "--headroom", "20%", "--out", timed.folder / "cost.svg", "--json")
     assert done.code == 0, done.err
     found = done.json
@@ -80,7 +80,7 @@ def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
 
 
 def test_what_load_tests_found_of_the_server_is_counted(timed: Project) -> None:
-    words = ("capacity", "tiny", "--rate", 100, "--p99", "20ms", "--batch", 8, "--wait", "0ms")
+    words = ("traffic", "capacity", "tiny", "--rate", 100, "--p99", "20ms", "--batch", 8, "--wait", "0ms")
     before = timed.run(*words)
     assert "what a server adds to a run is not counted" in before.err and "enginesmith load tiny@1" in before.err
     store = open_store(str(timed.registry))
@@ -102,27 +102,53 @@ def test_too_few_machines_say_how_many_more(timed: Project) -> None:
     timed.folder.joinpath("fleet.yaml").write_text(
         "groups:\n  - {product: l4, count: 1}\n  - {product: cpu, count: 1}\n"
     )
-    words = ("capacity", "tiny", "--rate", 90000, "--p99", "20ms", "--prices", timed.folder / "prices.yaml")
+    words = ("traffic", "capacity", "tiny", "--rate", 90000, "--p99", "20ms", "--prices", timed.folder / "prices.yaml")
     done = timed.run(*words, "--wait", "0ms", "--batch", 8, "--fleet", timed.folder / "fleet.yaml")
     assert done.code == 1 and "no mix: 1 cpu, 1 l4 carry" in done.out and "more l4" in done.out
 
 
 def test_a_rate_that_a_million_machines_do_not_carry_has_no_mix(timed: Project) -> None:
-    words = ("capacity", "tiny", "--rate", 1e9, "--p99", "20ms", "--prices", timed.folder / "cpu.yaml", "--batch", 1)
+    words = (
+        "traffic",
+        "capacity",
+        "tiny",
+        "--rate",
+        1e9,
+        "--p99",
+        "20ms",
+        "--prices",
+        timed.folder / "cpu.yaml",
+        "--batch",
+        1,
+    )
     timed.folder.joinpath("cpu.yaml").write_text("cpu: {per_hour: 0.2}\n")
     done = timed.run(*words, "--wait", "0ms", "--precision", "fp32")
     assert done.code == 1 and "no mix: 1000000 cpu carry" in done.out
 
 
 def test_a_limit_below_the_fastest_run_is_an_answer_with_the_time_of_that_run(timed: Project) -> None:
-    done = timed.run("capacity", "tiny", "--rate", 10, "--p99", "100us")
+    done = timed.run("traffic", "capacity", "tiny", "--rate", 10, "--p99", "100us")
     assert done.code == 1 and "keeps 0.1 ms at no rate: p99 of its fastest run is" in done.out
 
 
 def test_a_limit_that_requests_at_once_break_says_so(timed: Project) -> None:
     path = timed.folder / "traffic.jsonl"
     path.write_text("\n".join(json.dumps({"at": at // 100, "inputs": {"x": [[0.0] * 8]}}) for at in range(200)))
-    words = ("capacity", "tiny", "--rate", 10, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32", "--batch", 8)
+    words = (
+        "traffic",
+        "capacity",
+        "tiny",
+        "--rate",
+        10,
+        "--p99",
+        "20ms",
+        "--wait",
+        "0ms",
+        "--precision",
+        "fp32",
+        "--batch",
+        8,
+    )
     done = timed.run(*words, "--traffic", path)
     assert "p99 of its fastest run is 2.42 ms, and requests wait: for others (--wait), or as several" in done.out
 
@@ -131,7 +157,21 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
     lines = [json.dumps({"at": 0.01 * at, "inputs": {"x": [[0.0] * 8] * (1 + at % 2)}}) for at in range(200)]
     path = timed.folder / "traffic.jsonl"
     path.write_text("\n".join(lines))
-    words = ("capacity", "tiny", "--rate", 100, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32", "--batch", 8)
+    words = (
+        "traffic",
+        "capacity",
+        "tiny",
+        "--rate",
+        100,
+        "--p99",
+        "20ms",
+        "--wait",
+        "0ms",
+        "--precision",
+        "fp32",
+        "--batch",
+        8,
+    )
     done = timed.run(*words, "--traffic", path, "--json")
     assert done.code == 0 and done.json["arrivals"] == "recorded arrivals, scaled in time (200 requests)"
     path.write_text("\n".join(lines[:50]))
@@ -168,11 +208,11 @@ def test_bad_input_is_told(timed: Project, words: tuple[object, ...], wanted: st
     for name, text in files.items():
         timed.folder.joinpath(f"{name}.yaml").write_text(text)
     given = [str(word).format(**{name: timed.folder / f"{name}.yaml" for name in files}) for word in words]
-    done = timed.run("capacity", "tiny", *given)
+    done = timed.run("traffic", "capacity", "tiny", *given)
     assert wanted in done.err + done.out and "Traceback" not in done.err
     assert done.code == (1 if wanted.startswith("has no price for x86") else 2)
 
 
 def test_without_a_report_the_command_that_times_is_named(built: Project) -> None:
-    done = built.run("capacity", "tiny", "--rate", 1, "--p99", "1s")
+    done = built.run("traffic", "capacity", "tiny", "--rate", 1, "--p99", "1s")
     assert done.code == 2 and "time its engines where they run: enginesmith validate tiny@1" in done.err

@@ -37,7 +37,7 @@ def test_a_load_test_is_measured_recorded_and_in_the_report(built: Project) -> N
     assert built.run("show", "tiny", "--json").json["loads"][0]["terms"]["burst"] == 3
     shown = built.run("show", "tiny").out
     assert "load test on" in shown and "60 requests a second, poisson, 3 times as many for 1 of 2 s" in shown
-    assert built.run("verify", "tiny").code == 0
+    assert built.run("registry", "fsck", "tiny").code == 0
     page = built.folder / "page.html"
     assert built.run("report", "tiny", "--out", page).code == 0 and "<h2>Load</h2>" in page.read_text()
 
@@ -83,7 +83,7 @@ def test_a_report_is_of_an_engine_of_the_version_and_as_it_was_written(built: Pr
     mirror(store, [parse_reference("tiny@1")], copy)
     assert len(list(load_reports(copy, manifest))) == 1
     (built.registry / key).write_bytes(data.replace(b'"interrupted":false', b'"interrupted":true'))
-    assert built.run("verify", "tiny").code == 1
+    assert built.run("registry", "fsck", "tiny").code == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""`enginesmith compare` on a real project: what is measured, what is said of it, and that nothing is published."""
+"""`enginesmith backends compare` on a real project: what is measured, what is said of it, and that nothing is
+published."""
 
 import json
 from dataclasses import replace
@@ -32,7 +33,7 @@ def asked(target: str, *names: str) -> CompareOptions:
 
 def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_published(built: Project):
     page, versions = built.folder / "page.md", sorted((built.registry / "models").rglob("*"))
-    words_of = ("compare", built.spec, "--target", "cpu", "--seconds", "0.02", "--backend", "onnxruntime")
+    words_of = ("backends", "compare", built.spec, "--target", "cpu", "--seconds", "0.02", "--backend", "onnxruntime")
     done = built.run(*words_of, "--json", "--out", page)
     assert done.code == 0, done.err
     found = done.json
@@ -126,7 +127,9 @@ def test_a_busy_machine_is_said_once_with_the_remedy():
 
 def test_what_cannot_be_compared_is_refused(project: Project):
     spec = load_spec(project.spec)
-    with pytest.raises(InputError, match="none of tensorrt-rtx builds for cpu; `enginesmith backends` says what does"):
+    with pytest.raises(
+        InputError, match="none of tensorrt-rtx builds for cpu; `enginesmith backends list` says what does"
+    ):
         widen_spec(spec, asked("cpu", "tensorrt-rtx"))
     with pytest.raises(UnknownNameError, match="did you mean 'onnxruntime'"):
         widen_spec(spec, asked("cpu", "onnxruntim"))

@@ -103,7 +103,9 @@ def test_a_kubernetes_job_gets_its_gpu_node_image_and_secrets() -> None:
 
 
 def run(*words: str, **environment: str) -> tuple[int, str]:
-    done = CliRunner().invoke(enginesmith, ["deploy", *words], env={"ENGINESMITH_REGISTRY": None, **environment})
+    done = CliRunner().invoke(
+        enginesmith, ["prefect", "deploy", *words], env={"ENGINESMITH_REGISTRY": None, **environment}
+    )
     return done.exit_code, f"{done.output}{done.exception or ''}"
 
 

@@ -79,17 +79,17 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
 ) -> None:
     assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     traffic = put_traffic(tmp_path / "traffic")
-    deploy = ("deploy", "--registry", built.registry, "--traffic", traffic, "--json")
+    deploy = ("prefect", "deploy", "--registry", built.registry, "--traffic", traffic, "--json")
     assert {item["action"] for item in json.loads(prefect.enginesmith(*deploy).stdout)} == {"created"}
     prefect.start_worker()
     with prefect.in_reach():
-        again = built.run("deploy", "--traffic", traffic, "--json", "--slots", "sm_89=2").json
+        again = built.run("prefect", "deploy", "--traffic", traffic, "--json", "--slots", "sm_89=2").json
     assert [item["name"] for item in again if item["action"] != "unchanged"] == ["enginesmith-gpu-sm_89"]
     write_model(built.folder / "tiny.onnx", weights(seed=1))
     golden = {"data": "golden.npz", "labels": "label"}
     held = hold(built, tmp_path, targets=["cpu", "sm_89"], golden=golden)
     for _ in range(2):
-        prefect.enginesmith("register", built.spec, "--registry", built.registry)
+        prefect.enginesmith("prefect", "register", built.spec, "--registry", built.registry)
     until("both run, and one waits", lambda: any("turn: waiting: compiling tiny" in text for text in said(prefect)))
     assert [run["state_type"] for run in prefect.runs("compile-model")] == ["RUNNING"] * 2
     held.unlink()
@@ -110,7 +110,7 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
 @pytest.mark.server
 @pytest.mark.slow
 def test_what_an_owner_does_not_want_any_more_goes_with_its_triggers(prefect: Prefect, project: Project) -> None:
-    deploy = ("deploy", "--only", "validate-pending", "--json", "--name")
+    deploy = ("prefect", "deploy", "--only", "validate-pending", "--json", "--name")
     now = (*deploy, "l4", "--owner", "here", "--keep", "validate-pending/l4")
     with prefect.in_reach():
         for owner, name in (("here", "l4"), ("here", "h100"), ("there", "t4")):
@@ -133,9 +133,9 @@ def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker
     prefect: Prefect, project: Project, tmp_path: Path
 ) -> None:
     with prefect.in_reach():
-        assert project.run("deploy", "--only", "compile-model").code == 0
+        assert project.run("prefect", "deploy", "--only", "compile-model").code == 0
         held = hold(project, tmp_path, targets=["cpu"])
-        assert project.run("register", project.spec, "--no-event").code == 0
+        assert project.run("prefect", "register", project.spec, "--no-event").code == 0
     prefect.start_worker()
 
     killed, _, flow = in_the_middle(prefect, tmp_path)

@@ -125,7 +125,11 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None
     def build(*_: object) -> str:
         raise AssertionError("not without a slot")
 
-    with pytest.raises(EnginesmithError, match=r"enginesmith-gpu-sm_75: .*`enginesmith deploy` makes") as caught:
+    with pytest.raises(
+        EnginesmithError,
+        match=r"enginesmith-gpu-sm_75: .*`enginesmith prefect deploy` "
+        r"makes",
+    ) as caught:
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_75"))(unit("sm_75"), None, context())
     assert not isinstance(caught.value, UnavailableError), "trying again would not help"
 

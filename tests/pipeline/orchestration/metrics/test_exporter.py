@@ -37,7 +37,7 @@ def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_a_registry_tells_of_builds_runs_engines_and_drift(built: Project) -> None:
-    done = built.run("metrics", "--once")
+    done = built.run("registry", "metrics", "--once")
     found = samples(done.out)
     assert done.code == 0
     assert found["enginesmith_builds_total", ("built", "cpu", "onnxruntime")] == 2

@@ -108,7 +108,7 @@ def test_a_build_serves_its_metrics_when_it_is_asked_to(built: Project) -> None:
 
 def test_a_flow_is_told_to_use_the_exporter(built: Project) -> None:
     done = built.build("--runner", "prefect", "--metrics-port", "0")
-    assert done.code == 2 and "`enginesmith metrics`" in done.err
+    assert done.code == 2 and "`enginesmith registry metrics`" in done.err
 
 
 def test_a_build_without_the_option_loads_no_prometheus_and_no_opentelemetry(built: Project) -> None:
