@@ -10,7 +10,6 @@
 # zoo    graphs out of 19 packages, downloaded, built, proven, beside other quantizers; docs/zoo.md
 # site-check  the registry's site in Chromium, with axe-core from npm
 # simulate  a million interleavings of the registry's writers and readers; goes on where it was stopped
-# house  the figures that the redesign is measured by, into docs/house.md
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # cluster-test  the chart on a real Kubernetes control plane on loopback, of the programs in the folder KUBE_ASSETS
 # azurite  installs Azure's emulator into build/azurite (npm), and runs what is skipped without it
@@ -28,7 +27,7 @@ TWO_PIPS = $(LOGGED) sh -c "$(PIP) --no-deps torch ray & $(PIP) boto3 matplotlib
 SOURCES := builders validation pipeline enginesmith tests benchmarks examples charts docs
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
-.PHONY: demo demo-cluster test test-rest test-all check format bench proof docs site chart hunt house simulate zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
+.PHONY: demo demo-cluster test test-rest test-all check format bench proof docs site chart hunt simulate zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
   check-style check-types check-imports check-links
 .DEFAULT_GOAL := test
 
@@ -83,7 +82,7 @@ check-links:
 format: $(VENV)/.installed
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
-	$(BIN)/python -m tests.house.wrap
+	$(BIN)/python -m docs.wrap
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_pipeline.py
@@ -98,9 +97,6 @@ zoo: $(VENV)/.installed
 
 simulate: $(VENV)/.installed
 	$(BIN)/python -m tests.simulation
-
-house: $(VENV)/.installed
-	$(BIN)/python -m tests.house --write
 
 hunt: $(VENV)/.installed
 	ENGINESMITH_HOSTILE_EXAMPLES=$${ENGINESMITH_HOSTILE_EXAMPLES:-1000} $(BIN)/python -m pytest -n auto \

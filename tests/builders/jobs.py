@@ -18,6 +18,7 @@ from builders.execution.fork_server import fork_here
 from builders.execution.process import run_job
 from enginesmith.core import errors
 from tests.calls import call_job
+from tests.waiting import until
 
 
 def add(a: int, b: int) -> int:
@@ -98,7 +99,8 @@ def hang(path: str | None = None) -> None:
     time.sleep(600)
 
 
-def hold_the_gil() -> None:
+def hold_the_gil(path: str) -> None:
+    mark(path)
     ctypes.PyDLL(None).sleep(600)
 
 
@@ -127,11 +129,10 @@ def chatter(lines: int) -> None:
     raise RuntimeError("enough")
 
 
-def nap(seconds: float, path: str) -> None:
-    """Write the times of start and end."""
-    start = time.monotonic()
-    time.sleep(seconds)
-    Path(path).write_text(f"{start} {time.monotonic()}")
+def stay(path: str, go: str) -> None:
+    """Leave a file, and stay until the test makes another."""
+    mark(path)
+    until(Path(go).exists)
 
 
 def raylet() -> int:
@@ -173,11 +174,8 @@ def die_once(path: str, number: int) -> int:
 def meet(mine: str, other: str, folder: str) -> str:
     """Wait until the other is there too."""
     mark(str(Path(folder) / mine))
-    for _ in range(1200):
-        if (Path(folder) / other).exists():
-            return "met"
-        time.sleep(0.05)
-    return "alone"
+    until((Path(folder) / other).exists)
+    return "met"
 
 
 def children() -> list[int]:
@@ -187,11 +185,12 @@ def children() -> list[int]:
     return [child.pid for child in psutil.Process().children()]
 
 
-def hold(mib: int) -> int:
-    """Hold memory for a moment."""
+def hold(mib: int, limit_mib: int) -> int:
+    """Hold memory: where it is over the limit, until that is seen."""
     block = bytearray(mib * 2**20)
     block[::4096] = b"x" * len(block[::4096])
-    time.sleep(0.2)
+    if mib > limit_mib:
+        time.sleep(600)
     return mib
 
 
@@ -216,14 +215,15 @@ def chatter_and_crash(lines: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def phases(names: list[str]) -> None:
-    """Enter one phase after another, each with a line on stdout that a slow reader might miss."""
+def phases(names: list[str], folder: str) -> None:
+    """Enter one phase after another, each with a line on stdout, and stay there until a watch has left a file of that
+    name in the folder."""
     from builders.execution.process import enter_phase
 
     for name in names:
         enter_phase(name)
         print(f"now {name} \N{GREEK SMALL LETTER MU}", flush=True)
-        time.sleep(0.12)
+        until((Path(folder) / name).exists)
 
 
 def sleep_once(path: str) -> str:
@@ -239,8 +239,7 @@ def end_when_asked(after_s: float, workdir: Path) -> None:
 
     asked = heed_stop()
     (workdir / "begun").write_text("it heeds")
-    while not asked():
-        time.sleep(0.01)
+    until(asked)
     time.sleep(after_s)
     (workdir / "kept").write_text("what it learnt")
 

@@ -5,6 +5,8 @@ import json
 import re
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,13 +107,24 @@ def test_engines_that_differ_too_much_are_seen_whatever_is_claimed():
     assert list(repeats.broken_claims("budget", [{"plain": "a"}, {}], [one, {}])), "a build that is refused at times"
 
 
-def test_a_crash_or_a_hang_costs_one_graph_and_not_the_rest(tmp_path):
+def test_a_crash_or_a_hang_costs_one_graph_and_not_the_rest(tmp_path, monkeypatch):
     names = ["scalar_output", "plain_with_one_shape_alone", "plain"]
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     crashed = survey(f"{AT}:Crashes", "cpu", "torture", names, tmp_path / "a")
     assert [crashed[name].kind for name in names] == ["passed", "crashed", "passed"]
     assert "SIGABRT" in crashed[names[1]].reason and not crashed[names[1]].good
+    hangs = tmp_path / "hangs"
+
+    def clock() -> float:
+        """Stands still, and is far ahead for one look once it hangs."""
+        if not hangs.exists():
+            return 0.0
+        hangs.unlink()
+        return time.time() + 10_000
+
+    monkeypatch.setenv("HANGS", str(hangs))
+    monkeypatch.setattr("tests.conformance.survey.time", SimpleNamespace(time=clock))
     hung = survey(f"{AT}:Hangs", "cpu", "torture", names[1:], tmp_path / "b", patience_s=4)
     assert [hung[name].kind for name in names[1:]] == ["hung", "passed"]
 

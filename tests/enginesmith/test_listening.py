@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from enginesmith import listening
 from enginesmith.core.address import HttpAddress, parse_address, require_token
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
 from enginesmith.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
+from tests.waiting import PATIENCE_S
 
 LOOPBACK = HttpAddress("127.0.0.1", 0)
 LARGE = b"x" * (32 << 20)
@@ -34,7 +36,7 @@ def serving(limits: HttpLimits = HttpLimits(body_bytes=100), **options) -> Itera
 
 @contextmanager
 def connected(server: HttpServer) -> Iterator[socket.socket]:
-    with socket.create_connection((server.address.host, server.address.port), timeout=20) as connection:
+    with socket.create_connection((server.address.host, server.address.port), timeout=PATIENCE_S) as connection:
         yield connection
 
 
@@ -126,11 +128,15 @@ def test_a_client_that_leaves_is_no_traceback(capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("sent", "status"),
-    [(b"", []), (b"GET / HT", []), (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc", [408])],
+    ("sent", "limits", "status"),
+    [
+        (b"", {"idle_s": 0.2}, []),
+        (b"GET / HT", {"idle_s": 0.2}, []),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc", {"read_s": 0.2}, [408]),
+    ],
 )
-def test_a_connection_that_brings_nothing_is_closed(sent: bytes, status: list[int]) -> None:
-    with serving(HttpLimits(body_bytes=9, idle_s=0.2, read_s=0.2)) as server:
+def test_a_connection_that_brings_nothing_is_closed(sent: bytes, limits: dict[str, float], status: list[int]) -> None:
+    with serving(HttpLimits(**{"body_bytes": 9, "idle_s": 3600.0, "read_s": 3600.0} | limits)) as server:
         assert statuses(ask(server, sent)) == status
 
 
@@ -145,7 +151,8 @@ def test_connections_beyond_the_limit_are_closed() -> None:
         assert one.recv(100), "those that are there stay"
 
 
-def test_who_has_not_the_token_is_answered_before_the_body() -> None:
+def test_who_has_not_the_token_is_answered_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_LINGER_S", 0.01)  # the body never comes
     with serving(token="secret") as server:
         for value in (b"", b"Bearer other", b"secret", b"\xff"):
             shown = b"Authorization: " + value + b"\r\n" if value else b""

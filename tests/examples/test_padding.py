@@ -13,6 +13,7 @@ from enginesmith.serving.batcher import Batcher
 from enginesmith.serving.buckets import RoutedEngine
 from enginesmith.serving.padding import Padding
 from enginesmith.serving.router import Router
+from tests.waiting import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MASKED = Padding(
@@ -87,7 +88,7 @@ def test_answers_are_those_of_the_unpadded_request(name: str) -> None:
         futures = [batcher.submit(given) for given in requests]
         for given, future in zip(requests, futures, strict=True):
             for key, array in run(given).items():
-                np.testing.assert_allclose(future.result(30)[key], array, rtol=2e-4, atol=2e-5)
+                np.testing.assert_allclose(future.result(PATIENCE_S)[key], array, rtol=2e-4, atol=2e-5)
 
 
 def test_a_mask_that_is_padded_with_ones_is_seen() -> None:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-import time
 from pathlib import Path
 from threading import Thread
 
@@ -14,6 +13,7 @@ from enginesmith.registry.store.base import open_store
 from tests.enginesmith.client.layouts.engines import cpu_engine
 from tests.enginesmith.client.layouts.swap_load import SwapLoad, wait_for
 from tests.enginesmith.registries import engine, publish_engines
+from tests.waiting import until
 
 SWAPS = 6
 
@@ -42,8 +42,7 @@ def test_a_server_is_swapped_under_load_and_no_request_fails(tmp_path: Path, swa
                 load.least = number
                 # A swap is under load only when requests of before and after it were answered.
                 asked = load.asked
-                while load.asked < asked + 3 * load.clients and not load.failed:
-                    time.sleep(0.001)
+                until(lambda asked=asked: load.asked >= asked + 3 * load.clients or load.failed, pause_s=0.001)
         server.shutdown()
     assert load.failed == [] and load.given == set(range(SWAPS + 1)) and load.asked > 10 * SWAPS
 

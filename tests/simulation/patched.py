@@ -4,7 +4,7 @@ import random
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from datetime import datetime
@@ -13,27 +13,8 @@ from unittest import mock
 
 from enginesmith.registry import leases
 from enginesmith.registry.collection import claim
+from tests.one_thread import ROOMS, Inline
 from tests.simulation.world import World
-
-_ROOMS = ("enginesmith", "pipeline", "validation", "builders")
-
-
-class _Inline(futures.Executor):
-    """An executor that runs each call where it is submitted."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "futures.Future[Any]":
-        found: futures.Future[Any] = futures.Future()
-        try:
-            found.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            found.set_exception(error)
-        return found
-
-    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
-        return iter([fn(*args) for args in zip(*iterables, strict=False)])
 
 
 class _Lock:
@@ -70,9 +51,9 @@ def patched(world: World) -> Iterator[None]:
     ):
         held: list[tuple[object, str, object]] = []
         for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] not in _ROOMS:
+            if name.partition(".")[0] not in ROOMS:
                 continue
-            for attribute, replacement in (("ThreadPoolExecutor", _Inline), ("datetime", clock)):
+            for attribute, replacement in (("ThreadPoolExecutor", Inline), ("datetime", clock)):
                 original = vars(module).get(attribute)
                 if original is futures.ThreadPoolExecutor or original is datetime:
                     held.append((module, attribute, original))

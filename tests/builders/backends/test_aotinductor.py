@@ -26,6 +26,9 @@ from tests.builders import graphs
 
 pytestmark = pytest.mark.skipif(host_level() not in ("x86-64-v3", "x86-64-v4"), reason="needs an x86-64 CPU with AVX2")
 
+# What takes the engine: compiling it takes 12 s of CPU time.
+compiled = pytest.mark.slow
+
 # ids [n, m] -> rows of a table, their mean over m, and a product; both sizes also reach the output as numbers.
 LOOKUP = """
     <ir_version: 10, opset_import: ["": 20]>
@@ -111,6 +114,7 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
+@compiled
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 4), (8, 5), (2, 16)])
 def test_it_gives_what_the_graph_gives_at_any_size_of_any_profile(session, model, n, m):
     expected = OrtSession(model, optimized=False).run(arrays(n, m))
@@ -121,6 +125,7 @@ def test_it_gives_what_the_graph_gives_at_any_size_of_any_profile(session, model
         np.testing.assert_allclose(made[name], array, atol=1e-6, err_msg=name)
 
 
+@compiled
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -139,6 +144,7 @@ def test_arrays_that_it_was_not_built_for_never_reach_the_code(session, change, 
         session.run(change(arrays(2, 4)))
 
 
+@compiled
 @pytest.mark.parametrize("index", [10, -11, 1 << 40])
 def test_an_index_out_of_range_is_an_error_and_neither_a_crash_nor_an_answer(session, index):
     outside = arrays(2, 4)
@@ -148,6 +154,7 @@ def test_an_index_out_of_range_is_an_error_and_neither_a_crash_nor_an_answer(ses
     assert np.isfinite(session.run(arrays(2, 4))["y"]).all()
 
 
+@compiled
 def test_results_are_the_callers_own_and_inputs_stay(session):
     given = arrays(2, 4)
     kept = {name: array.copy() for name, array in given.items()}
@@ -157,6 +164,7 @@ def test_results_are_the_callers_own_and_inputs_stay(session):
     assert all((given[name] == kept[name]).all() for name in given)
 
 
+@compiled
 def test_read_only_and_strided_arrays_are_taken(session):
     given = arrays(2, 4)
     strided = {"ids": np.asfortranarray(given["ids"]), "x": given["x"][:, ::-1].copy()[:, ::-1]}
@@ -165,6 +173,7 @@ def test_read_only_and_strided_arrays_are_taken(session):
     np.testing.assert_array_equal(session.run(strided)["y"], session.run(given)["y"])
 
 
+@compiled
 def test_a_build_leaves_nothing_but_the_engine(built):
     engine, before, after = built
     assert before == after
@@ -172,6 +181,7 @@ def test_a_build_leaves_nothing_but_the_engine(built):
     assert engine.suffix == ".pt2" and engine.size_bytes == engine.path.stat().st_size
 
 
+@compiled
 def test_the_code_is_for_its_level_of_x86_64_and_nothing_beyond(engine):
     """Left alone, inductor takes VNNI and AMX where the building host has them."""
     with zipfile.ZipFile(engine.path) as archive:
@@ -181,6 +191,7 @@ def test_the_code_is_for_its_level_of_x86_64_and_nothing_beyond(engine):
     assert dict(engine.request.toolchain)["cpu"] == host_level()
 
 
+@compiled
 def test_it_runs_in_a_process_that_has_neither_the_model_nor_onnx(engine, tmp_path):
     saved = {"request": engine.request.to_json(), "path": str(engine.path), "size": engine.size_bytes}
     (tmp_path / "engine.json").write_text(json.dumps(saved))
@@ -201,6 +212,7 @@ with AotInductor().open(engine) as session:
     assert said.stdout.strip() == "[1, 1]", said.stderr
 
 
+@compiled
 def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monkeypatch):
     with AotInductor().open(engine) as opened:
         pass
@@ -215,12 +227,14 @@ def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monk
         AotInductor().open(engine).__enter__()
 
 
+@compiled
 def test_what_an_engine_needs_where_it_is_opened_is_no_compiler(engine):
     built = dict(engine.request.toolchain)
     level = built["cpu"]
     assert engine.requires == (Cpu("cpu"), Runtime("torch", built["torch"]), Instructions(level))
 
 
+@compiled
 def test_files_that_are_no_package_of_ours_are_refused_before_torch_reads_them(engine, tmp_path):
     cut = tmp_path / "cut.pt2"
     cut.write_bytes(engine.path.read_bytes()[:1000])

@@ -1,7 +1,6 @@
 import os
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,12 +8,12 @@ import psutil
 import pytest
 
 from builders.execution.forking import fork_server
-from builders.execution.jobs import ProcessLimits
 from builders.execution.local import LocalExecutor
 from builders.execution.process import run_job
 from builders.execution.starting import Start
 from enginesmith.core.errors import StepError
 from tests.calls import call_job
+from tests.waiting import PATIENCE_S, gone, text_of
 
 JOBS = "tests.builders.jobs"
 WARM = ["tests.builders.jobs", "wave"]
@@ -35,11 +34,10 @@ def test_jobs_are_children_of_one_server_that_has_imported_the_modules():
 
 
 def test_jobs_run_side_by_side(tmp_path):
-    naps = [call_job("nap", f"{JOBS}:nap", {"seconds": 0.5, "path": str(tmp_path / str(i))}) for i in range(3)]
+    pairs = [{"mine": mine, "other": other, "folder": str(tmp_path)} for mine, other in ("ab", "bc", "ca")]
     with fork_server(WARM) as start, ThreadPoolExecutor(3) as pool:
-        list(pool.map(LocalExecutor(3, start).run, naps))
-    times = [tuple(map(float, path.read_text().split())) for path in tmp_path.iterdir()]
-    assert max(begin for begin, _ in times) < min(end for _, end in times)
+        meetings = [call_job("unit", f"{JOBS}:meet", pair) for pair in pairs]
+        assert list(pool.map(LocalExecutor(3, start).run, meetings)) == ["met"] * 3
 
 
 def test_no_process_is_started_where_there_is_no_job():
@@ -66,11 +64,10 @@ def test_a_killed_server_takes_its_job_along_and_later_jobs_are_spawned(tmp_path
     with fork_server(WARM) as start, ThreadPoolExecutor(1) as pool:
         server = where(LocalExecutor(1, start))["parent"]
         hangs = pool.submit(run_job, call_job("hang", f"{JOBS}:hang", {"path": str(noted)}), tmp_path, start=start)
-        while not noted.exists():
-            time.sleep(0.02)
+        text_of(noted)
         os.kill(server, signal.SIGKILL)
         with pytest.raises(StepError, match="killed by SIGKILL") as caught:
-            hangs.result(timeout=20)
+            hangs.result(PATIENCE_S)
         assert caught.value.kind == "crash"
         assert where(LocalExecutor(1, start))["parent"] == os.getpid()
 
@@ -106,7 +103,11 @@ def test_a_job_with_one_thread_forks_the_process_within_its_own_from_a_copy_of_i
 
 def test_what_runs_within_a_job_ends_with_it(tmp_path):
     hang = {"function": "hang", "arguments": {"path": str(tmp_path / "pid")}}  # notes its pid
-    with fork_server(WARM) as start, pytest.raises(StepError, match="its limit of 5 s"):
-        LocalExecutor(1, start).run(call_job("outer", f"{JOBS}:within", hang, limits=ProcessLimits(5.0)))
-    inner = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(inner) or psutil.wait_procs([psutil.Process(inner)], timeout=20)[1] == []
+    with fork_server(WARM) as start, ThreadPoolExecutor(1) as pool:
+        executor = LocalExecutor(1, start)
+        outer = pool.submit(executor.run, call_job("outer", f"{JOBS}:within", hang))
+        inner = int(text_of(tmp_path / "pid"))
+        executor.cancel()
+        with pytest.raises(StepError, match="outer: cancelled"):
+            outer.result(PATIENCE_S)
+    assert gone(inner)

@@ -1,14 +1,15 @@
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from builders.execution.jobs import Job, Needs
-from builders.execution.local import LocalExecutor
+from builders.execution import local
+from builders.execution.jobs import Job, JobEvent, Needs, Started, Waiting
+from builders.execution.local import ALONE, QUEUED, LocalExecutor
 from enginesmith.core.errors import StepError
 from tests.calls import call_job
+from tests.waiting import PATIENCE_S, until
 
 JOBS = "tests.builders.jobs"
 
@@ -21,29 +22,71 @@ def test_each_job_gets_a_fresh_process_and_folder_and_the_folder_goes():
     assert not any(Path(place["workdir"]).exists() for place in places)
 
 
-@pytest.mark.parametrize(("jobs", "most"), [(1, 1), (2, 2)])
-def test_at_most_so_many_run_at_once(tmp_path, jobs, most):
-    executor = LocalExecutor(jobs)
-    naps = [call_job("nap", f"{JOBS}:nap", {"seconds": 0.3, "path": str(tmp_path / str(i))}) for i in range(3)]
+class Running:
+    """Jobs that run, in the place of processes, until each is let go. At each start, the names of those that run."""
+
+    def __init__(self) -> None:
+        self.names, self.seen, self.events = set[str](), list[set[str]](), list[JobEvent]()
+        self._lock, self._go = threading.Lock(), dict[str, threading.Event]()
+
+    def __call__(self, job: Job, *_: object) -> str:
+        with self._lock:
+            self.names.add(job.name)
+            self.seen.append({*self.names})
+        assert self.of(job.name).wait(PATIENCE_S)
+        with self._lock:
+            self.names.remove(job.name)
+        return job.name
+
+    def of(self, name: str) -> threading.Event:
+        return self._go.setdefault(name, threading.Event())
+
+    def let_go(self, *names: str) -> None:
+        for name in names:
+            self.of(name).set()
+
+    def until_told(self, *events: JobEvent) -> None:
+        until(lambda: all(event in self.events for event in events), f"{events}")
+
+
+@pytest.fixture
+def running(monkeypatch):
+    monkeypatch.setattr(local, "run_job", made := Running())
+    return made
+
+
+def submit(pool: ThreadPoolExecutor, executor: LocalExecutor, running: Running, name: str, alone: bool = False):
+    return pool.submit(executor.run, call_job(name, f"{JOBS}:add", needs=Needs(alone=alone)), running.events.append)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_at_most_so_many_run_at_once(running, most):
+    executor, names = LocalExecutor(most), "abc"
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(executor.run, naps))
-    times = [tuple(map(float, path.read_text().split())) for path in tmp_path.iterdir()]
-    together = max(sum(start <= at < end for start, end in times) for at, _ in times)
-    assert together <= most
+        runs = [submit(pool, executor, running, name) for name in names]
+        until(lambda: len(running.events) == len(names) and len(running.seen) >= most, "each runs or waits")
+        running.let_go(*names)
+        assert [run.result() for run in runs] == [*names]
+    assert sum(isinstance(event, Waiting) and event.why == QUEUED for event in running.events) == 3 - most
+    assert max(map(len, running.seen)) == most
 
 
-def test_a_job_that_is_timed_has_the_machine_to_itself(tmp_path):
+def test_a_job_that_is_timed_has_the_machine_to_itself(running):
     executor = LocalExecutor(3)
-    naps = [
-        call_job("nap", f"{JOBS}:nap", {"seconds": 0.15, "path": str(tmp_path / f"{i}")}, needs=Needs(alone=i % 3 == 0))
-        for i in range(6)
-    ]
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(executor.run, naps))
-    times = {int(path.name): tuple(map(float, path.read_text().split())) for path in tmp_path.iterdir()}
-    for alone in (0, 3):
-        start, end = times.pop(alone)
-        assert all(other_end <= start or end <= other_start for other_start, other_end in times.values())
+    with ThreadPoolExecutor(5) as pool:
+        runs = [submit(pool, executor, running, name) for name in "ab"]
+        running.until_told(Started("a"), Started("b"))
+        runs.append(submit(pool, executor, running, "first", alone=True))
+        running.until_told(Waiting("first", ALONE))
+        runs.append(submit(pool, executor, running, "second", alone=True))
+        running.until_told(Waiting("second", ALONE))
+        running.let_go("a", "b")
+        running.until_told(Started("first"))
+        runs.append(submit(pool, executor, running, "c"))
+        running.until_told(Waiting("c", QUEUED))
+        running.let_go("first", "second", "c")
+        assert [run.result() for run in runs] == ["a", "b", "first", "second", "c"]
+    assert all(len(names) == 1 for names in running.seen if names & {"first", "second"})
 
 
 def test_labels_are_ignored():
@@ -53,27 +96,24 @@ def test_labels_are_ignored():
 
 def test_cancel_ends_the_running_the_waiting_and_the_coming(tmp_path):
     executor = LocalExecutor(1)
-    marked = tmp_path / "marked"
+    marked, seen = tmp_path / "marked", list[JobEvent]()
     hang = call_job("hang", f"{JOBS}:hang", {"path": str(marked)})
     waiting = call_job("waiting", f"{JOBS}:mark", {"path": str(tmp_path / "never")})
 
     def failure(job: Job) -> str:
         with pytest.raises(StepError) as caught:
-            executor.run(job)
+            executor.run(job, seen.append)
         assert caught.value.kind == "cancelled"
         return str(caught.value)
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(failure, hang)
-        while not marked.exists():
-            time.sleep(0.02)
+        until(marked.exists)
         second = pool.submit(failure, waiting)
-        time.sleep(0.1)
-        start = time.monotonic()
+        until(lambda: Waiting("waiting", QUEUED) in seen)
         executor.cancel()
         assert first.result() == "hang: cancelled"
         assert second.result() == "waiting: cancelled before it started"
-        assert time.monotonic() - start < 2
     assert failure(waiting) == "waiting: cancelled before it started"
     assert not (tmp_path / "never").exists()
 

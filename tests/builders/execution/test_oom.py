@@ -34,8 +34,9 @@ def test_a_kill_with_the_kernels_evidence_is_for_memory_and_without_it_a_crash(t
 
 def test_a_job_over_its_limit_is_tried_once_more_where_it_can_be_reduced():
     def job(mib: int) -> Job:
-        reduced = ReducedRequest(Call(f"{JOBS}:hold", {"mib": mib}), f"with mib {mib}")
-        return call_job("unit", f"{JOBS}:hold", {"mib": 400}, limits=ProcessLimits(60, 200), reduced=reduced)
+        reduced = ReducedRequest(Call(f"{JOBS}:hold", {"mib": mib, "limit_mib": 200}), f"with mib {mib}")
+        first = {"mib": 400, "limit_mib": 200}
+        return call_job("unit", f"{JOBS}:hold", first, limits=ProcessLimits(60, 200), reduced=reduced)
 
     assert LocalExecutor(1).run(job(20)) == 20
     with pytest.raises(StepError, match=r"its limit is 200 MiB.*after 2 tries") as caught:

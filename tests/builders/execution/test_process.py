@@ -1,10 +1,9 @@
 import os
 import subprocess
 import sys
-import threading
-import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -26,6 +25,7 @@ from builders.execution.starting import Start, spawn
 from enginesmith.core import errors
 from enginesmith.core.errors import ModelError, StepError
 from tests.calls import Call, call_job
+from tests.waiting import gone, text_of
 
 JOBS = "tests.builders.jobs"
 
@@ -33,13 +33,12 @@ JOBS = "tests.builders.jobs"
 STARTS: list[Start] = []
 
 
-@pytest.fixture(params=["spawned", "forked"], autouse=True)
+@pytest.fixture(params=["spawned", "forked"], autouse=True, scope="module")
 def how(request):
     """Every test here runs with a new interpreter for each job, and with processes forked from a warm one."""
     with fork_server(["json", "no_such_module"]) if request.param == "forked" else nullcontext(spawn) as start:
-        STARTS.append(start)
+        STARTS[:] = [start]
         yield request.param
-        STARTS.clear()
 
 
 def run_job(*arguments, **named):
@@ -56,25 +55,13 @@ def failure(workdir: Path, *args, **kwargs) -> StepError:
     return caught.value
 
 
-def gone(pid: int, within_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def read_when_there(path: Path, within_s: float = 20.0) -> str:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if path.exists() and (text := path.read_text()):
-            return text
-        time.sleep(0.02)
-    raise TimeoutError(path)
+@pytest.fixture
+def noted(tmp_path, monkeypatch):
+    """A file in which a job notes that it has begun. As soon as it has, its time is over, and not before."""
+    path = tmp_path / "noted"
+    clock = SimpleNamespace(monotonic=lambda: 1000.0 if path.exists() and path.read_text() else 0.0)
+    monkeypatch.setattr(process, "time", clock)
+    return path
 
 
 @pytest.mark.timeout(60)
@@ -86,8 +73,8 @@ def test_a_job_that_ends_is_not_waited_for_until_its_limits_are_next_looked_at(t
 def test_where_no_file_tells_of_the_end_of_a_process_it_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     assert process.run_job(job("add", {"a": 1, "b": 2}), tmp_path, start=spawn) == 3
-    with pytest.raises(StepError, match="its limit of 1 s"):
-        process.run_job(job("hang", {"path": str(tmp_path / "pid")}, timeout_s=1.0), tmp_path, start=spawn)
+    with pytest.raises(StepError, match=r"its limit of 0\.2 s"):
+        process.run_job(job("hang", {"path": str(tmp_path / "pid")}, timeout_s=0.2), tmp_path, start=spawn)
 
 
 def test_the_value_comes_back(tmp_path):
@@ -180,11 +167,9 @@ def test_a_function_that_does_not_exist_is_an_error(tmp_path, function):
 
 
 @pytest.mark.parametrize("function", ["hang", "hold_the_gil"])
-def test_a_hang_dies_at_its_limit_even_when_it_holds_the_gil(tmp_path, function):
-    start = time.monotonic()
-    error = failure(tmp_path, function, timeout_s=0.5)
-    assert error.kind == "timeout" and "limit of 0.5 s" in str(error)
-    assert time.monotonic() - start < 5
+def test_a_hang_dies_at_its_limit_even_when_it_holds_the_gil(tmp_path, noted, function):
+    error = failure(tmp_path, function, {"path": str(noted)}, timeout_s=999.5)
+    assert error.kind == "timeout" and "limit of 999.5 s" in str(error)
 
 
 @pytest.mark.parametrize("function", ["eat", "eat_in_a_child"])
@@ -194,24 +179,22 @@ def test_memory_over_the_limit_kills_also_when_a_child_holds_it(tmp_path, functi
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_nothing_of_the_group_is_left_running(tmp_path, wait):
-    noted = tmp_path / "pid"
+def test_nothing_of_the_group_is_left_running(tmp_path, noted, wait):
     arguments = {"path": str(noted), "wait": wait}
     if wait:
-        assert failure(tmp_path, "spawn", arguments, timeout_s=2.0).kind == "timeout"
+        assert failure(tmp_path, "spawn", arguments, timeout_s=999.5).kind == "timeout"
     else:
         run_job(job("spawn", arguments), tmp_path)
     assert gone(int(noted.read_text()))
 
 
-def test_cancelling_kills_at_once(tmp_path):
-    stop = threading.Event()
-    threading.Timer(0.5, stop.set).start()
-    start = time.monotonic()
+@pytest.mark.timeout(100)
+def test_cancelling_kills_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "GRACE_S", 3600.0)
+    begun = tmp_path / "begun"
     with pytest.raises(StepError) as caught:
-        run_job(job("hang"), tmp_path, stop.is_set)
+        run_job(job("hang", {"path": str(begun)}), tmp_path, begun.exists)
     assert caught.value.kind == "cancelled"
-    assert time.monotonic() - start < 3
 
 
 def test_the_log_is_a_tail(tmp_path):
@@ -240,7 +223,7 @@ with {start} as start:
 def test_a_killed_parent_takes_its_child_along(how, tmp_path):
     noted = tmp_path / "pid"
     parent = parent_of(how, tmp_path, "hang", {"path": str(noted)})
-    child = int(read_when_there(noted))
+    child = int(text_of(noted))
     parent.kill()
     parent.wait()
     assert gone(child)
@@ -249,7 +232,7 @@ def test_a_killed_parent_takes_its_child_along(how, tmp_path):
 def test_a_killed_parent_takes_along_what_its_child_has_started(how, tmp_path):
     noted = tmp_path / "pid"
     parent = parent_of(how, tmp_path, "spawn", {"path": str(noted), "wait": True})
-    grandchild = int(read_when_there(noted))
+    grandchild = int(text_of(noted))
     parent.kill()
     parent.wait()
     assert gone(grandchild)
@@ -278,13 +261,19 @@ def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path):
 
 def test_a_watch_sees_phases_output_and_usage(tmp_path):
     seen: list[JobEvent] = []
-    run_job(job("phases", {"names": ["fetching", "compiling"]}), tmp_path, watch=seen.append)
+
+    def watch(event: JobEvent) -> None:
+        seen.append(event)
+        if isinstance(event, PhaseEntered):
+            (tmp_path / event.phase).touch()  # the job goes on when that was seen
+
+    run_job(job("phases", {"names": ["fetching", "compiling"], "folder": str(tmp_path)}), tmp_path, watch=watch)
     phases = [event.phase for event in seen if isinstance(event, PhaseEntered)]
     assert phases == ["fetching", "compiling"]
     assert printed(seen).splitlines() == [f"now {name} \N{GREEK SMALL LETTER MU}" for name in phases]
     (usage,) = (event.usage for event in seen if isinstance(event, ProcessEnded))
-    assert usage.seconds > 0.2 and 1 < usage.peak_mib < 1000
-    assert usage.cpu_s and 0.001 < usage.cpu_s < 60
+    assert usage.seconds > 0 and 1 < usage.peak_mib < 1000
+    assert usage.cpu_s and usage.cpu_s > 0
 
 
 def test_a_watch_has_all_output_and_the_usage_of_a_job_that_died(tmp_path):
@@ -293,10 +282,18 @@ def test_a_watch_has_all_output_and_the_usage_of_a_job_that_died(tmp_path):
         run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=seen.append)
     assert isinstance(seen[-1], ProcessEnded) and seen[-1].usage.peak_mib > 200 and seen[-1].usage.cpu_s
     held = [event.mib for event in seen if isinstance(event, MemoryHeld)]
-    assert held == sorted(held) and 1 < len(held) < 30
+    assert held and held == sorted(held)
     with pytest.raises(StepError):
         run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=seen.append)
     assert printed(seen).count("line 4999") == 1
+
+
+def test_a_peak_is_told_when_it_is_markedly_higher(tmp_path):
+    seen: list[JobEvent] = []
+    observer = process._Observer("unit", tmp_path, seen.append)
+    for mib in (10.0, 20.0, 30.0, 37.0, 1000.0, 1017.0, 900.0, 1101.0):
+        observer.weigh(mib)
+    assert seen == [MemoryHeld("unit", mib) for mib in (20.0, 37.0, 1000.0, 1101.0)] and observer.peak_mib == 1101.0
 
 
 def printed(seen: list[JobEvent]) -> str:
@@ -308,7 +305,7 @@ def times_out_when_it_heeds(tmp_path, monkeypatch):
     """Its time is over as soon as it has promised: a busy machine may take long until then."""
 
     def watch(*_):
-        read_when_there(tmp_path / "begun")
+        text_of(tmp_path / "begun")
         return "timeout", "still running"
 
     monkeypatch.setattr("builders.execution.process._watch", watch)

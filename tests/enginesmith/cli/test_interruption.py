@@ -12,25 +12,31 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.pipeline.held import hold
 from tests.pipeline.projects import Project, weights, write_model
+from tests.waiting import PATIENCE_S, text_of
 
+ROOT = Path(__file__).parents[3]
 DONE = re.compile(r"] (?!verdict)(.+?): (?:done|built in .*)$", re.MULTILINE)
 CACHED = re.compile(r"] (.+?): cached$", re.MULTILINE)
 
 
-def start(project: Project, *words: str, home: Path | None = None) -> subprocess.Popen[str]:
-    return start_command(project, "build", project.spec, "--jobs", "1", *words, home=home)
+def start(project: Project, *words: str, home: Path | None = None, stop_at: str = "") -> subprocess.Popen[str]:
+    return start_command(project, "build", project.spec, "--jobs", "1", *words, home=home, stop_at=stop_at)
 
 
 def start_command(
-    project: Project, *words: object, home: Path | None = None, out: int = subprocess.DEVNULL
+    project: Project, *words: object, home: Path | None = None, out: int = subprocess.DEVNULL, stop_at: str = ""
 ) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "enginesmith", *words, "--registry", project.registry]
+    """stop_at: what a line holds at which it stops, for `interrupt`; '' goes on."""
+    module = ("tests.pipeline.stopping", stop_at) if stop_at else ("enginesmith",)
+    command = [sys.executable, "-m", *module, *words, "--registry", project.registry]
     return subprocess.Popen(
         [*map(str, command)],
         stderr=subprocess.PIPE,
         stdout=out,
         text=True,
+        cwd=ROOT,
         env={**os.environ, "PREFECT_HOME": str(home or project.folder.parent / "prefect")},
         process_group=0,
     )
@@ -45,6 +51,7 @@ def interrupt(process: subprocess.Popen[str], at: str, number: signal.Signals) -
             seen += line
             if at in line:
                 process.send_signal(number)
+                process.send_signal(signal.SIGCONT)
                 break
         return seen + lines.read()
 
@@ -58,9 +65,9 @@ def test_killed_in_every_step_a_run_is_finished_by_the_same_command(project: Pro
     project.change_spec(targets=["cpu"])
     finished: set[str] = set()
     for at in ("export ...", "calibrate ...", "write int8", "check int8", "cpu int8", "prove cpu int8"):
-        process = start(project)
+        process = start(project, stop_at=at)
         seen = interrupt(process, at, signal.SIGKILL)
-        assert process.wait(30) == -signal.SIGKILL
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
         assert project.run("list", "--json").json == [], "no half version"
         assert not finished & set(DONE.findall(seen)), "what was finished is not done again"
         finished |= set(DONE.findall(seen))
@@ -73,9 +80,9 @@ def test_killed_in_every_step_a_run_is_finished_by_the_same_command(project: Pro
 def test_ctrl_c_stops_the_compilers_and_says_what_is_kept(project: Project) -> None:
     project.change_spec(targets=["sm_89"], precisions=["fp32"])
     for number in (signal.SIGINT, signal.SIGTERM):
-        process = start(project)
+        process = start(project, stop_at="sm_89 fp32")
         seen = interrupt(process, "sm_89 fp32", number)
-        assert process.wait(30) == 130
+        assert process.wait(PATIENCE_S) == 130
         assert "what was finished is kept" in seen
         assert "Traceback" not in seen
     assert project.build().code == 0
@@ -87,7 +94,7 @@ def test_ctrl_c_in_a_check_keeps_what_was_built_and_publishes_nothing(built: Pro
     write_model(built.folder / "tiny.onnx", {name: value * 1.01 for name, value in weights().items()})
     process = start_command(built, "check", built.spec, "--seconds", 30)
     seen = interrupt(process, "times of cpu fp32", signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(PATIENCE_S) == 130
     assert "what was finished is kept" in seen and "Traceback" not in seen
     assert built.run("list", "--json").json[0]["versions"] == ["1"], "no version is made"
     again = built.run("check", built.spec, "--seconds", 0.05)
@@ -104,31 +111,30 @@ def test_ctrl_c_in_a_load_test_shows_what_there_is(built: Project) -> None:
     family = children(process)
     time.sleep(1.0)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the server gets it too
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and "Traceback" not in err
     found = json.loads(out)
     assert found["interrupted"] and found["phases"][0]["requests"] >= 10
     assert "not attached, as it was interrupted" in err
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
 
 
 def test_ctrl_c_where_nothing_is_kept_says_nothing_of_it(built: Project) -> None:
     process = start_command(built, "load", "tiny", "--target", "cpu", "--rate", 50)
     seen = interrupt(process, "timing what the server adds", signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(PATIENCE_S) == 130
     assert seen.endswith("interrupted\n") and "kept" not in seen
 
 
-def test_a_killed_run_leaves_no_process_behind(project: Project) -> None:
+def test_a_killed_run_leaves_no_process_behind(project: Project, tmp_path: Path) -> None:
+    hold(project, tmp_path)
     process = start(project)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "calibrate ..." in line:
-            break
+    step = int(text_of(tmp_path / "pid"))
     family = children(process)
+    assert step in {child.pid for child in family}
     process.kill()
     process.communicate()
-    _gone, alive = psutil.wait_procs(family, timeout=10)
+    _gone, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert alive == []
 
 
@@ -148,11 +154,11 @@ def test_ctrl_c_in_a_terminal_ends_a_prefect_run_and_its_server(project: Project
     """A terminal sends Ctrl-C to all processes of the foreground, Prefect's server among them."""
     process, family = start_with_prefect(project, home)
     os.killpg(process.pid, signal.SIGINT)
-    _out, err = process.communicate(timeout=30)
+    _out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "what was finished is kept" in err
     assert "Error logging to API" not in err
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
 
 
 @pytest.mark.server
@@ -161,7 +167,7 @@ def test_a_killed_prefect_run_leaves_no_server_behind(project: Project, home: Pa
     process, family = start_with_prefect(project, home)
     process.kill()
     process.communicate()
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
 
 
 def test_a_full_disk_is_said_and_the_same_command_finishes(project: Project, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.cache import BlobCache
 from enginesmith.registry.store.files import BlobDigest
 from tests.enginesmith.registries import flip, names_in, on_each_store
+from tests.waiting import PATIENCE_S
 
 CONTENTS = [bytes([number]) * (1000 + number) for number in range(2 * SIDE_BY_SIDE + 1)]
 
@@ -61,7 +62,7 @@ def test_as_many_run_at_once_as_the_bound_says_and_no_more(
             most.append(len(running))
             waits = len(most) <= SIDE_BY_SIDE
         if waits:
-            first.wait(timeout=20)
+            first.wait(timeout=PATIENCE_S)
         with known(self, digest, start, size) as fill:
             yield fill
         with lock:
@@ -82,7 +83,7 @@ def test_one_that_fails_ends_the_others(store: Store, wanted: list[Wanted], monk
     @contextmanager
     def open_range(self: Store, digest: str, start: int, size: int) -> Iterator[object]:
         if digest != spoilt.blob.digest:
-            assert meters[0].stopped.wait(20)
+            assert meters[0].stopped.wait(PATIENCE_S)
         with known(self, digest, start, size) as fill:
             yield fill
 

@@ -14,6 +14,7 @@ from enginesmith.registry.store.buckets import bucket_at
 from enginesmith.registry.store.objects.store import ObjectStore
 from tests.enginesmith import s3_server
 from tests.enginesmith.object_stores import azure_server
+from tests.waiting import PATIENCE_S
 
 BUCKET = s3_server.BUCKET
 FOREIGN = (
@@ -94,7 +95,7 @@ class Gcs:
                 yield server.stdout.readline().strip()
             finally:
                 server.stdin.close()
-                server.wait(30)
+                server.wait(PATIENCE_S)
 
     def uri(self, url: str, prefix: str) -> str:
         return f"gs://{BUCKET}/{prefix}?endpoint={url}"

@@ -4,10 +4,10 @@ import fcntl
 import json
 import os
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import enginesmith
@@ -15,6 +15,7 @@ from enginesmith.core.errors import DataError, InputError, UnavailableError
 from enginesmith.core.types import TensorSpec
 from enginesmith.recording.recorder import ObservationLog, Recorder
 from enginesmith.recording.traffic import encode_inputs, read_traffic
+from tests.waiting import until
 from validation.canary.observations import EngineIdentity, read_observations
 from validation.canary.synthetic import made_up
 
@@ -57,11 +58,13 @@ def test_a_file_may_have_many_writers(tmp_path):
 
 
 def test_a_child_waits_for_its_parents_lock(tmp_path):
-    shared = Recorder(tmp_path / "traffic.jsonl")
+    shared, begun = Recorder(tmp_path / "traffic.jsonl"), tmp_path / "begun"
     fcntl.flock(shared._file._fd, fcntl.LOCK_EX)
     if (pid := os.fork()) == 0:
+        begun.touch()
         os._exit(0 if shared.append(inputs()) else 1)
-    time.sleep(0.3)
+    until(begun.exists)
+    until(lambda: psutil.Process(pid).status() in (psutil.STATUS_SLEEPING, psutil.STATUS_ZOMBIE))
     assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it took the lock that its parent holds"
     fcntl.flock(shared._file._fd, fcntl.LOCK_UN)
     assert os.waitpid(pid, 0)[1] == 0

@@ -125,7 +125,9 @@ def _hurt_bucket(
     hurt = open_store(kind.uri(proxy.url, prefix), create=True)
     assert isinstance(hurt, ObjectStore)
     fine = past(hurt, proxy.server)
-    Work(1, 200).publish(fine)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attempts, "READ_TIMEOUT_S", 60.0)  # what looks on is patient: a busy machine is no fault
+        Work(1, 200).publish(fine)
     for number in range(2, count + 2):
         work = Work(number, rng.choice((200, kind.part * 7 // 2)))
         at = rng.randint(1, 25 if work.size < kind.part else 32)

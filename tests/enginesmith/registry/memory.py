@@ -12,6 +12,7 @@ from enginesmith.core.digest import digest_of_bytes
 from enginesmith.core.errors import IntegrityError
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES, blob_key, check_key
+from tests.waiting import PATIENCE_S
 
 
 class Killed(BaseException):
@@ -180,11 +181,11 @@ def interleave(works: Sequence[tuple[Actor, Callable[[], object]]], choose: Choo
     threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in works]
     for (actor, _), thread in zip(works, threads, strict=True):
         thread.start()
-        assert actor.back.acquire(timeout=60)
+        assert actor.back.acquire(timeout=PATIENCE_S)
     while waiting := [actor for actor, _ in works if not actor.done]:
         actor = choose(waiting)
         actor.go.release()
-        assert actor.back.acquire(timeout=60), f"{actor.name} hangs after {actor.calls[-3:]}"
+        assert actor.back.acquire(timeout=PATIENCE_S), f"{actor.name} hangs after {actor.calls[-3:]}"
     for thread in threads:
         thread.join()
 

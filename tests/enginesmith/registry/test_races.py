@@ -1,6 +1,6 @@
 """A collection beside each kind of writer, at every store call of either, and at random."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 
@@ -21,12 +21,20 @@ from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.publish import find_published
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
+from tests.one_thread import registry_in_one_thread
 
 RULES = Rules(versions=1, moves=1)
 GRACE = timedelta(days=1)
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TOLD = (ConflictError, IntegrityError, UnknownNameError)
 DATA = b"an engine that comes again"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """An actor is one thread."""
+    with registry_in_one_thread():
+        yield
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from enginesmith.serving import drift_event
 from enginesmith.serving.drift import RateDrift
 from enginesmith.serving.drift_event import DriftEvent
 from pipeline.orchestration.payloads import DRIFTED, PAYLOADS
+from tests.waiting import PATIENCE_S
 
 DRIFT = RateDrift(0.01, 0.034, 812, "2026-11-25T10:00:00+00:00", 1500, 40, "2026-11-25T10:05:00+00:00")
 
@@ -59,7 +60,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
 
 
 def test_an_alarm_is_an_event_with_the_fields_that_triggers_read(api: Api) -> None:
-    DriftEvent("tiny", "3", "s3://models/r", api.url)(DRIFT).join(10)
+    DriftEvent("tiny", "3", "s3://models/r", api.url)(DRIFT).join(PATIENCE_S)
     [event] = api.taken
     assert event["event"] == DRIFTED
     assert event["resource"]["prefect.resource.id"] == "enginesmith.model.tiny"
@@ -77,7 +78,7 @@ def test_prefect_reads_it_as_an_event() -> None:
 def test_it_is_sent_again_until_the_server_takes_it(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drift_event, "RETRIES_S", (0.0, 0.0))
     api.codes = [503, 503]
-    DriftEvent("tiny", "3", "s3://models/r", api.url)(DRIFT).join(10)
+    DriftEvent("tiny", "3", "s3://models/r", api.url)(DRIFT).join(PATIENCE_S)
     assert len(api.taken) == 1 and len(api.authorizations) == 3
 
 
@@ -100,7 +101,7 @@ def test_credentials_are_those_of_prefects_client(
     api: Api, monkeypatch: pytest.MonkeyPatch, name: str, value: str, wanted: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    DriftEvent("tiny", "3", "s3://models/r", api.url)(DRIFT).join(10)
+    DriftEvent("tiny", "3", "s3://models/r", api.url)(DRIFT).join(PATIENCE_S)
     assert api.authorizations == [wanted] and "pw" not in json.dumps(api.taken)
 
 
@@ -108,5 +109,5 @@ def test_the_server_is_that_of_the_environment_or_an_error(api: Api, monkeypatch
     with pytest.raises(InputError, match="set PREFECT_API_URL"):
         DriftEvent("tiny", "3", "s3://models/r")
     monkeypatch.setenv("PREFECT_API_URL", api.url)
-    DriftEvent("tiny", "3", "s3://models/r")(DRIFT).join(10)
+    DriftEvent("tiny", "3", "s3://models/r")(DRIFT).join(PATIENCE_S)
     assert len(api.taken) == 1

@@ -2,30 +2,23 @@
 
 import os
 import threading
-import time
 
 import pytest
 
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.serving.just_in_time import JustInTime
+from tests.waiting import PATIENCE_S, until
 
 
 def runner_of(sizes):
     return lambda inputs: {"sizes": dict(sizes), **inputs}
 
 
-def wait_until(true, seconds=10.0):
-    until = time.perf_counter() + seconds
-    while not true() and time.perf_counter() < until:
-        time.sleep(0.005)
-    assert true()
-
-
 def test_a_runner_is_compiled_once_and_then_found():
     made = []
     found = JustInTime(lambda sizes: made.append(sizes) or runner_of(sizes))
     assert found.find({"n": 3}) is None
-    wait_until(lambda: found.counts().held)
+    until(lambda: found.counts().held)
     assert found.find({"n": 3})({})["sizes"] == {"n": 3}
     assert found.wait({"n": 3}) is found.find({"n": 3}) and made == [{"n": 3}]
     found.close()
@@ -39,7 +32,7 @@ def test_the_reason_of_the_last_failure_is_told():
     assert found.counts().reason == ""
     for size in (1, 2):
         found.find({"n": size})
-        wait_until(lambda count=size: found.counts().failed == count)
+        until(lambda count=size: found.counts().failed == count)
     found.close()
     assert found.counts().reason == "OSError: no room for 2"
 
@@ -75,14 +68,14 @@ def test_no_more_sizes_wait_than_runners_are_held():
     go = threading.Event()
 
     def slow(sizes):
-        go.wait(10)
+        go.wait(PATIENCE_S)
         return runner_of(sizes)
 
     found = JustInTime(slow, most=2)
     for size in range(50):
         found.find({"n": size})
     go.set()
-    wait_until(lambda: found.counts().compiled >= 2 and not found._waiting)
+    until(lambda: found.counts().compiled >= 2 and not found._waiting)
     found.close()
     assert found.counts().compiled <= 3
 
@@ -91,7 +84,7 @@ def test_closing_ends_the_thread_and_whoever_waits():
     go, errors = threading.Event(), []
 
     def slow(sizes):
-        go.wait(10)
+        go.wait(PATIENCE_S)
         return runner_of(sizes)
 
     found = JustInTime(slow)
@@ -107,14 +100,14 @@ def test_closing_ends_the_thread_and_whoever_waits():
     waiter.start()
     closer = threading.Thread(target=found.close)
     closer.start()
-    waiter.join(10)
+    waiter.join(PATIENCE_S)
     go.set()
-    closer.join(10)
+    closer.join(PATIENCE_S)
     assert errors == ["the router is closed"] and not found._thread.is_alive()
     assert found.find({"n": 1}) is None
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(100)
 def test_a_compiler_that_ends_its_thread_keeps_nobody_waiting():
     def leave(sizes):
         raise SystemExit(f"no licence for {sizes['n']}")
@@ -134,7 +127,7 @@ class Wordless(BaseException):
         raise OSError("no words")
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(100)
 def test_an_error_without_words_keeps_nobody_waiting():
     def leave(_):
         raise Wordless
@@ -145,7 +138,7 @@ def test_an_error_without_words_keeps_nobody_waiting():
     found.close()
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(100)
 def test_a_thread_that_could_not_be_started_is_started_later(monkeypatch):
     def refuse(_):
         raise RuntimeError("can't start new thread")
@@ -165,18 +158,18 @@ def test_a_thread_that_could_not_be_started_is_started_later(monkeypatch):
     found.close()
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(100)
 def test_after_a_fork_what_the_other_process_compiles_is_compiled_here():
     entered, go = threading.Event(), threading.Event()
 
     def compiles(sizes):
         entered.set()
-        assert go.wait(10)
+        assert go.wait(PATIENCE_S)
         return runner_of(sizes)
 
     found = JustInTime(compiles)
     found.find({"n": 1})
-    assert entered.wait(10)
+    assert entered.wait(PATIENCE_S)
     if not (child := os.fork()):
         go.set()
         code = 1

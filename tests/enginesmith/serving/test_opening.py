@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +29,7 @@ from enginesmith.serving.router import Router
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.quantization.small_nets import build
 from tests.validation.latency.reports import latency_report
+from tests.waiting import PATIENCE_S, until
 
 SHAPE = ["batch", "n"]
 
@@ -219,7 +219,7 @@ def test_routers_that_compile_the_same_size_at_once_are_safe(net, tmp_path):
             errors.append(error)
 
     threads = [threading.Thread(target=compile_all) for _ in range(4)]
-    [thread.start() for thread in threads], [thread.join(60) for thread in threads]
+    [thread.start() for thread in threads], [thread.join(PATIENCE_S) for thread in threads]
     assert errors == [] and len(list(cache.glob("*.compiled.onnx"))) <= 3
     assert [path.name for path in cache.iterdir() if path.suffix not in (".onnx", ".lock")] == []
 
@@ -230,8 +230,8 @@ def test_a_folder_that_cannot_be_used_is_told_and_requests_are_answered(net, tmp
         router = Router.opened([At(described(net, "onnx"))], cache=tmp_path / "file")
     with router:
         np.testing.assert_array_equal(router.run(x(3, 5))["y"], expected(x(3, 5)))
-        while not (compiles := router.counts().compiles).failed:
-            time.sleep(0.005)
+        until(lambda: router.counts().compiles.failed)
+        compiles = router.counts().compiles
     assert "using the cache" in compiles.reason
 
 

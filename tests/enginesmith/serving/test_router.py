@@ -1,7 +1,6 @@
 """Requests to buckets and fallbacks: answers are those of the unpadded request, and all of it is counted."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,6 +16,7 @@ from enginesmith.serving.just_in_time import JustInTime
 from enginesmith.serving.padding import Padding
 from enginesmith.serving.router import Router
 from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING, Calls, assert_same, engine, profile, request
+from tests.waiting import PATIENCE_S, until
 
 EDGES = Padding(PADDING.inputs, {"sequence": (8, 16)})
 
@@ -85,7 +85,7 @@ def test_a_compiled_runner_takes_over_when_it_is_ready():
 
     def compiles(sizes):
         assert sizes == {"batch": 9, "sequence": 3}
-        assert go.wait(10)
+        assert go.wait(PATIENCE_S)
         return compiled
 
     with Router(
@@ -96,9 +96,7 @@ def test_a_compiled_runner_takes_over_when_it_is_ready():
         assert_same(router.run(request(9, 3)), request(9, 3))
         assert len(graph.shapes) == 1
         go.set()
-        until = time.perf_counter() + 10
-        while not router.counts().compiles.held and time.perf_counter() < until:
-            time.sleep(0.01)
+        until(lambda: router.counts().compiles.held)
         assert_same(router.run(request(9, 3)), request(9, 3))
         assert len(compiled.shapes) == 1 and router.counts().fallbacks == {"graph": 1, "compiled": 1}
         assert router.counts().compiles.seconds > 0

@@ -10,6 +10,7 @@ import numpy as np
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.types import TensorSpec
 from tests.pipeline.canary.dying import end
+from tests.waiting import PATIENCE_S
 
 _opened, _barrier = 0, threading.Barrier(1)
 _lock = threading.Lock()
@@ -39,7 +40,7 @@ class Busy:
             return {"y": np.ones((1, self._answer // 4), np.float32)}
         together = 1
         if self._barrier.parties > 1:
-            self._barrier.wait(60)
+            self._barrier.wait(PATIENCE_S)
             together = self._barrier.parties
         return {"y": np.array([[together, self._number, threading.get_ident() == self._thread, 0]], np.float32)}
 

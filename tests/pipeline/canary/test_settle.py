@@ -22,14 +22,12 @@ from pipeline.canary.settle import attach, settle, settle_newest, target_verdict
 from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
 from tests.enginesmith.registries import engine, publish_engines
-from tests.pipeline.canary.files import write_observations
+from tests.pipeline.canary.files import report_about, write_observations
 from tests.pipeline.canary.test_verdicts import refused, run
 from tests.pipeline.rollout.fleet import at, plan
 from validation.canary.report import read_report
 
 Settle = Callable[..., str]
-# The reports of engines without a fault, which most tests settle; of a FAIL the time counts.
-FINE: dict[tuple[str, str, str], bytes] = {}
 
 
 @pytest.fixture
@@ -58,23 +56,12 @@ def serving(store: Store) -> str:
 
 
 @pytest.fixture
-def kept(store: Store, tmp_path: Path) -> Settle:
-    """Judges observations of the engines for one target, as a worker with it does, and keeps the verdict beside the
-    version; the digest of its report. No event tells of it."""
-    folders = (tmp_path / f"canary-{number}" for number in range(99))
+def kept(store: Store) -> Settle:
+    """Keeps the verdict on the engines for one target beside the version, as a worker with it does; the digest of its
+    report. No event tells of it."""
 
-    def judged(target: str, candidate: Manifest, baseline: Manifest, **fault: object) -> bytes:
-        folder, sides = next(folders), (only(candidate, target), only(baseline, target))
-        paths = write_observations(folder, *sides, **fault)  # type: ignore[arg-type]
-        run("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--out", folder)
-        return (folder / "report.json").read_bytes()
-
-    def keep(target: str, candidate: Manifest, baseline: Manifest, **fault: object) -> str:
-        observed = target, candidate.digest, baseline.digest
-        data = None if fault else FINE.get(observed)
-        data = data or judged(target, candidate, baseline, **fault)
-        if not fault:
-            FINE[observed] = data
+    def keep(target: str, candidate: Manifest, baseline: Manifest, **seen: object) -> str:
+        data = report_about(only(candidate, target), only(baseline, target), **seen).to_bytes()
         digest = store.put_bytes(data)
         attach(store, read_report(data), digest)
         return digest

@@ -14,7 +14,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channels, lookup
 from tests.enginesmith.registries import engine, publish_engines
-from tests.pipeline.canary.files import identity, write_observations
+from tests.pipeline.canary.files import identity, report_about, write_observations
 from tests.validation.canary.simulated_logs import apart, write_log
 
 
@@ -110,16 +110,16 @@ def test_logs_of_other_hours_are_not_promoted_by(store, versions, tmp_path):
 
 def test_a_pass_against_what_is_no_longer_served_does_not_count(store, versions, tmp_path):
     one, two, three = versions
-    assert judged(tmp_path / "c", two, one).exit_code == 0
+    (tmp_path / "report.json").write_bytes(report_about(two, one).to_bytes())
     channels.promote(store, three, "stable")
-    said = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "c/report.json"))
+    said = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "report.json"))
     assert "baseline is version 1, and digits:stable serves 3" in said
 
 
 def test_a_report_that_was_tampered_with_does_not_count(store, versions, tmp_path):
     one, two, _ = versions
-    judged(tmp_path / "c", two, one)
-    path = tmp_path / "c/report.json"
+    path = tmp_path / "report.json"
+    path.write_bytes(report_about(two, one).to_bytes())
     whole = json.loads(path.read_text())
 
     def forged(**changes):
@@ -140,8 +140,8 @@ def test_engines_that_no_canary_ran_are_named(store, tmp_path):
     pair = [engine(store, data=b"x"), engine(store, precision="int8", data=b"y")]
     two = publish_engines(store, pair, "b", channel=None).manifest
     channels.promote(store, one, "stable")
-    judged(tmp_path / "c", two, one)
-    result = run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "c/report.json")
+    (tmp_path / "report.json").write_bytes(report_about(two, one).to_bytes())
+    result = run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "report.json")
     assert result.exit_code == 0 and "no canary ran 1 of the engines: cpu int8 onnxruntime" in result.stderr
 
 

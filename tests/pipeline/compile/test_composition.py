@@ -16,6 +16,7 @@ from pipeline.spec.model import load_spec
 from pipeline.values import Graph, GraphVariant, Observed, Recipe, StepFailure
 from tests.pipeline.compile.test_steps import EXPORTED
 from tests.pipeline.projects import Project
+from tests.waiting import PATIENCE_S
 
 INT8 = GraphVariant("int8", QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32"))
 
@@ -45,7 +46,7 @@ def test_fp32_is_proven_before_calibration_ends(
     observe = composition.observe
 
     def wait(*arguments: Any) -> Any:
-        assert proven.wait(120), "no engine was proven before calibration"
+        assert proven.wait(PATIENCE_S), "no engine was proven before calibration"
         return observe(*arguments)
 
     monkeypatch.setattr(composition, "observe", wait)

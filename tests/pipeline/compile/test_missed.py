@@ -16,6 +16,7 @@ from pipeline.values import Graph, GraphVariant, SearchResult
 from tests.one_server import OneServer
 from tests.pipeline.projects import Project, Result, capture, write_project
 from tests.pipeline.quantization.search.outlier_nets import WIDTH, noise, outlier_net
+from tests.waiting import PATIENCE_S
 
 WHY = "searched, because plain ranges missed quantization "
 CHOICE = "choose int8 (uint8 activations)"
@@ -52,7 +53,7 @@ def built_loud(tmp_path_factory: pytest.TempPathFactory, one_server: OneServer) 
         return made
 
     def wait(*arguments: Any) -> Any:
-        assert built.wait(120), "no engine was built before the search ended"
+        assert built.wait(PATIENCE_S), "no engine was built before the search ended"
         return search(*arguments)
 
     write_project(folder / "project")

@@ -15,6 +15,7 @@ from pipeline.orchestration.run import RunOptions, open_run
 from pipeline.progress import Lines, LiveTable, Progress
 from pipeline.progress.events import Event, Finished, ProcessEnded, Started
 from tests.pipeline.projects import Project
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -83,18 +84,15 @@ def test_versions_are_read_and_absence_is_a_version() -> None:
 def test_lines_tell_events_and_that_long_work_is_alive(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import time
-
     monkeypatch.setattr("pipeline.progress.terminal.HEARTBEAT_S", 0.02)
     lines = Lines()
     lines.emit(Started("unit"))
+    told: list[str] = []
     with lines.watch("unit"):
-        time.sleep(0.2)
+        until(lambda: told.append(capsys.readouterr().err) or "unit: still running" in "".join(told))
     lines.emit(Finished("unit"))
-    err = capsys.readouterr().err
-    assert "unit ..." in err
-    assert "unit: still running" in err
-    assert "unit: done" in err
+    assert "unit ..." in told[0]
+    assert "unit: done" in capsys.readouterr().err
 
 
 def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from enginesmith.core.digest import canonical_json
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.reports.proof import unmeasured
 from enginesmith.core.types import Target
+from enginesmith.registry.builds import build_lock
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store, open_store
@@ -27,6 +27,7 @@ from pipeline.operations.revalidate import Attested, revalidate
 from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress
 from tests.enginesmith.registries import engine, publish_engines, report
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -107,14 +108,16 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
     publish_engines(store, [engine(store, status="unproven"), engine(store, precision="fp16", status="unproven")])
     manifest = load(store, "digits", "1")
     monkeypatch.setattr(proving, "spec_of", lambda _: None)
-    monkeypatch.setattr("enginesmith.registry.builds.build_lock._POLL_S", 0.01)
+    monkeypatch.setattr(build_lock, "_POLL_S", 0.01)
+    take, asked = build_lock._take, list[str]()
+    monkeypatch.setattr(build_lock, "_take", lambda *words: asked.append(words[1]) or take(*words))
     ran: list[str] = []
     at_once: list[int] = []
 
     def attested(manifest: Manifest, entry: EngineEntry, _spec: object, context: RunContext) -> Attested:
         ran.append(entry.unit)
         at_once.append(1)
-        time.sleep(0.1)
+        until(lambda: len(asked) >= 3, "all ask while one proves")
         assert len(at_once) == 1, "two on one machine would time each other"
         at_once.clear()
         return Attested(entry, "proven", "fine", attest(context.store, manifest, report(entry, "proven")))

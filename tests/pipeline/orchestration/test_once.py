@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -17,31 +18,36 @@ from enginesmith.registry.builds.build_lock import LockHolder
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import build_lock_key
 from tests.pipeline.projects import Project
+from tests.waiting import PATIENCE_S
 
+ROOT = Path(__file__).parents[3]
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
 WAITING = re.compile(r"turn: waiting: compiling tiny is being done by \S+, process (\d+), since ")
 
 
-def start(project: Project, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "enginesmith", "build", project.spec, "--registry", project.registry, *words]
+def start(project: Project, *words: str, stop_at: str = "") -> subprocess.Popen[str]:
+    """stop_at: what a line of its progress holds at which it stops; '' goes on."""
+    module = ("tests.pipeline.stopping", stop_at) if stop_at else ("enginesmith",)
+    command = [sys.executable, "-m", *module, "build", project.spec, "--registry", project.registry, *words]
     return subprocess.Popen(
-        [*map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0
+        [*map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0, cwd=ROOT
     )
 
 
-def kill_at(process: subprocess.Popen[str], word: str) -> None:
-    """Kill a process when a line of its progress holds the word."""
+def kill_at(project: Project, word: str) -> None:
+    """A build that is killed when a line of its progress holds the word."""
+    process = start(project, stop_at=word)
     assert process.stderr is not None
     with process.stderr as lines:
         assert any(word in line for line in lines), f"{word} was never said"
         process.send_signal(signal.SIGKILL)
-    process.wait(30)
+    process.wait(PATIENCE_S)
 
 
 def test_three_builds_at_once_make_everything_once(project: Project) -> None:
     project.change_spec(**SMALL, validation={"latency": {}})
     runs = [start(project) for _ in range(3)]
-    told = [run.communicate(timeout=240)[1] for run in runs]
+    told = [run.communicate(timeout=PATIENCE_S)[1] for run in runs]
     assert [run.returncode for run in runs] == [0, 0, 0], told
     everything = "".join(told)
     for step in ("export: done", "onnxruntime: built in", "prove cpu fp32 onnxruntime: done"):
@@ -58,24 +64,23 @@ def test_three_builds_at_once_make_everything_once(project: Project) -> None:
 
 def test_two_builds_of_one_model_that_select_different_units_do_not_run_side_by_side(project: Project) -> None:
     project.change_spec(precisions=["fp32", "fp16"], targets=["cpu"], calibration=None)
-    first = start(project, "--precision", "fp32")
+    first = start(project, "--precision", "fp32", stop_at="export ...")  # however late the second starts
     assert first.stderr is not None
     with first.stderr as lines:
         assert any("export ..." in line for line in lines)
-        first.send_signal(signal.SIGSTOP)  # however late the second starts
         second = start(project, "--precision", "fp16")
         assert second.stderr is not None
         waiting = next(line for line in second.stderr if "waiting" in line)
         first.send_signal(signal.SIGCONT)
         rest = lines.read()
-    told = second.communicate(timeout=240)[1]
-    assert (first.wait(240), second.returncode) == (0, 0), rest + told
+    told = second.communicate(timeout=PATIENCE_S)[1]
+    assert (first.wait(PATIENCE_S), second.returncode) == (0, 0), rest + told
     assert WAITING.search(waiting) and f"process {first.pid}, since" in waiting and "export: cached" in told
 
 
 def test_a_killed_holder_keeps_nobody_waiting(project: Project) -> None:
     project.change_spec(**SMALL)
-    kill_at(start(project), "export ...")
+    kill_at(project, "export ...")
     assert list(open_store(project.registry).list("turns/")), "it left its locks behind"
     after = project.build()
     assert after.code == 0 and after.json["version"] == "1" and "turn: waiting" not in after.err

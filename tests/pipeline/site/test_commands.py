@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from urllib.error import HTTPError
@@ -16,6 +15,7 @@ import pytest
 from enginesmith.registry.store.base import Store
 from tests.enginesmith.cli.commands import run
 from tests.pipeline.site.sites import publish_small
+from tests.waiting import PATIENCE_S, until
 
 
 def test_site_says_what_it_wrote(registry: Store, out: Path) -> None:
@@ -39,19 +39,20 @@ def test_serve_shows_what_changes_and_ends_with_ctrl_c(registry: Store) -> None:
             wait_for(found[0], "model-b")
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0 and "stopped" in process.stderr.read()
+        assert process.wait(PATIENCE_S) == 0 and "stopped" in process.stderr.read()
 
 
 def wait_for(url: str, text: str) -> str:
     """The page, once it has this text."""
-    end = time.monotonic() + 60
-    page = ""
-    while text not in page:
-        assert time.monotonic() < end, page
-        with suppress(HTTPError), urlopen(url, timeout=10) as answer:
-            page = answer.read().decode()
-        time.sleep(0.1)
-    return page
+    pages = [""]
+
+    def look() -> bool:
+        with suppress(HTTPError), urlopen(url, timeout=PATIENCE_S) as answer:
+            pages.append(answer.read().decode())
+        return text in pages[-1]
+
+    until(look, f"{text} in {url}", pause_s=0.05)
+    return pages[-1]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from enginesmith.listening import HttpServer
 from enginesmith.registry.store.base import Store
 from pipeline.site.server import Refresher, SiteFiles
 from tests.pipeline.site.sites import publish_small, write
+from tests.waiting import PATIENCE_S
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def serving(root: Path, prefix: str = "") -> Iterator[HttpServer]:
 
 
 def ask(server: HttpServer, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=PATIENCE_S)
     connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
     answer = connection.getresponse()
     data = answer.read()

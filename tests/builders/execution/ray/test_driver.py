@@ -14,7 +14,7 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import BuildEngine, recall_engine
 from tests.builders import graphs
 from tests.builders.execution.ray.conftest import ROOT
-from tests.builders.execution.test_process import gone, read_when_there
+from tests.waiting import gone, text_of
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.server
@@ -45,9 +45,9 @@ def test_a_killed_driver_loses_no_engine_that_was_finished(fleet, tmp_path):
     noted = tmp_path / "pid"
     words = [sys.executable, "-c", DRIVER, fleet.address, store.uri, build, str(noted)]
     driver = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    grandchild = int(read_when_there(noted, 120))
+    grandchild = int(text_of(noted))
     driver.kill()
     driver.wait()
     found = recall_engine(request, RunContext(store, None, None))
     assert found and store.has(found.digest)
-    assert gone(grandchild, 30)
+    assert gone(grandchild)

@@ -2,7 +2,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from builders.execution.jobs import (
 from builders.execution.ray import RayExecutor
 from builders.execution.ray.cluster import check_reachable
 from enginesmith.core.errors import ModelError, SpecError, StepError, UnavailableError
-from tests.builders.execution.test_process import gone, read_when_there
 from tests.calls import call_job
+from tests.waiting import PATIENCE_S, gone, text_of, until
 
 ray = pytest.importorskip("ray")
 
@@ -86,11 +85,16 @@ class Noted(list[JobEvent]):
         return [list(vars(event).values())[1] for event in self if isinstance(event, kind)]
 
 
-def test_a_watch_here_sees_what_happens_there(executor):
+def test_a_watch_here_sees_what_happens_there(executor, tmp_path):
     seen = Noted()
-    executor.run(
-        job("phases", {"names": ["fetching", "compiling"]}, Needs({"enginesmith/sm": "sm_86"}, True)), seen.append
-    )
+
+    def watch(event: JobEvent) -> None:
+        seen.append(event)
+        if isinstance(event, PhaseEntered):
+            (tmp_path / event.phase).touch()  # the job goes on when that was seen
+
+    arguments = {"names": ["fetching", "compiling"], "folder": str(tmp_path)}
+    executor.run(job("phases", arguments, Needs({"enginesmith/sm": "sm_86"}, True)), watch)
     assert seen.all(Started) == ["sm_86 (sm_86)"]
     assert seen.all(PhaseEntered) == ["fetching", "compiling"]
     assert "".join(seen.all(Printed)).split() == [
@@ -129,7 +133,7 @@ def test_a_killed_worker_leaves_nothing_of_what_its_job_had_started(executor, tm
     with pytest.raises(StepError):
         executor.run(job("spawn_and_kill_parent", {"path": str(noted)}))
     started = [int(pid) for pid in noted.read_text().split()]
-    assert len(started) == 2 and all(gone(pid) for pid in started)
+    assert len(started) == 2 and gone(*started)
 
 
 def test_an_engine_that_was_not_built_in_a_process_of_its_own_has_no_limits_but_errors(fleet):
@@ -153,9 +157,9 @@ def test_cancel_ends_what_runs_and_nothing_is_left(fleet, tmp_path):
 
     thread = threading.Thread(target=run, args=(noted,))
     thread.start()
-    grandchild = int(read_when_there(noted))
+    grandchild = int(text_of(noted))
     executor.cancel()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert gone(grandchild)
     run(never)
     assert failures == ["cancelled", "cancelled"]
@@ -163,12 +167,16 @@ def test_cancel_ends_what_runs_and_nothing_is_left(fleet, tmp_path):
 
 
 def test_at_most_so_many_run_at_once(fleet, tmp_path):
-    executor = RayExecutor(fleet.address, jobs=1)
-    naps = [job("nap", {"seconds": 0.2, "path": str(tmp_path / str(i))}) for i in range(2)]
+    executor, go, begun = RayExecutor(fleet.address, jobs=1), tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
+    stays = [job("stay", {"path": str(path), "go": str(go)}) for path in begun]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(executor.run, naps))
-    (_, first), (second, _) = sorted(tuple(map(float, path.read_text().split())) for path in tmp_path.iterdir())
-    assert first <= second
+        runs = [pool.submit(executor.run, each) for each in stays]
+        until(lambda: any(path.exists() for path in begun))
+        with RayExecutor(fleet.address) as other:  # the cluster has room: what would be sent to it has come by now
+            assert other.run(job("add", {"a": 1, "b": 2})) == 3
+        assert not all(path.exists() for path in begun)
+        go.touch()
+        assert [run.result(PATIENCE_S) for run in runs] == [None, None]
 
 
 def test_it_shuts_down_only_what_it_started(executor):
@@ -226,17 +234,19 @@ def test_a_ray_that_is_started_ahead_is_the_first_executors_and_leaves_this_proc
 
 
 IN_THREADS = f"""
-import threading, time
+import os, threading
 from builders.execution.ray import RayExecutor
 from tests.calls import call_job
+from tests.waiting import until
 answers = []
 with RayExecutor(jobs=1) as executor:
     for number in range(2):
         add = call_job("unit", "{JOBS}:add", {{"a": 1, "b": number}})
         thread = threading.Thread(target=lambda: answers.append(executor.run(add)))
         thread.start()
+        native = thread.native_id
         thread.join()
-        time.sleep(2)  # the kernel ends what was started by a thread that is gone
+        until(lambda: not os.path.exists(f"/proc/self/task/{{native}}"))  # the kernel ends what was started by it
 print(answers)
 """
 
@@ -245,16 +255,15 @@ print(answers)
 def test_a_ray_that_is_started_outlives_the_thread_whose_job_was_the_first():
     environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     command = [sys.executable, "-c", IN_THREADS]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[1, 2]\n", "")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "no.such.host.invalid:1"])
 def test_an_address_out_of_reach_is_said_at_once(address):
-    start = time.monotonic()
+    """Ray itself looks for one for six minutes."""
     with pytest.raises(UnavailableError, match=f"cannot reach the Ray cluster at {address}.*local executor"):
         check_reachable(address)
-    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize("raised", [ConnectionError, TimeoutError, Exception])

@@ -2,10 +2,7 @@
 
 import os
 import random
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +10,8 @@ from builders.execution.jobs import Job, JobEvent, Needs, ProcessLimits, Reduced
 from builders.execution.ray import RayExecutor
 from enginesmith.core.errors import StepError
 from tests.builders.execution.ray.conftest import GENERATIONS
-from tests.builders.execution.test_process import read_when_there
 from tests.calls import Call, call_job
+from tests.waiting import PATIENCE_S, text_of, until
 
 pytest.importorskip("ray")
 JOBS = "tests.builders.jobs"
@@ -66,17 +63,18 @@ def test_a_product_is_a_label_too(fleet, executor):
         executor.run(job("raylet", Needs({"enginesmith/sm": "sm_89", "enginesmith/product": "l40s"}, required=True)))
 
 
-def overlap(folder: Path) -> bool:
-    (_, first), (second, _) = sorted(tuple(map(float, path.read_text().split())) for path in folder.iterdir())
-    return second < first
-
-
 @pytest.mark.parametrize(("generation", "needs"), [("sm_90", {"gpus": 1}), ("sm_80", {"memory_mib": 1200})])
 def test_a_gpu_is_held_alone_and_so_is_memory(executor, tmp_path, generation, needs):
-    jobs = [job("nap", only(generation, **needs), seconds=1.5, path=str(tmp_path / str(i))) for i in range(2)]
+    go, begun = tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(executor.run, jobs))
-    assert not overlap(tmp_path)
+        stays = [job("stay", only(generation, **needs), path=str(path), go=str(go)) for path in begun]
+        runs = [pool.submit(executor.run, each) for each in stays]
+        until(lambda: executor._listener and len(executor._listener._tasks) == 2)
+        until(lambda: any(path.exists() for path in begun))
+        assert executor.run(job("add", only(generation), a=1, b=2)) == 3  # it was asked for later, and has come
+        assert not all(path.exists() for path in begun)
+        go.touch()
+        assert [run.result(PATIENCE_S) for run in runs] == [None, None]
 
 
 def test_two_that_fit_beside_each_other_run_at_once(executor, tmp_path):
@@ -108,13 +106,12 @@ def test_a_generation_that_never_comes_fails_at_once_in_words_that_help(executor
 
 def test_a_generation_may_come_late(fleet, executor):
     seen = Told()
-    with RayExecutor(fleet.address, wait_s=60) as patient, ThreadPoolExecutor(1) as pool:
+    with RayExecutor(fleet.address, wait_s=600) as patient, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(patient.run, job("raylet", only("sm_120", gpus=1)), seen.append)
-        while not seen.waits:
-            threading.Event().wait(0.05)
+        until(lambda: seen.waits)
         late = fleet.add_node(num_cpus=1, num_gpus=1, labels={"enginesmith/sm": "sm_120"}, node_name="late")
-        assert waiting.result(60) == late.all_processes["raylet"][0].process.pid
-    assert "a node with enginesmith/sm=sm_120 and 1 GPU: none yet, 1:00 left" in seen.waits
+        assert waiting.result(PATIENCE_S) == late.all_processes["raylet"][0].process.pid
+    assert "a node with enginesmith/sm=sm_120 and 1 GPU: none yet, 10:00 left" in seen.waits
     assert seen.places == ["late (sm_120)"]
 
 
@@ -140,12 +137,10 @@ def test_a_unit_on_a_killed_node_is_rescheduled(fleet, executor, tmp_path):
     assert executor.run(job("add", only("sm_121"), a=1, b=1)) == 2
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(executor.run, job("sleep_once", Needs(spare), path=str(noted)), seen.append)
-        read_when_there(noted)
-        patient = time.monotonic() + 60
-        while not seen.places and time.monotonic() < patient:  # the driver has heard where it runs
-            time.sleep(0.05)
+        text_of(noted)
+        until(lambda: seen.places, "the driver has heard where it runs")
         os.kill(doomed.all_processes["raylet"][0].process.pid, 9)
-        assert running.result(120) == "elsewhere"
+        assert running.result(PATIENCE_S) == "elsewhere"
     assert seen.places[0] == "doomed (sm_121)" and seen.places[1] != seen.places[0]
     assert seen.retries == ["its node was lost; try 2, elsewhere"]
 

@@ -36,6 +36,7 @@ from tests.calls import call_job
 from tests.enginesmith.registries import approval, report
 from tests.pipeline.orchestration.flows.server import until
 from tests.pipeline.projects import Project, write_project
+from tests.waiting import PATIENCE_S
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.server
@@ -161,9 +162,9 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, exec
         finally:
             own.cancel()
         with pytest.raises(StepError) as caught:
-            running.result(60)
+            running.result(PATIENCE_S)
     assert caught.value.kind == "cancelled"
-    assert psutil.wait_procs(both, timeout=20)[1] == []
+    assert psutil.wait_procs(both, timeout=PATIENCE_S)[1] == []
     needs = Needs({"enginesmith/sm": "sm_89"}, required=True, gpus=1)
     assert (
         executor.run(

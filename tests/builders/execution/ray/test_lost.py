@@ -9,6 +9,7 @@ from builders.execution.ray.cluster import RayNode
 from builders.execution.ray.task import TaskAnswer
 from enginesmith.core.errors import StepError, UnavailableError
 from tests.calls import call_job
+from tests.waiting import PATIENCE_S, until
 
 JOB = call_job("unit", "tests.builders.jobs:add", {"a": 1, "b": 2})
 NODE = RayNode("id", "node", ("127.0.0.1", 1), {}, 2.0, 0.0, 4096)
@@ -93,19 +94,18 @@ def in_thread(run):
 
 
 def test_what_waits_fails_and_the_next_job_waits_for_the_cluster_to_come_back(ray):
-    with RayExecutor("ray://head:10001", wait_s=60) as made:
+    with RayExecutor("ray://head:10001", wait_s=3600) as made:
         first, found = in_thread(lambda: made.run(JOB))
-        while not made._listener or not made._listener._tasks:
-            first.join(0.01)
+        until(lambda: made._listener and made._listener._tasks)
         ray.away.set()
-        first.join(20)
+        first.join(PATIENCE_S)
         assert isinstance(found[0], UnavailableError) and "lost the Ray cluster" in str(found[0])
         ray.asked.clear()
         again, found = in_thread(lambda: made.run(JOB))
-        assert ray.asked.wait(20) and not found
+        assert ray.asked.wait(PATIENCE_S) and not found
         ray.answers.set()
         ray.away.clear()
-        again.join(20)
+        again.join(PATIENCE_S)
         assert found == [3] and ray.connected == 2
 
 
@@ -139,7 +139,7 @@ def test_one_that_is_lost_while_nothing_runs_is_out_of_reach_and_not_another_err
 
 
 def test_a_cancelled_one_does_not_wait_for_it(ray):
-    with RayExecutor("ray://head:10001", wait_s=60) as made:
+    with RayExecutor("ray://head:10001", wait_s=3600) as made:
         ray.answers.set()
         assert made.run(JOB) == 3
         made._listener._nodes = (0.0, [])
@@ -147,9 +147,9 @@ def test_a_cancelled_one_does_not_wait_for_it(ray):
         with pytest.raises(UnavailableError):
             made.run(JOB)
         again, found = in_thread(lambda: made.run(JOB))
-        assert ray.asked.wait(20)
+        assert ray.asked.wait(PATIENCE_S)
         made.cancel()
-        again.join(20)
+        again.join(PATIENCE_S)
         assert isinstance(found[0], StepError | UnavailableError)
 
 

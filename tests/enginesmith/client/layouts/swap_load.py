@@ -11,6 +11,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 
+from tests.waiting import PATIENCE_S
+
 # Halves are exact; each is another one, so that a server which misreads some is seen.
 IMAGE = [index / 2 for index in range(64)]
 
@@ -41,10 +43,10 @@ class SwapLoad:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
 
     def _ask(self) -> None:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)) as connection:
             self._ask_over(connection)
 
     def _ask_over(self, connection: http.client.HTTPConnection) -> None:
@@ -78,10 +80,10 @@ def ask(connection: http.client.HTTPConnection, model: str) -> int:
     return round(added)
 
 
-def wait_for(port: int, model: str, number: int, limit_s: float = 60.0) -> None:
+def wait_for(port: int, model: str, number: int, limit_s: float = PATIENCE_S) -> None:
     """Ask until the engine that adds `number` answers. Raises TimeoutError."""
     ends = time.monotonic() + limit_s
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
         while ask(connection, model) != number:
             if time.monotonic() > ends:
                 raise TimeoutError(f"the engine that adds {number} does not answer within {limit_s:g} s")

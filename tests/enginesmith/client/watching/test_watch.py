@@ -1,18 +1,18 @@
 """Following a channel: one link that always leads to a whole engine, hooks, registries that are down."""
 
 import json
-import os
 import random
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 
 from enginesmith.client.client import Client, Command, HealthCommand, Plain, Policy, Post
@@ -23,6 +23,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.s3.requests import client as s3_client
 from enginesmith.registry.versions import channels
 from tests.enginesmith.registries import engine, flip, names_in, on_each_store, publish_engines
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -143,13 +144,13 @@ def test_what_goes_wrong_keeps_the_old_engine_is_said_once_and_passes(store: Sto
     thread = threading.Thread(target=watch.run, args=(stop,))
     thread.start()
     try:
-        wait_for(lambda: len(said) == 2)
+        until(lambda: len(said) == 2)
         assert "there is no registry" in said[1] and f"keeping {served}" in said[1]
         (tmp_path / "away").rename(tmp_path / "registry")
-        wait_for(lambda: len(said) == 3)
+        until(lambda: len(said) == 3)
         assert "has no engine for cpu" in said[2] and led(dest) == served
         version(store, b"three")
-        wait_for(lambda: led(dest).startswith("3-"))
+        until(lambda: led(dest).startswith("3-"))
     finally:
         stop.set()
         thread.join()
@@ -177,13 +178,6 @@ class Looks(threading.Event):
         if len(self.waits) == self.count:
             self.set()
         return self.is_set()
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_registry_that_sends_other_bytes_changes_nothing(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
@@ -260,12 +254,10 @@ def test_a_command_that_hangs_is_killed_with_all_it_started(
     tmp_path: Path, kind: type[Command | HealthCommand], last: str
 ) -> None:
     """Also where the first process has ended, and the health command's output is not over."""
-    failure = kind(f"sh -c 'sleep 60 & echo $! > {tmp_path}/pid; {last}'", timeout_s=0.3)({})
+    started = f"600.{secrets.randbelow(1 << 40)}"
+    failure = kind(f"sh -c 'sleep {started} & {last}'", timeout_s=0.3)({})
     assert "took over 0.3 s and was killed" in str(failure)
-    with pytest.raises(ProcessLookupError):
-        for _ in range(500):
-            os.kill(int((tmp_path / "pid").read_text()), 0)
-            time.sleep(0.01)
+    until(lambda: not any(started in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])))
     assert "cannot be started" in str(Command("/absent")({}))
     with pytest.raises(InputError):
         Command(" ")
@@ -319,7 +311,7 @@ def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("digits:candidate is 1 now")
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err) == (0, "", "stopped\n")
 
 

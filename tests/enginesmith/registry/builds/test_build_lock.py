@@ -2,10 +2,11 @@
 
 import os
 import threading
-import time
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from enginesmith.registry.builds.build_lock import LockHolder, hold_build_lock, 
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import build_lock_key
 from tests.enginesmith.registries import on_each_store
+from tests.waiting import until
 
 NAME = digest_of("what is worked on")
 
@@ -29,11 +31,27 @@ def other(store: Store, **changed: object) -> LockHolder:
     return holder
 
 
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of who waits for a lock; no other time passes."""
+    pauses: list[float] = []
+    monkeypatch.setattr(build_lock, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
+    return pauses
+
+
 @on_each_store
 def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_lock, "_POLL_S", 0.01)
-    at_once, most, done = 0, 0, 0
-    lock = threading.Lock()
+    at_once, most, done, asked = 0, 0, 0, 0
+    lock, take = threading.Lock(), build_lock._take
+
+    def note(*arguments: Any) -> LockHolder:
+        nonlocal asked
+        with lock:
+            asked += 1
+        return take(*arguments)
+
+    monkeypatch.setattr(build_lock, "_take", note)
 
     def work() -> None:
         nonlocal at_once, most, done
@@ -41,7 +59,7 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
             with lock:
                 at_once += 1
                 most = max(most, at_once)
-            time.sleep(0.02)
+            until(lambda: asked == 6, "all ask while one works")
             with lock:
                 at_once -= 1
                 done += 1
@@ -69,25 +87,23 @@ def test_another_thing_needs_no_wait(tmp_path: Path) -> None:
         pass
 
 
-def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(tmp_path: Path, waited: list[float]) -> None:
     store = open_store(tmp_path / "r", create=True)
     other(store, since="2026-11-20T18:23:01.123456+00:00")
-    monkeypatch.setattr(build_lock, "_POLL_S", 0.01)
-    monkeypatch.setattr(build_lock, "DEAD_AFTER_S", 0.2)
     said: list[str] = []
     with hold_build_lock(store, NAME, "mine", said.append):
         assert said == ["compiling is being done by elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
+    assert build_lock.DEAD_AFTER_S < sum(waited) < build_lock.DEAD_AFTER_S + 2 * build_lock._POLL_S
 
 
-def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once(tmp_path: Path) -> None:
+def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once(
+    tmp_path: Path, waited: list[float]
+) -> None:
     store = open_store(tmp_path / "r", create=True)
     here = this_process()
     other(store, host=here.host, namespace=here.namespace, pid=1, began="another boot")
-    begun = time.monotonic()
     with hold_build_lock(store, NAME, "mine"):
-        assert time.monotonic() - begun < build_lock.DEAD_AFTER_S / 2
+        assert waited == []
 
 
 def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alone(
@@ -97,10 +113,7 @@ def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alo
     monkeypatch.setattr(build_lock, "BEAT_S", 0.01)
     with hold_build_lock(store, NAME, "mine"):
         before = store.read(build_lock_key(NAME))
-        deadline = time.monotonic() + 20
-        while store.read(build_lock_key(NAME)) == before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert store.read(build_lock_key(NAME)) != before, "it beats"
+        until(lambda: store.read(build_lock_key(NAME)) != before, "it beats")
         theirs = None
         while theirs is None:  # the heart may beat in between
             holder = other(store)

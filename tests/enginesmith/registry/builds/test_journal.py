@@ -1,7 +1,8 @@
 """Which runs are kept, and how they are found and read."""
 
-import time
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,11 +27,11 @@ def test_runs_are_listed_newest_first(store: Store) -> None:
     assert journal.model_of(second.id) == "mini-lm.v2" and journal.model_of(journal.new_id("a.b")) == "a.b"
 
 
-def test_names_of_one_second_sort_by_time_too() -> None:
-    names = []
-    for _ in range(5):
-        names.append(journal.new_id("digits"))
-        time.sleep(0.002)
+def test_names_of_one_second_sort_by_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [datetime(2026, 11, 28, 12, 0, 0, number * 1000, UTC) for number in (0, 1, 9, 10, 999)]
+    clock = iter(moments)
+    monkeypatch.setattr(journal, "datetime", SimpleNamespace(now=lambda _: next(clock)))
+    names = [journal.new_id("digits") for _ in moments]
     assert names == sorted(names) and all(journal.model_of(name) == "digits" for name in names)
 
 

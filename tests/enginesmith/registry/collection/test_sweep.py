@@ -21,10 +21,19 @@ from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave
+from tests.one_thread import registry_in_one_thread
+from tests.waiting import PATIENCE_S
 
 ONE = Rules(versions=1, moves=1)
 GRACE = timedelta(days=1)
 DATA = b"an engine that comes again"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """An actor is one thread."""
+    with registry_in_one_thread():
+        yield
 
 
 @pytest.fixture
@@ -293,7 +302,7 @@ def test_a_claim_is_renewed_while_a_collection_works(
             if key != MARKS and threading.current_thread() is threading.main_thread():
                 clock(timedelta(minutes=2))
                 renewed.clear()
-                assert renewed.wait(30), "a collection that reads does not renew its claim"
+                assert renewed.wait(PATIENCE_S), "a collection that reads does not renew its claim"
             return super().read(key)
 
     began, slow = leases.now(), Slow(due.objects)

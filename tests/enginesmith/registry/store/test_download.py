@@ -19,6 +19,7 @@ from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.objects.store import ObjectStore
 from tests.enginesmith.faulty_proxy import PASSING, Fault, FaultyProxy, Kind
 from tests.enginesmith.registries import flip, in_child, names_in, on_each_kind
+from tests.waiting import PATIENCE_S
 
 PART = 1000
 DATA = os.urandom(10 * PART + 123)
@@ -79,7 +80,7 @@ def test_parts_that_come_backwards_are_digested_in_order(
 
     def backwards(start: int) -> None:
         if start <= last:
-            assert ready[start].wait(20)
+            assert ready[start].wait(PATIENCE_S)
             ready[max(0, start - PART)].set()
 
     told: list[int] = []
@@ -100,7 +101,7 @@ def test_all_others_come_while_the_oldest_part_is_late_in_bounded_memory(
         if start:
             others.release()
         else:
-            assert all(others.acquire(timeout=20) for _ in range(10))
+            assert all(others.acquire(timeout=PATIENCE_S) for _ in range(10))
 
     assert run(tmp_path / "file", Source(late)) == DIGEST
     assert len({id(found.obj) for found in kept if found is not None}) <= 2 and None in kept

@@ -3,6 +3,7 @@ import threading
 import pytest
 
 from enginesmith.registry.store.parallel import side_by_side
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 33, 5000])
@@ -11,7 +12,7 @@ def test_results_come_in_the_order_of_the_items(count: int) -> None:
 
 
 def test_requests_run_side_by_side_and_not_all_at_once() -> None:
-    gate, started = threading.Barrier(4, timeout=10), []
+    gate, started = threading.Barrier(4, timeout=PATIENCE_S), []
 
     def work(item: int) -> int:
         started.append(item)

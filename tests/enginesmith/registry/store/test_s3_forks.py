@@ -9,6 +9,7 @@ import pytest
 from enginesmith.registry.store.s3 import requests
 from enginesmith.registry.store.s3.place import S3Location
 from tests.enginesmith.registries import in_child
+from tests.waiting import PATIENCE_S
 
 
 def test_no_child_begins_with_a_lock_that_a_thread_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +27,7 @@ def test_no_child_begins_with_a_lock_that_a_thread_held(monkeypatch: pytest.Monk
     made.wait()
 
     def take() -> None:
-        assert held.acquire(timeout=5), "the lock came over as it was held"
+        assert held.acquire(timeout=PATIENCE_S), "the lock came over as it was held"
 
     child = in_child(take)
     wanted.set()

@@ -28,7 +28,7 @@ def going(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
     """A registry in which one run goes on."""
     found = Project(tmp_path / "project", capsys)
     store = open_store(found.registry, create=True)
-    run = running(predicted=EXPECTED)
+    run = replace(running(predicted=EXPECTED), beats_every_s=3600.0)  # however late it is looked at
     run = replace(run, heard_at=precise_now(), items=(replace(run.items[0], started_at=precise_now()),))
     store.create(run_key(run.id), run.to_bytes())
     store.create(run_live_key(run.id), json.dumps({UNIT: "layer 3 of 9\n"}).encode())

@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from tests.pipeline.projects import Project
+from tests.waiting import PATIENCE_S, until
 from validation.canary.observations import read_observations
 from validation.canary.report import read_report
 
@@ -75,11 +75,9 @@ def test_an_interrupted_run_leaves_what_it_saw(built, tmp_path):
     words += ["--traffic", str(path), "--out", str(out), "--looks", "20", "--registry", str(built.registry)]
     process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (out / "report.json").exists():
-            time.sleep(0.05)
+        until((out / "report.json").exists)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the engines' processes get it too
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert "Traceback" not in said

@@ -19,6 +19,7 @@ from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.rolling import read_rollout
 from pipeline.rollout.receiving import ReportReceiver, make_server
 from tests.enginesmith.cli.commands import run, said, told
+from tests.waiting import PATIENCE_S
 
 WHERE = "digits:stable"
 
@@ -254,7 +255,7 @@ def test_reports_over_http(serving: Store) -> None:
         given = {"model": "digits", "channel": "stable", "rollout": rollout.id, **changes}
         asked = urllib.request.Request(server.url, SentReport(**given, report=report).to_bytes())
         try:
-            with urllib.request.urlopen(asked, timeout=10) as answer:
+            with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
                 return answer.status
         except urllib.error.HTTPError as error:
             with error:

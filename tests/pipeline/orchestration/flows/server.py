@@ -38,9 +38,11 @@ class Prefect:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        # It stays bound here, as nobody else may have it while the server is away; the server binds it too.
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind(("127.0.0.1", 0))
+        self.port = self._held.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/api"
         self.environment = {
             **os.environ,
@@ -80,6 +82,7 @@ class Prefect:
         for process in self._left():
             process.kill()
         self._client.close()
+        self._held.close()
 
     def _left(self) -> Iterator[psutil.Process]:
         """Whatever of this server's still runs: only its own processes have this folder in their environment."""
@@ -182,11 +185,11 @@ def end(process: subprocess.Popen[bytes] | None) -> None:
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(15)
+        process.wait(60)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for child in psutil.wait_procs(family, timeout=5)[1]:
+    for child in psutil.wait_procs(family, timeout=20)[1]:
         child.kill()
 
 

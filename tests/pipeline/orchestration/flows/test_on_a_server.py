@@ -12,22 +12,10 @@ import pytest
 
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions import lookup
+from tests.pipeline.held import hold
 from tests.pipeline.orchestration.flows.server import Prefect, prefect_server, until
 from tests.pipeline.projects import Project, weights, write_model
-
-# Says where it is, and waits as long as the test holds it: a step that takes long, at will.
-SLOW = """
-import os, pathlib, time
-import numpy as np
-
-def samples():
-    place = pathlib.Path({place!r})
-    (place / "pid").write_text(str(os.getppid()))
-    while (place / "hold").exists():
-        time.sleep(0.05)
-    for seed in range(8):
-        yield {{"x": np.random.default_rng(seed).normal(size=(4, 8)).astype(np.float32)}}
-"""
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +29,6 @@ def prefect(server: Prefect) -> Iterator[Prefect]:
     """The server; the worker that a test starts ends with it, however that went, and so do the flows it was running."""
     yield server
     server.end_worker()
-
-
-def hold(project: Project, place: Path, **parts: object) -> Path:
-    """Have the model's calibration wait until this file goes."""
-    (project.folder / "slow.py").write_text(SLOW.format(place=str(place)))
-    project.change_spec(precisions=["int8"], calibration={"data": "slow.py:samples"}, **parts)
-    (place / "hold").touch()
-    return place / "hold"
 
 
 def said(prefect: Prefect, run: str | None = None) -> list[str]:
@@ -145,7 +125,7 @@ def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker
     cancelled, step, flow = in_the_middle(prefect, tmp_path)
     prefect.cancel(cancelled)
     until("it is cancelled", lambda: prefect.state(cancelled) == "CANCELLED")
-    assert psutil.wait_procs([step, flow], timeout=10)[1] == [], "what it ran has stopped"
+    assert psutil.wait_procs([step, flow], timeout=PATIENCE_S)[1] == [], "what it ran has stopped"
     assert served(project) == ([], None), "no half version"
 
     survivor, _, flow = in_the_middle(prefect, tmp_path)

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Event, Waiting
 from pipeline.values import Graph, GraphVariant, Unit
+from tests.waiting import until
 
 
 def context() -> Any:
@@ -96,9 +96,8 @@ def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatc
 
     @contextmanager
     def concurrency(_name: str, **_: object) -> Iterator[None]:
-        deadline = time.monotonic() + 20
-        while slow and not waits and time.monotonic() < deadline:
-            time.sleep(0.005)
+        if slow:
+            until(lambda: waits)
         yield
 
     monkeypatch.setattr(runner, "concurrency", concurrency)

@@ -21,6 +21,7 @@ from pipeline.orchestration.metrics.live import LiveMetrics, serve_metrics
 from pipeline.progress.events import Finished, Planned, ProcessEnded, Retrying, RunConcluded, Started
 from tests.pipeline.orchestration.runs.runs import OTHER, UNIT, plan
 from tests.pipeline.projects import Project
+from tests.waiting import PATIENCE_S
 
 BUILT = {"state": "built", "target": "sm_89", "backend": "tensorrt-rtx"}
 
@@ -89,7 +90,7 @@ def test_a_scraper_reaches_the_port_while_it_is_served() -> None:
     live = LiveMetrics(CollectorRegistry())
     with serve_metrics(live.registry, 0, "127.0.0.1") as server:
         port = server.address.port
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         assert {family.name for family in text_string_to_metric_families(text)} >= {"enginesmith_builds"}
         with (

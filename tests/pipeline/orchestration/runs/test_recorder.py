@@ -22,6 +22,7 @@ from pipeline.orchestration.runs.recorder import RunRecorder, new_run, new_track
 from pipeline.orchestration.runs.tracker import Tracker
 from pipeline.progress.events import Finished, Planned, Printed, ProcessEnded, Started
 from tests.pipeline.orchestration.runs.runs import EXPECTED, OTHER, REFUSED, UNIT, plan, tell_all
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_a_registry_that_hangs_does_not_keep_the_run_from_ending(
 ) -> None:
     hangs = threading.Event()
     monkeypatch.setattr(recorder, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(FileStore, "replace", lambda *_: hangs.wait(20))
+    monkeypatch.setattr(FileStore, "replace", lambda *_: hangs.wait(PATIENCE_S))
     try:
         with record_run(store, begun(store), lambda _: None) as told:
             told.emit(Started("export"))

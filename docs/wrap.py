@@ -1,4 +1,4 @@
-"""Wraps the prose of Markdown files at 120 characters: `python -m tests.house.wrap [FILE ...]`, by default all tracked.
+"""Wraps the prose of Markdown files at 120 characters: `python -m docs.wrap [FILE ...]`, by default all tracked.
 
 Only paragraphs with a longer line are touched; tables, code and headings never are. A file is written only if it
 renders to the same HTML.
@@ -80,7 +80,7 @@ def _prefix(line: str) -> str:
 def main(names: list[str]) -> int:
     """Exit code 0, or 1 where a file would not render alike; that file is left as it is."""
     if not names:
-        listed = subprocess.run(["git", "ls-files", "*.md"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(["git", "ls-files", "*.md"], capture_output=True, text=True, check=True).stdout  # noqa: S607
         names = listed.split("\n")[:-1]
     failed = False
     for path in map(Path, names):
