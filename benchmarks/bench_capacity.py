@@ -3,9 +3,7 @@
 Each model (digits, encoder, minilm) is built for this machine's CPU in fp32 and timed at several batches, as
 `enginesmith profile` does; its engine runs in one thread, as the generator needs a core of its own. From these times
 the greatest rate within a limit of p99 is predicted, and then measured by bisection over the rate, with arrivals whose
-times are fixed before: against the engine, which one thread feeds by the policy of the batcher (bar: within 10 %), and
-against the server of `enginesmith load`, in Python. For the latter, what the server adds to a batch and to a request,
-timed with a session that answers at once, is a part of the prediction.
+times are fixed before, against the engine, which one thread feeds by the policy of the batcher (bar: within 10 %).
 
 A machine whose speed changes between the two (here by up to 1.5, with the load of its host) is at fault for a part of
 the ratio: `of then` is the ratio of a second prediction, whose times are scaled by how long full batches took while the
@@ -18,7 +16,6 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -29,15 +26,13 @@ import numpy as np
 import enginesmith
 from builders.backends.compatibility import open_engine
 from builders.execution.local import LocalExecutor
+from enginesmith.arrays import Array
 from enginesmith.core.names import parse_reference
 from enginesmith.core.reports.latency import BucketLatency
-from enginesmith.core.types import Engine, Session, Tensors
+from enginesmith.core.types import Session, Tensors
 from enginesmith.registry.manifest import request_of
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.serving.padding import Padding
 from pipeline.canary.engines import ChosenEngine, choose
-from pipeline.capacity.server_overhead import time_server
-from pipeline.capacity.server_process import start_server
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_engine, golden_set
 from pipeline.operations.latency import ProfileOptions, profile_published
@@ -53,9 +48,6 @@ from validation.capacity.greatest_rate import (
     poisson_workload,
 )
 from validation.latency.measurement.buckets import make_buckets
-from validation.load.arrivals import BurstTerms, PlannedArrivals, plan_poisson
-from validation.load.open_loop import send_open_loop
-from validation.load.server import REQUEST, ServedEngine, write_requests
 from validation.traffic.batching import BatchPolicy
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -66,7 +58,7 @@ LIMIT_RUNS, LEAST_LIMIT_S = 4.0, 0.005
 LEAST_SECONDS, LIMITS = 5.0, 40.0
 STEPS, SEQUENCE = 6, 32
 # Says whether a limit is kept by requests at these times.
-Keeps = Callable[[PlannedArrivals], bool]
+Keeps = Callable[[Array], bool]
 
 
 def main() -> None:
@@ -74,11 +66,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["digits", "encoder", "minilm"])
     print(f"load average before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
-    print(
-        "| model | limit, ms | predicted, a second | measured | ratio | of then |"
-        " server, µs a batch / a request | predicted | measured | ratio |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    print("| model | limit, ms | predicted, a second | measured | ratio | of then |")
+    print("|---|---|---|---|---|---|", flush=True)
     for model in parser.parse_args().models:
         if not (EXAMPLES / model / "weights.safetensors").exists():
             print(f"{model}: no weights; examples/{model}/README.md says where they are from", file=sys.stderr)
@@ -96,22 +85,17 @@ def row(model: str, folder: Path) -> str:
     chosen = choose(store, parse_reference(model), enginesmith.Machine.from_name("cpu").target, "fp32")
     request, sizes = one_request(store, chosen, folder)
     blob = EngineBlob(request_of(chosen.entry), str(chosen.entry.digest), str(chosen.entry.suffix))
-    plan = served(fetch_engine(store, blob, folder), request, folder)
+    engine = fetch_engine(store, blob, folder)
     others = {name: size for name, size in sizes.items() if name != "batch"}
     times = batch_times(profile(store, chosen, sizes), "batch", others, POLICY.most)
     limit = LatencyLimit(max(LEAST_LIMIT_S, LIMIT_RUNS * float(times.curves[-1, 99])))
-    with open_engine(plan.engine()) as session:
+    with open_engine(engine) as session:
         batches = [repeated(request, count) for count in range(1, POLICY.most + 1)]
         took: list[float] = []
         rate, measured = compare(times, limit, lambda arrivals: keeps_alone(session, batches, limit, arrivals, took))
     slower = float(np.median(took)) / float(np.median(times.curves[-1]))
     then = predict(BatchTimes(times.curves * slower, times.half), limit)
-    alone = f"{cells(rate, measured)} | {then.value / measured:.2f}"
-    adds = time_server(plan, folder)
-    with_server = times.with_overhead(adds.batch_s, adds.request_s)
-    behind = cells(*compare(with_server, limit, lambda arrivals: keeps_behind_server(plan, limit, arrivals, folder)))
-    cost = f"{1e6 * adds.batch_s:.0f} / {1e6 * adds.request_s:.0f}"
-    return f"| {model} | {1e3 * limit.seconds:.1f} | {alone} | {cost} | {behind} |"
+    return f"| {model} | {1e3 * limit.seconds:.1f} | {cells(rate, measured)} | {then.value / measured:.2f} |"
 
 
 def predict(times: BatchTimes, limit: LatencyLimit) -> Estimate:
@@ -127,9 +111,15 @@ def compare(times: BatchTimes, limit: LatencyLimit, keeps: Keeps) -> tuple[Estim
     seconds = max(LEAST_SECONDS, LIMITS * limit.seconds)
     for seed in range(STEPS):
         middle = (low * high) ** 0.5
-        kept = keeps(plan_poisson(middle, seconds, BurstTerms(), seed))
+        kept = keeps(poisson_arrivals(middle, seconds, seed))
         low, high = (middle, high) if kept else (low, middle)
     return rate, (low * high) ** 0.5
+
+
+def poisson_arrivals(rate: float, seconds: float, seed: int) -> Array:
+    """Times of arrival in seconds, all fixed before the first, float64 [requests], rising."""
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.random(rng.poisson(rate * seconds))) * seconds
 
 
 def cells(rate: Estimate, measured: float) -> str:
@@ -153,15 +143,6 @@ def one_request(store: Store, chosen: ChosenEngine, folder: Path) -> tuple[Tenso
     return make_buckets([sizes], chosen.entry.inputs, real)[0].inputs, sizes
 
 
-def served(engine: Engine, request: Tensors, folder: Path) -> ServedEngine:
-    """The plan of a server of an engine, whose one kind of request is `request`."""
-    write_requests(folder / "requests.npz", [request])
-    return ServedEngine(
-        engine.request, engine.path, engine.digest, engine.suffix, engine.weights, Padding(),
-        folder / "requests.npz", "batch", POLICY.most, POLICY.wait_s,
-    )  # fmt: skip
-
-
 def profile(store: Store, chosen: ChosenEngine, sizes: Mapping[str, int]) -> tuple[BucketLatency, ...]:
     """The engine's times at BATCHES."""
     buckets = tuple(",".join(f"{k}={v}" for k, v in {**sizes, "batch": batch}.items()) for batch in BATCHES)
@@ -177,11 +158,11 @@ def repeated(request: Tensors, count: int) -> Tensors:
 
 
 def keeps_alone(
-    session: Session, batches: Sequence[Tensors], limit: LatencyLimit, arrivals: PlannedArrivals, took: list[float]
+    session: Session, batches: Sequence[Tensors], limit: LatencyLimit, arrivals: Array, took: list[float]
 ) -> bool:
     """Whether the limit is kept by an engine that one thread feeds, by the policy of the batcher. took: gets the
     seconds of each full batch."""
-    at, latencies, first = arrivals.at.tolist(), np.zeros(len(arrivals)), 0
+    at, latencies, first = arrivals.tolist(), np.zeros(len(arrivals)), 0
     begun = time.perf_counter()
     while first < len(at):
         full = at[first + POLICY.most - 1] if first + POLICY.most <= len(at) else math.inf
@@ -193,21 +174,8 @@ def keeps_alone(
         done = time.perf_counter() - begun
         if end - first == POLICY.most:
             took.append(done - now)
-        latencies[first:end] = done - arrivals.at[first:end]
+        latencies[first:end] = done - arrivals[first:end]
         first = end
-    return float(np.quantile(latencies, limit.p)) <= limit.seconds
-
-
-def keeps_behind_server(plan: ServedEngine, limit: LatencyLimit, arrivals: PlannedArrivals, folder: Path) -> bool:
-    """Whether the limit is kept by the server of `enginesmith load`."""
-    messages = [REQUEST.pack(number, 0) for number in range(len(arrivals))]
-    with start_server(plan, folder, len(arrivals)) as server:
-        receiving = threading.Thread(target=server.receive, daemon=True)
-        receiving.start()
-        sent = send_open_loop(lambda number: server.send(messages[number]), arrivals.at)
-        server.stop_sending()
-        receiving.join(float(arrivals.at[-1]))
-    latencies = np.nan_to_num(server.done - sent.begun - arrivals.at, nan=np.inf)
     return float(np.quantile(latencies, limit.p)) <= limit.seconds
 
 

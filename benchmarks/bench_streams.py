@@ -2,8 +2,8 @@
 
 Both sides run onnxruntime's own call on one graph; one of them hands the state on by hand. A recurrent net, and
 attention over a cache that grows over 12 steps and begins anew. They take turns in blocks of steps; CPU time, the least
-of the rounds, and the difference. A decoder with a sampler, too: by hand its caches and its greedy token are handed on,
-and `Generator` answers a prompt; drawn tokens cost what makes their numbers.
+of the rounds, and the difference. A decoder, too: by hand its caches and its greedy token are handed on, and
+`Generator` answers a prompt; drawn tokens cost what makes their numbers.
 """
 
 import tempfile
@@ -14,18 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from builders.onnx_graphs.sampler import append_sampler
 from builders.reference import open_interpreter
-from enginesmith.core.sampling import GREEDY, SamplingSettings, as_built, sampling_states
 from enginesmith.core.state import State
 from enginesmith.core.types import Tensors
 from enginesmith.decoders import Decoder
 from enginesmith.generation import Generator
-from enginesmith.prompts import Prompt
-from enginesmith.sampling import first_inputs, settings_inputs
+from enginesmith.sampling import GREEDY, Prompt, SamplingSettings
 from enginesmith.streams import Streams
 from pipeline.spec.model import ModelSpec, load_spec
-from tests.decoding import REQUEST, SAMPLING, WIDTH, make_decoder
+from tests.decoding import REQUEST, VOCABULARY, WIDTH, make_decoder
 from tests.stateful import CACHED, RECURRENT, write_stateful
 
 STEPS, BLOCKS, ROUNDS = 12, 100, 25
@@ -49,29 +46,24 @@ def main() -> None:
 
 def decoder_cells(settings: SamplingSettings, rows: int) -> str:
     """The figures of one row, of a decoder."""
-    model = make_decoder()
-    append_sampler(model, SAMPLING)
-    session = open_interpreter(model.SerializeToString(), "the decoder", threads=1)
+    session = open_interpreter(make_decoder().SerializeToString(), "the decoder", threads=1)
     names = [output.name for output in session.get_outputs()]
 
     def run(fed: Tensors) -> Tensors:
         return dict(zip(names, session.run(names, fed), strict=True))
 
-    request = as_built(REQUEST)
-    states = (State("past", "present"), *sampling_states(SAMPLING))
-    decoder = Decoder(request.inputs, states, {"length": (0, ANSWER)}, SAMPLING, False, rows, 1)
+    ends, ids = {"length": (0, ANSWER)}, REQUEST.inputs[0]
+    decoder = Decoder(REQUEST.inputs, (State("past", "present"),), ends, ids, "logits", VOCABULARY, rows, 1)
     generator, prompts = Generator(run, decoder), [Prompt([1], settings, ANSWER, seed) for seed in range(rows)]
-    given = first_inputs(SAMPLING, rows) | settings_inputs([settings] * rows)
-    first = {"past": np.zeros((rows, 0, WIDTH), np.float32), "seen": given.pop("seen"), "ids": np.ones((rows, 1), int)}
-    sides = partial(decode_by_hand, run, given, first), partial(generator.generate, prompts)
-    return figures(sides, ANSWER)
+    first = {"past": np.zeros((rows, 0, WIDTH), np.float32), "ids": np.ones((rows, 1), int)}
+    return figures((partial(decode_by_hand, run, first), partial(generator.generate, prompts)), ANSWER)
 
 
-def decode_by_hand(run: Callable[[Tensors], Tensors], given: Tensors, held: Tensors) -> None:
+def decode_by_hand(run: Callable[[Tensors], Tensors], held: Tensors) -> None:
     """A sequence whose caches and tokens this code hands on."""
     for _ in range(ANSWER):
-        answer = run({**given, **held})
-        held = {"past": answer["present"], "seen": answer["seen_next"], "ids": answer["next_token"][:, None]}
+        answer = run(held)
+        held = {"past": answer["present"], "ids": np.asarray(answer["logits"]).argmax(-1)[:, None]}
 
 
 def figures(sides: Sequence[Callable[[], object]], steps: int) -> str:

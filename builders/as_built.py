@@ -1,41 +1,36 @@
-"""Engines of graphs with a sampler behind them or with states of int8: how they are built, and opened as engines of the
-model alone."""
+"""Engines of graphs with states of int8: how they are built, and opened as engines of the model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginesmith.core.sampling import as_built, sampling_inputs, sampling_outputs
-from enginesmith.core.types import Backend, BuildRequest, Engine, QuantizedState, Sampling, Session, Tensors, TensorSpec
+from enginesmith.core.state import with_int8_states
+from enginesmith.core.types import Backend, BuildRequest, Engine, QuantizedState, Session, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-    """What `backend.build` gives for a request, with states of int8 and a sampler behind the model where it has these.
-    Raises as that."""
-    if as_built(request) is request:
+    """What `backend.build` gives for a request, with states of int8 where it has these. Raises as that."""
+    if not request.quantized_states:
         return backend.build(request, model, workdir)
     whole = model.with_name("whole.onnx")
     write_as_built(model, request, whole)
-    return replace(backend.build(as_built(request), whole, workdir), request=request)
+    return replace(backend.build(with_int8_states(request), whole, workdir), request=request)
 
 
 def write_as_built(model: Path, request: BuildRequest, path: Path) -> None:
-    """Write the graph `model` as a compiler gets it to `path`, in the same folder. Raises as `append_sampler`."""
+    """Write the graph `model` as a compiler gets it to `path`, in the same folder."""
     import onnx
 
-    from builders.onnx_graphs.quantized_states import with_int8_states
-    from builders.onnx_graphs.sampler import append_sampler
+    from builders.onnx_graphs import quantized_states
     from builders.onnx_graphs.shards import save_graph
     from builders.onnx_graphs.weights import has_external, load_graph
 
     graph = load_graph(model)
-    with_int8_states(graph, request.quantized_states)
-    if request.sampling:
-        append_sampler(graph, request.sampling)
+    quantized_states.with_int8_states(graph, request.quantized_states)
     if has_external(graph):
         save_graph(graph, path)
     else:
@@ -43,19 +38,9 @@ def write_as_built(model: Path, request: BuildRequest, path: Path) -> None:
 
 
 def call_as_built(engine: Engine, inputs: Tensors) -> tuple[Engine, Tensors]:
-    """An engine as its compiler made it, and the inputs of its model as it takes them: with those of its sampler."""
+    """An engine as its compiler made it, and the inputs of its model as it takes them."""
     request = engine.request
-    inputs = store_states(request.quantized_states, inputs)
-    inputs = complete(request.sampling, inputs) if request.sampling else inputs
-    return replace(engine, request=as_built(request)), inputs
-
-
-def complete(sampling: Sampling, inputs: Tensors) -> Tensors:
-    """The inputs of a model with those that make its sampler take the likeliest token."""
-    from enginesmith.sampling import first_inputs
-
-    ids = inputs.get(sampling.ids)
-    return inputs if ids is None or ids.ndim == 0 else {**first_inputs(sampling, len(ids)), **inputs}
+    return replace(engine, request=with_int8_states(request)), store_states(request.quantized_states, inputs)
 
 
 def store_states(states: Sequence[QuantizedState], inputs: Tensors) -> Tensors:
@@ -106,32 +91,3 @@ def _scale(state: QuantizedState) -> "np.float32":
     import numpy as np
 
     return np.float32(state.scale)
-
-
-class WithoutSampler(Session):
-    """An engine with a sampler as a session of the model alone: the sampler is given what takes the likeliest token,
-    and its outputs are left out. whole: the session with both."""
-
-    def __init__(self, session: Session, sampling: Sampling) -> None:
-        self.whole, self.sampling = session, sampling
-        added = {spec.name for spec in sampling_inputs(sampling, 1)}
-        unseen = {spec.name for spec in sampling_outputs(sampling, 1)}
-        self.inputs: Sequence[TensorSpec] = [spec for spec in session.inputs if spec.name not in added]
-        self.outputs: Sequence[TensorSpec] = [spec for spec in session.outputs if spec.name not in unseen]
-
-    def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":
-        """The model's own outputs. Raises as the session."""
-        found = self.whole.run(complete(self.sampling, inputs))
-        return {spec.name: found[spec.name] for spec in self.outputs}
-
-    def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:
-        """As `Session.prepare_call`."""
-        return self.whole.prepare_call(complete(self.sampling, inputs))
-
-    def used_bytes(self) -> int | None:
-        """As `Session.used_bytes`."""
-        return self.whole.used_bytes()
-
-    def device_seconds(self, inputs: Tensors, runs: int) -> list[float] | None:
-        """As `Session.device_seconds`."""
-        return self.whole.device_seconds(complete(self.sampling, inputs), runs)

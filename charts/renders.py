@@ -18,7 +18,6 @@ MANIFESTS = {
     "ray": ("ray/",),
     "metrics": ("metrics/",),
     "site": ("site/",),
-    "cache": ("cache/",),
     "disruption": ("pdb",),
 }
 

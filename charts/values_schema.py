@@ -40,7 +40,6 @@ SECONDS = {"type": "integer", "minimum": 1}
 COUNT = {"type": "integer", "minimum": 0}
 # Of the command line: a number of bytes, a time.
 SIZE = {"type": "string", "pattern": "^[1-9][0-9]{0,11}(B|KiB|MiB|GiB|TiB)?$"}
-DURATION = {"type": "string", "pattern": "^[0-9]{1,6}[smhd]$"}
 # One of nodeCache.pulls. The name is a part of a DaemonSet's, and a folder.
 PULL = closed(
     {
@@ -110,11 +109,8 @@ _AMOUNTS = {"type": "object", "properties": {"cpu": CPU, "memory": BYTES}, "addi
 # What a value is, by the last words of its path; the longest that fits wins.
 RULES: dict[str, Schema] = {
     "affinity": ref("affinity"),
-    "cache.bytes": SIZE,
-    "cache.fresh": DURATION,
-    "cache.offline": DURATION,
-    "cache.trafficDistribution": {"enum": ["", "PreferClose", "PreferSameZone", "PreferSameNode"]},
     "nodeCache.bytes": SIZE,
+    "nodeCache.existingClaim": OPTIONAL_NAME,
     "nodeCache.hostPath": {"type": "string", "pattern": r"^(/[A-Za-z0-9._-]+)+$"},
     "nodeCache.interval": SECONDS,
     "nodeCache.namespace": OPTIONAL_NAME,

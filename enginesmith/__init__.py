@@ -38,13 +38,11 @@ if TYPE_CHECKING:
         pull,
     )
     from enginesmith.compile_caches.warm_start import warm_start
-    from enginesmith.core.sampling import SamplingSettings
     from enginesmith.ensembles import Ensemble
     from enginesmith.generation import Generator
-    from enginesmith.grammars import Grammar
     from enginesmith.opening import open_onnx
-    from enginesmith.prompts import Prompt
     from enginesmith.recording.recorder import ObservationLog, Recorder
+    from enginesmith.sampling import Prompt, SamplingSettings
     from enginesmith.serving.batcher import Batcher
     from enginesmith.serving.buckets import RoutedEngine
     from enginesmith.serving.drift_event import DriftEvent
@@ -64,7 +62,6 @@ __all__ = [
     "DynamicBatching",
     "Ensemble",
     "Generator",
-    "Grammar",
     "HealthCommand",
     "HealthUrl",
     "Machine",
@@ -114,14 +111,13 @@ _HOMES = {
     "DriftEvent": "enginesmith.serving.drift_event",
     "Ensemble": "enginesmith.ensembles",
     "Generator": "enginesmith.generation",
-    "Grammar": "enginesmith.grammars",
     "ObservationLog": "enginesmith.recording.recorder",
     "Padding": "enginesmith.serving.padding",
-    "Prompt": "enginesmith.prompts",
+    "Prompt": "enginesmith.sampling",
     "Recorder": "enginesmith.recording.recorder",
     "RoutedEngine": "enginesmith.serving.buckets",
     "Router": "enginesmith.serving.router",
-    "SamplingSettings": "enginesmith.core.sampling",
+    "SamplingSettings": "enginesmith.sampling",
     "Streams": "enginesmith.streams",
     "build": "pipeline.api",
     "load_function": "enginesmith.user_code.calling",

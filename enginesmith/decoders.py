@@ -1,4 +1,4 @@
-"""A decoder as the JSON beside its engine describes it: its ids, logits, caches, sampler, masks."""
+"""A decoder as the JSON beside its engine describes it: its ids, logits, caches, masks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,8 @@ from enginesmith.arrays import Array, dtype_of
 from enginesmith.core.codec import decode
 from enginesmith.core.errors import DataError, IntegrityError
 from enginesmith.core.parsing import field, many, mapping, mapping_of, pair
-from enginesmith.core.sampling import sampling_inputs
 from enginesmith.core.state import State
-from enginesmith.core.types import PLUS, Sampling, ShapeProfile, TensorSpec
+from enginesmith.core.types import PLUS, ShapeProfile, TensorSpec
 from enginesmith.descriptions import read_description
 
 
@@ -58,23 +57,20 @@ class Progress:
 class Decoder:
     """A decoder as it is described beside its engine. inputs, outputs: of the engine.  ends: as in `Streams`.
 
-    sampling: of its sampler, or, where `drawn_here`, what takes its place.  rows, places: the most that a call takes;
-    None without a bound.  progress: the other inputs, which follow from how far an answer is.
+    ids: its input of token ids.  logits: name of its output [rows, vocabulary] or [rows, places, vocabulary].  rows,
+    places: the most that a call takes; None without a bound.  progress: the other inputs, which follow from how far an
+    answer is.
     """
 
     inputs: tuple[TensorSpec, ...]
     states: tuple[State, ...]
     ends: Mapping[str, tuple[int, int]]
-    sampling: Sampling
-    drawn_here: bool
+    ids: TensorSpec
+    logits: str
+    vocabulary: int
     rows: int | None
     places: int | None
     progress: tuple[Progress, ...] = ()
-
-    @property
-    def ids(self) -> TensorSpec:
-        """The input of token ids."""
-        return next(spec for spec in self.inputs if spec.name == self.sampling.ids)
 
     @property
     def bound(self) -> "CacheBound | None":
@@ -103,24 +99,21 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
         states = tuple(decode(item, State) for item in field(found, "state", many(mapping)))
         profiles = [decode(item, ShapeProfile) for item in field(found, "profiles", many(mapping))]
         ends = field(found, "ends", mapping_of(pair))
-        sampling = decode(found["sampling"], Sampling) if found.get("sampling") else None
     except IntegrityError as error:
         raise DataError(f"{description} describes no decoder: {error}") from error
-    drawn_here = sampling is None
-    if sampling is None:
-        vocabulary = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
-        if not isinstance(vocabulary, int) or ids not in {spec.name for spec in inputs}:
-            raise DataError(f"{description}: no input {ids!r} or no output {logits!r} of one vocabulary; name them")
-        sampling = Sampling(ids, logits, "", vocabulary, vocabulary)
-    own = {*(state.input for state in states), *(item.name for item in sampling_inputs(sampling, 1))}
-    progress, unknown = find_progress([spec for spec in inputs if spec.name not in own], sampling.ids, states)
+    vocabulary = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
+    tokens = next((spec for spec in inputs if spec.name == ids), None)
+    if not isinstance(vocabulary, int) or tokens is None:
+        raise DataError(f"{description}: no input {ids!r} or no output {logits!r} of one vocabulary; name them")
+    own = {state.input for state in states}
+    progress, unknown = find_progress([spec for spec in inputs if spec.name not in own], ids, states)
     if unknown:
         raise DataError(
             f"{description}: the model takes {', '.join(unknown)} beside its ids, and that is neither a mask of the "
             "tokens so far nor their places; run it by Streams"
         )
-    rows, places = (_most(inputs, profiles, sampling.ids, axis) for axis in (0, 1))
-    return Decoder(inputs, states, ends, sampling, drawn_here, rows, places, progress)
+    rows, places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
+    return Decoder(inputs, states, ends, tokens, logits, vocabulary, rows, places, progress)
 
 
 def find_progress(

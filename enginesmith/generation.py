@@ -1,9 +1,6 @@
-"""Prompts in, tokens out: a decoder with state, pulled as an engine, step by step.
+"""Prompts in, tokens out: a decoder with state, pulled as an engine, step by step, its logits drawn from in numpy."""
 
-An engine with a sampler draws in its graph; of one without, the logits are drawn from here (`enginesmith.sampling`).
-"""
-
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +9,10 @@ import numpy as np
 
 from enginesmith.arrays import Array, dtype_of
 from enginesmith.core.errors import DataError
-from enginesmith.core.sampling import SEEN
 from enginesmith.core.types import Tensors
 from enginesmith.decoders import Decoder, read_decoder
 from enginesmith.opening import open_onnx
-from enginesmith.prompts import Prompt, TokenConstraint, check_prompt
-from enginesmith.sampling import first_inputs, sample, settings_inputs, uniforms
+from enginesmith.sampling import Prompt, check_prompt, sample, uniforms
 from enginesmith.streams import Streams
 
 if TYPE_CHECKING:
@@ -29,12 +24,13 @@ _BLOCK = 256
 
 @dataclass
 class _Answer:
-    """An answer as far as it came. read: tokens of the prompt that were given to the engine.  made: tokens drawn."""
+    """An answer as far as it came. seen: tokens that were read.  read: tokens of the prompt that were given to the
+    engine.  made: tokens drawn."""
 
     index: int
     prompt: Prompt
     most: int
-    constraint: TokenConstraint | None
+    seen: Array
     read: int = 0
     made: int = 0
     last: int = 0
@@ -48,9 +44,12 @@ class _Answer:
     def give(self, count: int) -> Sequence[int]:
         """The next tokens for the engine."""
         if self.begins:
-            return (self.last,)
-        self.read += count
-        return list(self.prompt.tokens[self.read - count : self.read])
+            found: Sequence[int] = (self.last,)
+        else:
+            self.read += count
+            found = list(self.prompt.tokens[self.read - count : self.read])
+        self.seen[list(found)] = True
+        return found
 
     def uniform(self) -> float:
         """The number that its next token is drawn by: the n-th of its seed for its n-th token."""
@@ -58,11 +57,16 @@ class _Answer:
             self._drawn = uniforms(self.prompt.seed, self.made + _BLOCK).tolist()
         return self._drawn[self.made]
 
-    def take(self, token: int) -> None:
-        """Go on behind a token."""
+    def draw(self, logits: Array) -> int:
+        """The next token. logits: [vocabulary]. Raises DataError where one is no number."""
+        settings = self.prompt.settings
+        token = sample(logits, settings, self.uniform() if settings.temperature > 0 else 0.0, self.seen)
+        if token < 0:
+            raise DataError(
+                f"prompt {self.index}: no token can follow {self.made} of them; the engine's logits are no numbers"
+            )
         self.last, self.made = token, self.made + 1
-        if self.constraint:
-            self.constraint.take(token)
+        return token
 
     @property
     def ended(self) -> bool:
@@ -85,8 +89,8 @@ class Generator:
     def described(
         cls, run: Callable[[Tensors], Tensors], description: Path | str, ids: str = "ids", logits: str = "logits"
     ) -> "Generator":
-        """A generator over a pulled engine. description: the JSON beside it.  ids, logits: names, where the engine has
-        no sampler. Raises DataError for an engine that is no decoder."""
+        """A generator over a pulled engine. description: the JSON beside it.  ids, logits: names of the input of
+        token ids and of the output. Raises DataError for an engine that is no decoder."""
         return cls(run, read_decoder(description, ids, logits))
 
     @classmethod
@@ -108,11 +112,11 @@ class Generator:
         different lengths: shorter ones are answered while the others are read. More prompts than the engine takes rows
         are answered one batch after the other.
         Raises DataError, before anything runs, for settings that draw nothing, a prompt without tokens, with unknown
-        ones, with no seed, or that passes the cache's bound with its answer, and for a constraint that no token can
-        begin or that is of another vocabulary; then for an answer that no token can continue.
+        ones, with no seed, or that passes the cache's bound with its answer; then for an answer that no token can
+        continue.
         """
         answers = [
-            _Answer(index, prompt, self._check(index, prompt), self._begin(index, prompt))
+            _Answer(index, prompt, self._check(index, prompt), np.zeros(self.decoder.vocabulary, np.bool_))
             for index, prompt in enumerate(prompts)
         ]
         rows = self.decoder.rows or max(len(answers), 1)
@@ -121,7 +125,7 @@ class Generator:
 
     def _check(self, index: int, prompt: Prompt) -> int:
         """The most tokens of an answer. Raises DataError for a prompt that cannot be answered so."""
-        check_prompt(prompt, index, self.decoder.sampling.vocabulary)
+        check_prompt(prompt, index, self.decoder.vocabulary)
         tokens, bound = prompt.tokens, self.decoder.bound
         if bound is None:
             if prompt.most is None:
@@ -136,17 +140,9 @@ class Generator:
             )
         return room if prompt.most is None else prompt.most
 
-    def _begin(self, index: int, prompt: Prompt) -> TokenConstraint | None:
-        """The constraint of an answer. Raises DataError for one that cannot be kept from the beginning."""
-        try:
-            return prompt.constraint.begin(self.decoder.sampling.vocabulary) if prompt.constraint else None
-        except DataError as error:
-            raise DataError(f"prompt {index}: {error}") from error
-
     def _batch(self, answers: list[_Answer]) -> Iterator[tuple[int, int]]:
         self._streams.reset()
         answers = [answer for answer in answers if not answer.ended]
-        step = _Step(self.decoder, answers)
         unread = min((len(answer.prompt.tokens) for answer in answers), default=0)
         past = 0
         while answers:
@@ -154,81 +150,13 @@ class Generator:
             unread = max(unread - count, 0)
             ids = np.array([answer.give(count) for answer in answers], self._dtype)
             context = {item.spec.name: item.value(len(ids), past, count) for item in self.decoder.progress}
-            tokens = step.run(self._streams, ids[:, 0] if self._flat else ids, context)
+            given = {self.decoder.ids.name: ids[:, 0] if self._flat else ids, **context}
+            logits = np.asarray(self._streams.run(given)[self.decoder.logits])
             past += count
-            going: list[int] = []
-            for row, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
-                if answer.begins and token is not None:
-                    answer.take(token)
-                    yield answer.index, token
-                if not answer.ended and token is not None:
-                    going.append(row)
+            for answer, row in zip(answers, logits if logits.ndim == 2 else logits[:, -1], strict=True):
+                if answer.begins:
+                    yield answer.index, answer.draw(row)
+            going = [row for row, answer in enumerate(answers) if not answer.ended]
             if len(going) < len(answers):
                 answers = [answers[row] for row in going]
                 self._streams.keep(going)
-                step = step.keep(going, answers)
-
-
-class _Step:
-    """Draws the tokens of one batch: by the engine's sampler, or here. Kept while the rows are the same."""
-
-    def __init__(self, decoder: Decoder, answers: Sequence[_Answer], seen: Array | None = None) -> None:
-        self._decoder, self._answers = decoder, answers
-        settings = settings_inputs([answer.prompt.settings for answer in answers])
-        self._given = first_inputs(decoder.sampling, len(answers)) | settings
-        nothing = self._given.pop(SEEN) > 0  # the streams hold it
-        self._seen = nothing if seen is None else seen
-        self._limited = any(answer.constraint for answer in answers)
-        self._drawing = [row for row, answer in enumerate(answers) if answer.prompt.settings.temperature > 0]
-
-    def keep(self, rows: Sequence[int], answers: Sequence[_Answer]) -> "_Step":
-        """The same for these rows alone."""
-        return _Step(self._decoder, answers, self._seen[list(rows)])
-
-    def run(self, streams: Streams, ids: Array, context: Tensors) -> Sequence[int | None]:
-        """The next token of each row; None where its constraint says that the answer is complete. context: the inputs
-        that follow from how far the answers are.
-
-        Raises DataError where no token can follow."""
-        done = self._limit() if self._limited else ()
-        uniform, sampling = self._given["uniform"], self._decoder.sampling
-        if self._drawing:
-            uniform[self._drawing] = [self._answers[row].uniform() for row in self._drawing]
-        if self._decoder.drawn_here:
-            found = self._draw(np.asarray(streams.run({sampling.ids: ids, **context})[sampling.logits]), ids)
-        else:
-            found = streams.run({sampling.ids: ids, **context, **self._given})[sampling.token].tolist()
-        if min(found) < 0:
-            self._check(found, done)
-        return [None if row in done else token for row, token in enumerate(found)] if done else found
-
-    def _limit(self) -> set[int]:
-        """Write what may follow in each row; the rows whose answers are complete."""
-        done = set[int]()
-        for row, answer in enumerate(self._answers):
-            if answer.constraint is None or not answer.begins:
-                continue
-            allowed = answer.constraint.allowed()
-            if allowed is None:
-                done.add(row)
-            elif allowed.any():
-                self._given["allowed"][row] = allowed
-            else:
-                raise DataError(f"prompt {answer.index}: its constraint allows no token behind {answer.made} of them")
-        return done
-
-    def _check(self, tokens: Sequence[int], done: Collection[int]) -> None:
-        for row, (answer, token) in enumerate(zip(self._answers, tokens, strict=True)):
-            if token < 0 and answer.begins and row not in done:
-                raise DataError(
-                    f"prompt {answer.index}: no token can follow {answer.made} of them; the logits of those allowed "
-                    "are no numbers"
-                )
-
-    def _draw(self, logits: Array, ids: Array) -> list[int]:
-        last = logits if logits.ndim == 2 else logits[:, -1]
-        np.put_along_axis(self._seen, ids.reshape(len(ids), -1), True, 1)
-        uniform, allowed = self._given["uniform"], self._given["allowed"]
-        count, hows = self._decoder.sampling.candidates, [answer.prompt.settings for answer in self._answers]
-        rows = zip(last, hows, uniform, self._seen, allowed, strict=True)
-        return [sample(row, how, float(by), seen, may, count) for row, how, by, seen, may in rows]

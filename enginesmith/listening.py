@@ -7,7 +7,7 @@
         server.wait()
 
 `answer` is a plain function of a request, called in one of a few threads. aiohttp parses what comes, so that a
-malformed, endless or slow request gets one answer, or its connection is closed; docs/decisions/0023-the-cache-server.md
+malformed, endless or slow request gets one answer, or its connection is closed; docs/decisions/0023-http-servers.md
 says why it is this one. Needs the extra `serve`, and aiohttp is imported when a server starts.
 """
 

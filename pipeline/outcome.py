@@ -7,7 +7,6 @@ from enginesmith.core.codec import encode_document
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.reports.free_running import FreeRunning
-from enginesmith.core.reports.prompts import PromptDrift
 from enginesmith.core.reports.proof import Report, Verdict, judge
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildFailure
@@ -76,7 +75,6 @@ def make_report(
         versions=dict(request.toolchain),
         spreads=tuple(spread.round_numbers() for proof in proofs for spread in proof.spreads),
         free_running=tuple(found for proof in proofs for found in proof.free_running),
-        prompts=tuple(found for proof in proofs for found in proof.prompts),
     )
 
 
@@ -103,7 +101,6 @@ class EngineResult:
     seconds: float = 0.0
     attributed: tuple[Attributed, ...] = ()
     free_running: tuple[FreeRunning, ...] = ()
-    prompts: tuple[PromptDrift, ...] = ()
     failure: BuildFailure | None = None
 
     @property
@@ -129,8 +126,6 @@ class EngineResult:
         }
         if self.free_running:
             row["free_running"] = [encode_document(found) for found in self.free_running]
-        if self.prompts:
-            row["prompts"] = [encode_document(found) for found in self.prompts]
         if self.attributed:
             row["attribution"] = [vars(each) for each in self.attributed]
         if self.failure:

@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 from enginesmith.core.codec import OMIT_DEFAULT
 from enginesmith.core.reports.free_running import FreeRunning
-from enginesmith.core.reports.prompts import PromptDrift
 from enginesmith.core.reports.proof import Check, Spread
 from enginesmith.core.requirements import Requirement
 from enginesmith.core.text import pluralize
@@ -166,16 +165,12 @@ class LatestGolden:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name.
-
-    prompts: answers to golden prompts, of an engine.
-    """
+    """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name."""
 
     checks: tuple[Check, ...] = ()
     metrics: tuple[tuple[str, float], ...] = ()
     spreads: tuple[Spread, ...] = ()
     free_running: tuple[FreeRunning, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    prompts: tuple[PromptDrift, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def failed(self) -> tuple[Check, ...]:

@@ -8,7 +8,7 @@ import onnx
 import yaml
 from onnx import numpy_helper
 
-from enginesmith.core.types import BuildRequest, Sampling, ShapeProfile, Target, TensorSpec
+from enginesmith.core.types import BuildRequest, ShapeProfile, Target, TensorSpec
 
 VOCABULARY, WIDTH = 12, 8
 DECODER: dict[str, Any] = {
@@ -20,7 +20,6 @@ DECODER: dict[str, Any] = {
     },
     "outputs": ["logits", "present"],
     "state": {"past": {"output": "present", "initial": 0}},
-    "sampling": {"ids": "ids", "logits": "logits"},
     "dims": {
         "batch": {"min": 1, "opt": 2, "max": 3},
         "places": {"min": 1, "opt": 1, "max": 4},
@@ -31,7 +30,6 @@ DECODER: dict[str, Any] = {
     "golden": {"data": "golden.npz", "sequence": "text"},
     "validation": {"latency": "off"},
 }
-SAMPLING = Sampling("ids", "logits", "next_token", VOCABULARY, VOCABULARY)
 REQUEST = BuildRequest(
     "",
     "fp32",
@@ -40,7 +38,6 @@ REQUEST = BuildRequest(
     (TensorSpec("ids", "int64", ("batch", "places")), TensorSpec("past", "float32", ("batch", "length", WIDTH))),
     (TensorSpec("logits", "float32", ("batch", VOCABULARY)), TensorSpec("present", "float32", ("batch", "all", WIDTH))),
     (ShapeProfile((("ids", (1, 1), (2, 1), (3, 4)), ("past", (1, 0, 8), (2, 6, 8), (3, 14, 8)))),),
-    sampling=SAMPLING,
 )
 _GRAPH = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -57,19 +54,18 @@ decoder (int64[batch, places] ids, float[batch, length, 8] past) => (float[batch
 """  # noqa: E501 - a line of the grammar
 
 
-def make_decoder(vocabulary: int = VOCABULARY) -> onnx.ModelProto:
+def make_decoder() -> onnx.ModelProto:
     """The graph, with random weights."""
-    text = _GRAPH.replace(f"[batch, {VOCABULARY}]", f"[batch, {vocabulary}]")
-    model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
-    for name, shape in (("embedding", (vocabulary, WIDTH)), ("head", (WIDTH, vocabulary))):
+    model, rng = onnx.parser.parse_model(_GRAPH), np.random.default_rng(0)
+    for name, shape in (("embedding", (VOCABULARY, WIDTH)), ("head", (WIDTH, VOCABULARY))):
         model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))
     return model
 
 
-def write_decoder(folder: Path, spec: dict[str, Any] = DECODER, vocabulary: int = VOCABULARY) -> Path:
+def write_decoder(folder: Path, spec: dict[str, Any] = DECODER) -> Path:
     """The model, its golden set (3 sequences of 6 tokens) and the spec's file, in a new folder."""
     folder.mkdir(parents=True)
-    onnx.save(make_decoder(vocabulary), folder / "model.onnx")
+    onnx.save(make_decoder(), folder / "model.onnx")
     ids = np.random.default_rng(1).integers(VOCABULARY, size=(18, 1))
     np.savez(folder / "golden.npz", ids=ids, text=np.arange(18) // 6)
     path = folder / "model.yaml"

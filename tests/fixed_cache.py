@@ -23,7 +23,6 @@ FIXED: dict[str, Any] = {
         "cache": {"output": "cache_out", "initial": 0, "places": {"axis": 1, "at": "length", "count": "tokens"}},
         "length": {"output": "length_out", "initial": 0},
     },
-    "sampling": {"ids": "ids", "logits": "logits"},
     "dims": {"batch": {"min": 1, "opt": 1, "max": 3}, "tokens": {"min": 1, "opt": 1, "max": 6}},
     "precisions": ["fp32", "int8"],
     "targets": ["cpu"],

@@ -8,33 +8,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from builders.as_built import WithFloatStates, WithoutSampler
+from builders.as_built import WithFloatStates
 from builders.backends import discovery
 from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.core.hardware import cuda
 from enginesmith.core.hardware.evaluation import evaluate, judge
 from enginesmith.core.hardware.machine import Machine, cpu_here, gpu_here
 from enginesmith.core.requirements import Gpu, Requirement, Runtime, hardware_of
-from enginesmith.core.sampling import as_built
+from enginesmith.core.state import with_int8_states
 from enginesmith.core.types import Backend, BuildRequest, Engine, Session, Target
 
 
 @contextmanager
 def open_engine(engine: Engine) -> Iterator[Session]:
-    """The engine, opened by the backend of its request, as a session of the model: a sampler behind it takes the
-    likeliest token, and stays unseen. Raises as `check_compatible` and `Backend.open` do."""
-    with open_sampler(engine) as session:
-        sampling = engine.request.sampling
-        yield WithoutSampler(session, sampling) if sampling else session
-
-
-@contextmanager
-def open_sampler(engine: Engine) -> Iterator[Session]:
-    """The engine with the inputs and outputs of its sampler, and states of int8 as the model has them, float32. Raises
-    as `open_engine`."""
+    """The engine, opened by the backend of its request, as a session of the model: states of int8 are float32, as the
+    model has them. Raises as `check_compatible` and `Backend.open` do."""
     backend = discovery.configure(engine.request.backend, dict(engine.request.options))
     check_compatible(backend, engine)
-    with backend.open(replace(engine, request=as_built(engine.request))) as session:
+    with backend.open(replace(engine, request=with_int8_states(engine.request))) as session:
         states = engine.request.quantized_states
         yield WithFloatStates(session, states) if states else session
 

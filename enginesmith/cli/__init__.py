@@ -175,7 +175,7 @@ def enginesmith() -> None:
 
 
 # Commands of which nothing is kept when they are interrupted.
-_KEEP_NOTHING = frozenset({"load", "profile", "traffic capacity", "traffic show"})
+_KEEP_NOTHING = frozenset({"profile", "traffic capacity", "traffic show"})
 # The packages that each extra installs, as far as anything here imports them (`google.protobuf` comes
 # with onnx, `google.cloud` does not). tests/enginesmith/cli/test_extras.py holds it to pyproject.toml.
 _PACKAGES = {
@@ -187,7 +187,6 @@ _PACKAGES = {
     "gcs": "google.cloud google.auth google.api_core requests",
     "tvm": "tvm tvm_ffi",
     "serve": "aiohttp",
-    "grammar": "llguidance",
     "nvml": "pynvml",
     "tracing": "opentelemetry",
     "trend": "ruptures",
@@ -195,7 +194,7 @@ _PACKAGES = {
     **{name: name for name in ("azure", "iree", "kubernetes", "ray", "tensorrt")},
 }  # fmt: skip
 # Those of the distribution `enginesmith`; all others are of `enginesmith-pipeline`.
-_CLIENT_EXTRAS = frozenset({"azure", "gcs", "grammar", "nvml", "serve", "signing"})
+_CLIENT_EXTRAS = frozenset({"azure", "gcs", "nvml", "serve", "signing"})
 _EXTRAS = {package: extra for extra, packages in _PACKAGES.items() for package in packages.split()}
 
 

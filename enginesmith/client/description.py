@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from enginesmith.core.codec import encode
 from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.sampling import as_built, sampling_states
-from enginesmith.core.state import state_ends, states_of
+from enginesmith.core.state import state_ends, states_of, with_int8_states
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 from enginesmith.registry.versions.lookup import Located
 from enginesmith.serving.padding import padding_of
@@ -63,14 +62,14 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     found |= {"kind": "cache"} if manifest.is_cache(engine) else {}
     if shards := shards_of(manifest, engine):
         found["shards"] = sorted(shards)
-    request = as_built(make_request(engine))
-    if states := (*states_of(manifest.spec), *sampling_states(engine.sampling)):
+    request = with_int8_states(make_request(engine))
+    if states := states_of(manifest.spec):
         found |= {
             "state": [encode(state) for state in states],
             "ends": state_ends(request.inputs, states, request.profiles),
         }
     if (padding := padding_of(manifest.spec)).inputs:
         found["padding"] = encode(padding)
-    if engine.sampling or engine.quantized_states:
+    if engine.quantized_states:
         engine = replace(engine, inputs=request.inputs, outputs=request.outputs, profiles=request.profiles)
     return origin | found | {key: value for key, value in engine.to_json().items() if key != "checks"}

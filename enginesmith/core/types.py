@@ -183,23 +183,6 @@ class QuantizationScheme:
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """A sampler behind a model (`core.sampling`). ids, logits: names of the model's token ids [batch, ..] and of its
-    output [batch, vocabulary] or [batch, places, vocabulary].
-
-    token: name of the sampler's output.  vocabulary: tokens that there are.  candidates: so many of the likeliest can
-    be drawn.  revision: raised when its graph changes, because it enters build keys.
-    """
-
-    ids: str
-    logits: str
-    token: str
-    vocabulary: int
-    candidates: int
-    revision: int = 2
-
-
-@dataclass(frozen=True)
 class QuantizedState:
     """A state that an engine takes and gives as int8: its value over `scale`, rounded to even. input, output: names."""
 
@@ -219,7 +202,6 @@ class BuildRequest:
     model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
     options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
     and the backend's revision (`builders.backends.discovery.toolchain_of`).
-    sampling: the sampler that is compiled behind the model; inputs, outputs and profiles are the model's alone.
     quantized_states: what the engine takes and gives as int8; inputs and outputs say float32, as the model does.
     """
 
@@ -232,7 +214,6 @@ class BuildRequest:
     profiles: tuple[ShapeProfile, ...]
     options: tuple[tuple[str, Scalar], ...] = ()
     toolchain: tuple[tuple[str, str], ...] = ()
-    sampling: Sampling | None = field(default=None, metadata=OMIT_DEFAULT)
     quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @cached_property
@@ -254,12 +235,10 @@ class BuildRequest:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `enginesmith.core.codec` reads back: what `asdict` gives, in a tenth of its time."""
-        seldom = {"sampling", "quantized_states"}
-        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in seldom}
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "quantized_states"}
         states = [dict(vars(state)) for state in self.quantized_states]
         return {
             **found,
-            **({"sampling": dict(vars(self.sampling))} if self.sampling else {}),
             **({"quantized_states": states} if states else {}),
             "target": dict(vars(self.target)),
             "inputs": tuple(dict(vars(tensor)) for tensor in self.inputs),

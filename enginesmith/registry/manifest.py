@@ -22,7 +22,6 @@ from enginesmith.core.types import (
     PRECISIONS,
     BuildRequest,
     QuantizedState,
-    Sampling,
     Scalar,
     ShapeProfile,
     Target,
@@ -61,7 +60,6 @@ class EngineEntry:
     digest, size_bytes, suffix: the engine's file; None without one.  report: digest of its validation report.
     checks: numbers of checks, as `Report.counts`.  requires: what a machine must have to run it.
     notes: messages of the compiler or a cast that users should know.
-    sampling: as in `BuildRequest`; the inputs, outputs and profiles are then without those of the sampler.
     quantized_states: as in `BuildRequest`.
     """
 
@@ -87,7 +85,6 @@ class EngineEntry:
     checks: Mapping[str, int] = field(default_factory=lambda: {"passed": 0, "failed": 0})
     requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
-    sampling: Sampling | None = None
     quantized_states: tuple[QuantizedState, ...] = ()
 
     @property
@@ -123,9 +120,8 @@ class EngineEntry:
     def to_json(self) -> dict[str, object]:
         """A JSON object that `read_entry` reads; unknown requirements stay as they were written."""
         found = asdict(replace(self, profiles=()))
-        for seldom in ("sampling", "quantized_states"):
-            if not found[seldom]:
-                del found[seldom]
+        if not found["quantized_states"]:
+            del found["quantized_states"]
         return {
             **found,
             "profiles": [profile.to_json() for profile in self.profiles],
@@ -323,7 +319,6 @@ def read_entry(value: object, path: str) -> EngineEntry:
         checks=get("checks", parsing.mapping_of(parsing.count)),
         requires=get("requires", parsing.many(fields.read_requirement)),
         notes=get("notes", parsing.many(parsing.text)),
-        sampling=get("sampling", _reader_of(Sampling)) if "sampling" in data else None,
         quantized_states=get("quantized_states", parsing.many(_reader_of(QuantizedState)))
         if "quantized_states" in data
         else (),
@@ -377,6 +372,5 @@ def make_request(entry: EngineEntry) -> BuildRequest:
         profiles=entry.profiles,
         options=tuple(sorted(entry.options.items())),
         toolchain=tuple(sorted(entry.toolchain.items())),
-        sampling=entry.sampling,
         quantized_states=entry.quantized_states,
     )

@@ -1,7 +1,6 @@
 """Writes text with a pulled engine, byte by byte: `python generate.py "The value of"`, after `enginesmith build`."""
 
 import argparse
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import enginesmith
@@ -26,11 +25,10 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--schema", type=Path, help="a file with the JSON schema that each answer keeps")
     asked = parser.parse_args()
     try:
         answers = answer(asked)
-    except (EnginesmithError, OSError) as error:
+    except EnginesmithError as error:
         raise SystemExit(f"error: {error}") from error
     for text, found in zip(asked.prompts, answers, strict=True):
         print(text + bytes(found).decode(errors="replace"))
@@ -38,12 +36,8 @@ def main() -> None:
 
 def answer(asked: argparse.Namespace) -> list[list[int]]:
     """The bytes after each prompt."""
-    grammar = enginesmith.Grammar.json_schema(asked.schema.read_text()) if asked.schema else None
     settings = enginesmith.SamplingSettings(asked.temperature, asked.top_k, asked.top_p, asked.repetition_penalty)
-    prompts = [
-        enginesmith.Prompt(text.encode(), settings, asked.count, asked.seed, constraint=grammar)
-        for text in asked.prompts
-    ]
+    prompts = [enginesmith.Prompt(text.encode(), settings, asked.count, asked.seed) for text in asked.prompts]
     with TemporaryDirectory() as folder:
         return pull(asked.registry, asked.precision, folder).generate(prompts)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from enginesmith.core.errors import DataError
-from enginesmith.core.reports.load import ServerOverhead
 from enginesmith.core.text import format_plain
 from enginesmith.core.types import Dim
 from enginesmith.registry.evidence.attestations import JudgedEntry
@@ -30,23 +29,21 @@ MOST_BATCHES = 4
 
 
 @dataclass(frozen=True)
+class ServerOverhead:
+    """What a server adds to the runs of its engine, in seconds: to each batch, and for each request of it."""
+
+    batch_s: float
+    request_s: float
+
+
+@dataclass(frozen=True)
 class ServingTerms:
     """How a machine serves. batch: samples of a batch at most, None: the best of those timed.  wait_s: longest wait for
-    others, None: the best of a grid.  batch_s, request_s: what the server adds to a batch and to each request of it,
-    None: what load tests found on such a machine, else nothing."""
+    others, None: the best of a grid.  server: what the server adds, None: nothing is counted."""
 
     batch: int | None = None
     wait_s: float | None = None
-    batch_s: float | None = None
-    request_s: float | None = None
-
-    def adds(self, found: ServerOverhead | None) -> ServerOverhead:
-        """What a server adds. found: by a load test."""
-        known = found or ServerOverhead(0.0, 0.0)
-        return ServerOverhead(
-            known.batch_s if self.batch_s is None else self.batch_s,
-            known.request_s if self.request_s is None else self.request_s,
-        )
+    server: ServerOverhead | None = None
 
 
 @dataclass(frozen=True)
@@ -125,10 +122,13 @@ class Forecaster:
     def row(self, timed: TimedEngineKind) -> EngineCapacity:
         """The row of an engine on a kind of machine that it was timed on."""
         price = self.prices.name_of(timed.machine.names) if self.prices else None
-        stated = self.serving.batch_s is not None or self.serving.request_s is not None
-        server = self.serving.adds(timed.server) if stated or timed.server else None
         row = EngineCapacity(
-            timed.entry.unit, timed.machine.title, timed.entry.digest, price, busy=timed.busy, server=server
+            timed.entry.unit,
+            timed.machine.title,
+            timed.entry.digest,
+            price,
+            busy=timed.busy,
+            server=self.serving.server,
         )
         try:
             greatest = self.greatest(timed, self.limit)
@@ -184,8 +184,8 @@ class Forecaster:
     def _times(self, timed: TimedEngineKind, batch: str | None, sizes: Mapping[str, int], most: int) -> BatchTimes:
         least = next((dim.min for dim in self.dims if dim.name == batch), 1)
         found = batch_times(timed.buckets, batch, sizes, most, least)
-        adds = self.serving.adds(timed.server)
-        return found.with_overhead(adds.batch_s, adds.request_s)
+        adds = self.serving.server
+        return found.with_overhead(adds.batch_s, adds.request_s) if adds else found
 
     def _cost(self, price: str | None, machines: MachineCount) -> FleetCost | None:
         if price is None or self.prices is None:

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from enginesmith.core.hardware.gpu_generations import GENERATIONS, generation_of
 from enginesmith.core.hardware.targets import parse_targets
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, MachineKind
-from enginesmith.core.reports.load import ServerOverhead
 from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginesmith.registry.evidence.latencies import latency_reports
-from enginesmith.registry.evidence.loads import load_reports
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
 from validation.capacity.batch_times import merge_buckets
@@ -26,13 +24,12 @@ class MachineName:
 @dataclass(frozen=True)
 class TimedEngineKind:
     """An engine and its times on one kind of machine. buckets: the newest of each size.  busy: whether other work ran
-    there while one of them was timed.  server: what a server adds there, by the newest load test; None without one."""
+    there while one of them was timed."""
 
     entry: JudgedEntry
     machine: MachineName
     buckets: tuple[BucketLatency, ...]
     busy: bool
-    server: ServerOverhead | None = None
 
 
 def timed_engines(store: Store, manifest: Manifest) -> list[TimedEngineKind]:
@@ -44,14 +41,12 @@ def timed_engines(store: Store, manifest: Manifest) -> list[TimedEngineKind]:
     found: dict[tuple[str, MachineKind], list[LatencyReport]] = {}
     for report in sorted(latency_reports(store, manifest), key=lambda report: report.created_at):
         found.setdefault((report.engine, report.machine), []).append(report)
-    servers = {(report.engine, report.machine): report.server for report in load_reports(store, manifest)}
     return [
         TimedEngineKind(
             entry,
             _name(entry, machine),
             tuple(merge_buckets(report.buckets for report in reports)),
             any(report.busy for report in reports),
-            servers.get((engine, machine)),
         )
         for digest, entry in entries.items()
         for (engine, machine), reports in found.items()

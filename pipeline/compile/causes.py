@@ -16,7 +16,7 @@ from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObserveP
 from pipeline.compile.steps.export_model import ExportModel
 from pipeline.compile.steps.exports import place_of, source_digests
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
-from pipeline.compile.steps.keys import WRITE_MODEL, package_versions, unreached_by
+from pipeline.compile.steps.keys import WRITE_MODEL, package_versions
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
 from pipeline.spec.model import ModelSpec
@@ -52,7 +52,7 @@ def inputs_of(spec: ModelSpec, context: RunContext) -> Inputs:
         },
         "proof": {
             **_flatten({"golden": {"metric": metric}, "validation": limits}),
-            **_code(CheckGraph, CheckEngine, *map(backend_root, spec.backends), without=unreached_by(spec)),
+            **_code(CheckGraph, CheckEngine, *map(backend_root, spec.backends)),
         },
     }
 

@@ -10,8 +10,7 @@ from builders.backends.optional_methods import get_scheme
 from builders.backends.shape_profiles import profiles
 from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.reports.proof import describe
-from enginesmith.core.requirements import Weights
-from enginesmith.core.sampling import as_built
+from enginesmith.core.state import with_int8_states
 from enginesmith.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.compile.causes import Causes
 from pipeline.compile.run_context import RunContext
@@ -171,9 +170,7 @@ def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest, idl
         return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
     if len(request.profiles) > MOST_PROFILES and not item.target.is_cpu:
         return f"the buckets combine to more than {MOST_PROFILES} profiles; use fewer buckets, or profiles: wide"
-    if request.sampling and any(isinstance(need, Weights) for need in item.backend.requires(request)):
-        return "a sampler lies behind the graph, which has no weights of its own; leave out what strips the weights"
-    if (reason := item.backend.refuses(as_built(request))) or idle is None:
+    if (reason := item.backend.refuses(with_int8_states(request))) or idle is None:
         return reason
     own = exported.model.own_int8
     remedy = f"{own}: use int8-dynamic" if own and item.precision == "int8" else "use fp32"
@@ -192,7 +189,6 @@ def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest
         profiles=_profiles(graph.inputs, _buckets_for(item.backend, spec.named_dims())),
         options=backends.options_of(item.backend),
         toolchain=backends.toolchain_of(item.backend, item.target),
-        sampling=spec.sampling.to_sampling(spec.tensors(), graph.outputs) if spec.sampling else None,
         quantized_states=graph.quantized_states,
     )
 

@@ -37,7 +37,7 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
             yield {"name": "detection", "output": name, **head, "floor": 0.95}
         elif image and len(shape) == 3 and last > 10:
             yield {"name": "ctc", "output": name, "floor": 0.98}
-        elif states and find_token_ids(inputs) and "logits" in name.lower() and last > 1:
+        elif states and _find_token_ids(inputs) and "logits" in name.lower() and last > 1:
             yield {"name": "perplexity", "output": name, "floor": 0.95}
         elif text and len(shape) == 3 and last >= _VOCABULARY:
             yield {"name": "tokens", "output": name, "floor": 0.99}
@@ -48,7 +48,7 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
             yield {"name": "top_k", "output": name, "k": 1, "floor": 0.99}
 
 
-def find_token_ids(inputs: Sequence[TensorSpec]) -> str | None:
+def _find_token_ids(inputs: Sequence[TensorSpec]) -> str | None:
     """The input of token ids, by its name and integers; None where there is not one alone."""
     found = [spec.name for spec in inputs if spec.dtype in ("int64", "int32") and _IDS.search(spec.name)]
     return found[0] if len(found) == 1 else None

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 import yaml
 
 from pipeline.drafts.found import FoundModel
-from pipeline.drafts.metrics import find_token_ids
 from pipeline.spec.source import FILL_IN
 
 _HEAD = """\
@@ -48,7 +47,6 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
         yield "state:                        # taken from the call before, and not from data: remove what is no state"
         for state in found.states:
             yield f"  {quote(state.input)}: {{output: {quote(state.output)}, initial: 0}}"
-        yield from _sampling(found)
     if found.dims:
         yield ""
         yield "dims:                         # sizes that engines must take; the smaller the range, the faster they are"
@@ -68,14 +66,6 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
     if found.metric:
         why = "in golden: what the model is for (docs/guides/task-metrics.md)"
         yield f"# metric: {quote(dict(found.metric))}   # {why}"
-
-
-def _sampling(found: FoundModel) -> Iterable[str]:
-    """The sampler of a decoder, as a comment."""
-    ids, metric = find_token_ids(found.inputs), found.metric
-    if ids and metric.get("name") == "perplexity":
-        names = quote({"ids": ids, "logits": metric["output"]})
-        yield f"# sampling: {names}   # draws tokens in the engine (docs/guides/generation.md)"
 
 
 def _precisions(found: FoundModel, calibration: str | None) -> Iterable[str]:

@@ -137,8 +137,6 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
     refitter = get_refitting(backend)
     if refitter is None:
         return f"{request.backend} does not refit"
-    if request.sampling or entry.sampling:
-        return "a sampler lies behind its graph; build it anew"
     before = request_of(entry)
     if reason := refitter.refits(before):
         return f"{entry.unit} of {base.model}@{base.version} cannot be refitted: {reason}"

@@ -14,7 +14,6 @@ from enginesmith.registry.ensembles import pinned_engines
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
 from enginesmith.registry.evidence.latencies import latencies
-from enginesmith.registry.evidence.loads import load_reports
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import evidence_prefix
@@ -135,7 +134,6 @@ def _bare_document(store: Store, manifest: Manifest, problems: list[str]) -> Ver
         document,
         latencies={engine: tuple(found) for engine, found in timed.items()},
         canaries=seen,
-        loads=_try(lambda: tuple(load_reports(store, manifest)), (), problems),
     )
 
 

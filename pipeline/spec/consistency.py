@@ -5,10 +5,7 @@ from collections.abc import Collection, Iterator
 
 from enginesmith.compile_caches.recipe import BACKEND, PRECISION
 from enginesmith.core.hardware import targets
-from enginesmith.core.sampling import SEEN_NEXT, TAKEN_INPUTS
-from enginesmith.core.state import without_states
 from enginesmith.core.types import CALIBRATED, PLUS, QUANTIZED, TensorSpec
-from pipeline.spec.generation import GoldenPrompts
 from pipeline.spec.pads import is_value_of, wrong_pads
 from pipeline.spec.sections import SpecSections
 from pipeline.spec.source import FILL_IN
@@ -22,7 +19,6 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     yield from _wrong_int8_states(spec)
     yield from _wrong_sequences(spec)
     yield from _wrong_cache(spec)
-    yield from _wrong_sampling(spec)
     yield from wrong_pads(spec)
     needy = [precision for precision in CALIBRATED if precision in spec.precisions]
     if needy and spec.calibration is None and spec.source.kind != "onnx":
@@ -171,82 +167,6 @@ def _wrong_steps(spec: SpecSections, place: Loc, dim: str) -> Iterator[tuple[Loc
         yield place, f"{where} joins samples along {dim!r}, which no input has that a caller gives; name one of theirs"
     elif held:
         yield place, f"{where} joins samples along {dim!r}, which states have too; name a dim of a step alone"
-
-
-def _wrong_prompts(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """Golden prompts that the model cannot be given token by token: (key, message)."""
-    if (sampling := spec.sampling) is None or (prompts := sampling.prompts) is None:
-        return
-    place: Loc = ("sampling", "prompts")
-    from enginesmith.decoders import find_progress  # with numpy, which other specs need not load
-
-    states = spec.states()
-    _, others = find_progress(without_states(spec.tensors(), states), sampling.ids, states)
-    places = spec.inputs[sampling.ids].shape[1:]
-    least = spec.dims[places[0]].min if places and isinstance(places[0], str) and places[0] in spec.dims else None
-    if not spec.state:
-        yield place, "golden prompts are read token by token, which needs state; declare it, or remove the prompts"
-    if others:
-        yield (
-            place,
-            (
-                f"golden prompts give ids, a mask of the tokens so far and their places, and the model takes "
-                f"{', '.join(others)} too; remove the prompts"
-            ),
-        )
-    if places and (least or places[0]) != 1:
-        yield place, f"golden prompts are read a token a call, and {sampling.ids!r} takes {places[0]!r}; let it take 1"
-    rows = spec.inputs[sampling.ids].shape[0]
-    fewest = spec.dims[rows].min if isinstance(rows, str) and rows in spec.dims else rows
-    if prompts.constraint and fewest != 1:
-        text = f"answers that keep a grammar are made one by one, and {sampling.ids!r} takes {fewest} rows"
-        yield (*place, "constraint"), f"{text}; let it take 1, or remove constraint"
-    yield from _wrong_limits(spec, prompts)
-    bounds = [most for name in spec.state for most in _tokens_held(spec, name)]
-    for index, prompt in enumerate(prompts.tokens()):
-        if not prompt:
-            yield (*place, "given", index), "a prompt has no token; give at least one"
-        elif bounds and len(prompt) + prompts.most > min(bounds):
-            text = (
-                f"{len(prompt)} tokens and an answer of {prompts.most} pass the cache, which takes {min(bounds)} in all"
-            )
-            yield (*place, "given", index), f"{text}; lower sampling.prompts.most, or raise the dim's max"
-
-
-def _wrong_limits(spec: SpecSections, prompts: GoldenPrompts) -> Iterator[tuple[Loc, str]]:
-    """Limits of golden prompts that no engine can keep, or that no engine of the spec has: (key, message)."""
-    place: Loc = ("sampling", "prompts", "limits")
-    where = ".".join(map(str, place))
-    for precision, name, why in prompts.find_vain_limits():
-        yield (*place, precision, name), f"{where}.{precision}.{name} {why}"
-    for precision in (precision for precision in prompts.limits if precision not in spec.precisions):
-        text = f"{where} has {precision}, which is not one of precisions {list(spec.precisions)}"
-        yield (*place, precision), f"{text}; add it there, or remove the limits"
-
-
-def _tokens_held(spec: SpecSections, state: str) -> Iterator[int]:
-    """The most tokens that an answer with its prompt can have, for each dim of a state that begins at 0."""
-    for dim in spec.inputs[state].shape:
-        if isinstance(dim, str) and dim in spec.dims and spec.dims[dim].min == 0:
-            sizes = spec.dims[dim]
-            yield (sizes.max or max(sizes.buckets or (0,))) + 2
-
-
-def _wrong_sampling(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """A sampler of inputs or outputs that are not there, or with names that are taken: (key, message)."""
-    if (sampling := spec.sampling) is None:
-        return
-    place, ids, outputs = ("sampling",), spec.inputs.get(sampling.ids), spec.outputs or ()
-    if ids is None or sampling.ids in spec.state or not ids.dtype.startswith("int") or not ids.shape:
-        text = f"sampling.ids {sampling.ids!r} is no input of integers [batch, ..] that a caller gives; name that"
-        yield (*place, "ids"), text
-    if outputs and sampling.logits not in outputs:
-        yield (*place, "logits"), f"sampling.logits {sampling.logits!r} is not one of the outputs {list(outputs)}"
-    for name in (name for name in TAKEN_INPUTS if name in spec.inputs):
-        yield ("inputs", name), f"input {name!r} has the name of one that the sampler adds; rename it in the model"
-    yield from _wrong_prompts(spec)
-    for name in (name for name in (sampling.token, SEEN_NEXT) if name in outputs):
-        yield (*place, "token"), f"{name!r} is an output of the model and of the sampler; give another sampling.token"
 
 
 def _broken_contract(spec: SpecSections) -> Iterator[tuple[Loc, str]]:

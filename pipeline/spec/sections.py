@@ -13,7 +13,6 @@ from enginesmith.core.hardware import targets
 from enginesmith.core.state import State
 from enginesmith.core.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
 from pipeline.spec.compile_cache import CompileCache
-from pipeline.spec.generation import SamplingSection
 from pipeline.spec.golden import Golden
 from pipeline.spec.quantization import Calibration, Quantization
 from pipeline.spec.source import DimRange, Input, Source, StateInput
@@ -103,7 +102,6 @@ class SpecSections(SpecFile):
     state: dict[GraphName, StateInput] = Field(
         {}, description="inputs that take what an output gave in the call before; data has none of them"
     )
-    sampling: SamplingSection | None = Field(None, description="draws the next token in the graph")
     precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
     targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
     backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
@@ -118,7 +116,7 @@ class SpecSections(SpecFile):
     timeouts: Timeouts = Timeouts()
     publication: Publication = Publication()
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"state", "sampling", "compile_cache"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"state", "compile_cache"})
     # Files of data that were computed for this run, by the name that the spec has for them.
     _computed: Mapping[str, Path] = PrivateAttr(default_factory=dict)
 

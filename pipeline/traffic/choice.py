@@ -58,13 +58,10 @@ class BucketPlan:
 
 @dataclass(frozen=True)
 class BucketChoice:
-    """edges: of the dims that were chosen.  gap: share by which the buckets may cost more than the best; 0 for one dim.
-
-    timed: number of sizes at which the engine was timed.  plans: the chosen one first.
-    """
+    """edges: of the dims that were chosen.  timed: number of sizes at which the engine was timed.  plans: the chosen
+    one first."""
 
     edges: Mapping[str, tuple[int, ...]]
-    gap: float
     timed: int
     plans: tuple[BucketPlan, ...]
 
@@ -87,10 +84,10 @@ def choose_buckets(
         if not _measure_missing(timed, _sizes_used(task, edges_of(task.grid, found.partitions)), measure):
             break
     times = _times(task, timed)
-    found, served = search_buckets(task, times, most, price)
+    _, served = search_buckets(task, times, most, price)
     served = _least_cost([served, *_serve_others(task, times).values()], most, price)
     chosen = {dim: edges for dim, edges in served.edges.items() if dim in task.chosen}
-    return BucketChoice(chosen, found.gap, len(timed), compare_plans(task, times, served, price / len(task.grid)))
+    return BucketChoice(chosen, len(timed), compare_plans(task, times, served, price / len(task.grid)))
 
 
 def search_buckets(task: BucketTask, times: RunTimes, most: int, price: float) -> tuple[Partitioned, ServedTrace]:

@@ -108,11 +108,9 @@ def plan_rows(plans: Sequence[BucketPlan]) -> list[list[str]]:
 
 
 def describe_choice(choice: BucketChoice, split: SplitTrace) -> Iterator[str]:
-    """Sentences on the chosen buckets: the edges, the bound, the requests that none of them holds."""
+    """Sentences on the chosen buckets: the edges, the requests that none of them holds."""
     for dim, edges in choice.edges.items():
         yield f"{dim}: buckets [{', '.join(map(str, edges))}]"
-    if len(choice.edges) > 1:
-        yield f"no choice within these limits costs over {100 * choice.gap:.2g} % less (lower bound)"
     for dim, counts in split.beyond.items():
         sizes, count = sorted(counts), sum(counts.values())
         span = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])

@@ -10,7 +10,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMALL = {
     "bench_buckets": "--requests 600 --seconds 0.01 --traces bimodal",
-    "bench_cache": "--clients 4 --pulls 1 --mb 1 --processes 1",
     "bench_canary_in_flight": "--canaries 12 --requests 300 --in-flight 2 --loads 0.3",
     "bench_drift": "--megabytes 2",
     "bench_gc": "--documents 300",

@@ -1,5 +1,4 @@
-"""Engines with a sampler or states of int8: what they are built from, and that they are opened as engines of the model
-alone."""
+"""Engines with states of int8: what they are built from, and that they are opened as engines of the model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,17 +6,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from builders.as_built import build_engine, call_as_built, store_states
-from builders.backends.compatibility import open_engine, open_sampler
+from builders.backends.compatibility import open_engine
 from builders.backends.onnxruntime import OnnxRuntime
 from builders.onnx_graphs.quantized_states import quantize_states
 from builders.reference import ReferenceSession
-from enginesmith.core.types import Engine, QuantizedState
+from enginesmith.core.types import QuantizedState
 from tests.decoding import REQUEST, make_decoder
 
 INPUTS = {"ids": np.array([[1], [2]]), "past": np.ones((2, 3, 8), np.float32)}
@@ -32,40 +30,6 @@ QUANTIZE = ort.InferenceSession(
         }
     """).SerializeToString()
 )
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    folder = tmp_path_factory.mktemp("sampled")
-    onnx.save(make_decoder(), folder / "model.onnx")
-    return build_engine(OnnxRuntime(), REQUEST, folder / "model.onnx", folder)
-
-
-def test_an_engine_is_opened_as_one_of_the_model_alone(engine: Engine) -> None:
-    assert engine.request is REQUEST
-    with open_engine(engine) as actual, ReferenceSession(engine.path.with_name("model.onnx")) as expected:
-        assert [spec.name for spec in actual.inputs] == ["ids", "past"]
-        assert [spec.name for spec in actual.outputs] == ["logits", "present"]
-        found, wanted = actual.run(INPUTS), expected.run(INPUTS)
-        assert found.keys() == wanted.keys()
-        np.testing.assert_allclose(found["logits"], wanted["logits"], atol=1e-6)
-        call = actual.prepare_call(INPUTS)
-        assert call is not None
-        call()
-
-
-def test_the_sampler_is_there_for_those_who_ask(engine: Engine) -> None:
-    with open_sampler(engine) as session:
-        answer = session.run(call_as_built(engine, INPUTS)[1])
-    np.testing.assert_array_equal(answer["next_token"], answer["logits"].argmax(-1))
-
-
-def test_a_request_without_a_sampler_is_built_as_ever(tmp_path: Path) -> None:
-    onnx.save(make_decoder(), tmp_path / "model.onnx")
-    plain = build_engine(OnnxRuntime(), replace(REQUEST, sampling=None), tmp_path / "model.onnx", tmp_path)
-    assert plain.request.key != REQUEST.key
-    with open_sampler(plain) as session:
-        assert [spec.name for spec in session.inputs] == ["ids", "past"]
 
 
 @given(
@@ -102,6 +66,5 @@ def test_an_engine_with_states_of_int8_is_opened_with_those_of_the_model(tmp_pat
         call = actual.prepare_call(INPUTS)
         assert call is not None
         call()
-    with open_sampler(engine) as session:
-        answer = session.run(call_as_built(engine, INPUTS)[1])
-    np.testing.assert_array_equal(answer["next_token"], answer["logits"].argmax(-1))
+    whole, inputs = call_as_built(engine, INPUTS)
+    assert inputs["past"].dtype == np.int8 and [spec.dtype for spec in whole.request.inputs] == ["int64", "int8"]

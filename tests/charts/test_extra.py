@@ -16,7 +16,7 @@ from tests.charts.restricted import violations
 from tests.charts.test_objects import VERSIONS, built_in, crds
 
 DOCS = MANIFESTS.parent / "docs/guides/kubernetes.md"
-BUILDS = {"flow-run", "ray-worker", "metrics", "site", "deploy", "test", "cache"}
+BUILDS = {"flow-run", "ray-worker", "metrics", "site", "deploy", "test"}
 TOKEN = {
     "name": "aws-token",
     "projected": {"sources": [{"serviceAccountToken": {"path": "token", "audience": "sts.amazonaws.com"}}]},

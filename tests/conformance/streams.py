@@ -13,7 +13,7 @@ from builders.onnx_graphs.quantized_states import quantize_states
 from builders.reference import ReferenceSession
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.targets import parse_targets
-from enginesmith.core.sampling import as_built
+from enginesmith.core.state import with_int8_states
 from enginesmith.core.types import QuantizedState, Session
 from enginesmith.streams import Streams
 from pipeline.sources.canonical import canonical
@@ -48,7 +48,7 @@ def _complaints(given: Mapping[str, Any], backend: str, target: str, workdir: Pa
     save_onnx(model, path)
     request = request_for(tool, hardware, (path, *specs_of(load_onnx(path, path.parent))), spec.named_dims(), "fp32")
     request = replace(request, quantized_states=tuple(states))
-    if reason := tool.refuses(as_built(request)):
+    if reason := tool.refuses(with_int8_states(request)):
         yield f"refused: {reason}"
         return
     try:

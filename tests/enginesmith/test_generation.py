@@ -9,13 +9,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from builders.onnx_graphs.sampler import append_sampler
 from enginesmith.core.errors import DataError
-from enginesmith.core.sampling import SamplingSettings, as_built, sampling_states
 from enginesmith.core.state import State, state_ends
 from enginesmith.generation import Generator
-from enginesmith.prompts import Prompt
-from tests.decoding import REQUEST, SAMPLING, VOCABULARY, make_decoder
+from enginesmith.sampling import Prompt, SamplingSettings
+from tests.decoding import REQUEST, make_decoder
 
 DRAWN = SamplingSettings(1.5, top_k=8, top_p=0.95, repetition_penalty=1.2)
 PROMPTS = [
@@ -29,25 +27,19 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Graphs with and without a sampler, each with a description."""
-    folder, model = tmp_path_factory.mktemp("generation"), make_decoder()
-    onnx.save(model, folder / "plain.onnx")
-    append_sampler(model, SAMPLING)
-    onnx.save(model, folder / "sampled.onnx")
-    for name, request in (("plain", replace(REQUEST, sampling=None)), ("sampled", as_built(REQUEST))):
-        sampling = SAMPLING if name == "sampled" else None
-        states = (State("past", "present"), *sampling_states(sampling))
-        found = request.to_json() | {
-            "state": [vars(state) for state in states],
-            "ends": state_ends(request.inputs, states, request.profiles),
-            "sampling": sampling and vars(sampling),
-        }
-        (folder / f"{name}.json").write_text(json.dumps(found, default=vars))
+    """A decoder and its description."""
+    folder, states = tmp_path_factory.mktemp("generation"), (State("past", "present"),)
+    onnx.save(make_decoder(), folder / "decoder.onnx")
+    found = REQUEST.to_json() | {
+        "state": [vars(state) for state in states],
+        "ends": state_ends(REQUEST.inputs, states, REQUEST.profiles),
+    }
+    (folder / "decoder.json").write_text(json.dumps(found, default=vars))
     return folder
 
 
-def make(folder: Path, name: str, calls: list[tuple[int, ...]] | None = None) -> Generator:
-    session = ort.InferenceSession(str(folder / f"{name}.onnx"))
+def make(folder: Path, calls: list[tuple[int, ...]] | None = None) -> Generator:
+    session = ort.InferenceSession(str(folder / "decoder.onnx"))
     names = [output.name for output in session.get_outputs()]
 
     def run(inputs):
@@ -55,24 +47,23 @@ def make(folder: Path, name: str, calls: list[tuple[int, ...]] | None = None) ->
             calls.append(inputs["ids"].shape)
         return dict(zip(names, session.run(names, inputs), strict=True))
 
-    return Generator.described(run, folder / f"{name}.json")
+    return Generator.described(run, folder / "decoder.json")
 
 
 def alone(folder: Path, prompt: Prompt) -> list[int]:
-    return make(folder, "plain").generate([prompt])[0]
+    return make(folder).generate([prompt])[0]
 
 
 def test_greedy_answers_are_the_likeliest_tokens_of_the_model(folder):
-    session, text = ort.InferenceSession(str(folder / "plain.onnx")), [9, 3]
+    session, text = ort.InferenceSession(str(folder / "decoder.onnx")), [9, 3]
     for _ in range(6):
         (logits,) = session.run(["logits"], {"ids": np.array([text]), "past": np.zeros((1, 0, 8), np.float32)})
         text.append(int(logits[0].argmax()))
-    assert make(folder, "sampled").generate([Prompt([9, 3], most=6)]) == [text[2:]]
+    assert make(folder).generate([Prompt([9, 3], most=6)]) == [text[2:]]
 
 
-@pytest.mark.parametrize("name", ["plain", "sampled"])
-def test_an_answer_is_the_same_alone_and_beside_others_drawn_in_the_graph_or_here(folder, name):
-    answers = make(folder, name).generate(PROMPTS)
+def test_an_answer_is_the_same_alone_and_beside_others(folder):
+    answers = make(folder).generate(PROMPTS)
     assert answers == [alone(folder, prompt) for prompt in PROMPTS]
     assert [len(answer) for answer in answers] == [6, 7, 5, 5, 4]
     assert answers[2] != answers[3]  # of another seed
@@ -80,7 +71,7 @@ def test_an_answer_is_the_same_alone_and_beside_others_drawn_in_the_graph_or_her
 
 def test_tokens_come_as_they_are_made_and_prompts_are_read_in_as_few_calls_as_the_engine_takes(folder):
     calls: list[tuple[int, ...]] = []
-    stream = make(folder, "sampled", calls).stream([Prompt(range(6), most=2), Prompt([*range(6), 1], most=2)])
+    stream = make(folder, calls).stream([Prompt(range(6), most=2), Prompt([*range(6), 1], most=2)])
     assert next(stream)[0] == 0
     assert calls == [(2, 4), (2, 2)]
     assert [index for index, _ in stream] == [0, 1, 1]
@@ -89,69 +80,29 @@ def test_tokens_come_as_they_are_made_and_prompts_are_read_in_as_few_calls_as_th
 
 def test_more_prompts_than_rows_are_answered_in_batches(folder):
     calls: list[tuple[int, ...]] = []
-    make(folder, "sampled", calls).generate(PROMPTS)
+    make(folder, calls).generate(PROMPTS)
     assert {rows for rows, _ in calls} == {1, 2, 3}
 
 
 def test_a_stop_token_is_the_last_one(folder):
     whole = alone(folder, PROMPTS[0])
-    assert make(folder, "sampled").generate([replace(PROMPTS[0], stop={whole[2]})]) == [
-        whole[: whole.index(whole[2]) + 1]
-    ]
+    assert make(folder).generate([replace(PROMPTS[0], stop={whole[2]})]) == [whole[: whole.index(whole[2]) + 1]]
 
 
 def test_an_answer_goes_on_until_the_cache_is_full_and_no_further(folder):
-    generator = make(folder, "sampled")
+    generator = make(folder)
     (answer,) = generator.generate([Prompt([1, 2, 3])])
     assert len(answer) == 16 - 3  # 14 places, the token that is read, and the last one
     with pytest.raises(DataError, match=r"prompt 1 has 3 tokens and asks for 14; .* length=14 .* dims\.length\.max"):
         generator.generate([Prompt([1]), Prompt([1, 2, 3], most=14)])
 
 
-class OddOrEven:
-    """Tokens that are odd and even in turn, until three came."""
-
-    def __init__(self) -> None:
-        self.taken: list[int] = []
-
-    def begin(self, vocabulary):
-        assert vocabulary == VOCABULARY
-        return type(self)()
-
-    def allowed(self):
-        wanted = (np.arange(VOCABULARY) + len(self.taken)) % 2 == 1
-        return None if len(self.taken) == 3 else wanted
-
-    def take(self, token: int) -> None:
-        self.taken.append(token)
-
-
-@pytest.mark.parametrize("name", ["plain", "sampled"])
-def test_a_constraint_decides_what_may_follow_and_when_an_answer_is_complete(folder, name):
-    held = [replace(PROMPTS[at], constraint=OddOrEven()) for at in (0, 2)]
-    first, free, last = make(folder, name).generate([held[0], PROMPTS[1], held[1]])
-    assert not held[0].constraint.taken  # a prompt can be answered again
-    for answer in (first, last):
-        assert [token % 2 for token in answer] == [1, 0, 1]
-    assert free == alone(folder, PROMPTS[1])
-
-
-def test_a_constraint_that_allows_nothing_is_an_error_before_the_step(folder):
-    class Nothing(OddOrEven):
-        def allowed(self):
-            return np.zeros(VOCABULARY, bool)
-
-    with pytest.raises(DataError, match="prompt 0: its constraint allows no token behind 0"):
-        make(folder, "sampled").generate([replace(PROMPTS[1], constraint=Nothing())])
-
-
 def test_logits_that_are_no_numbers_are_an_error(folder):
     def run(inputs):
-        rows = len(inputs["ids"])
-        return {"next_token": np.full(rows, -1), "seen_next": inputs["seen"], "present": inputs["past"]}
+        return {"logits": np.full((len(inputs["ids"]), 12), np.nan, np.float32), "present": inputs["past"]}
 
     with pytest.raises(DataError, match="prompt 0: no token can follow"):
-        Generator.described(run, folder / "sampled.json").generate([PROMPTS[1]])
+        Generator.described(run, folder / "decoder.json").generate([PROMPTS[1]])
 
 
 @pytest.mark.parametrize(
@@ -179,14 +130,14 @@ def test_logits_that_are_no_numbers_are_an_error(folder):
 def test_what_cannot_be_answered_is_told_before_anything_runs(folder, prompt, words):
     calls: list[tuple[int, ...]] = []
     with pytest.raises(DataError, match=words):
-        make(folder, "sampled", calls).generate([prompt])
+        make(folder, calls).generate([prompt])
     assert not calls
 
 
 def test_an_engine_that_is_no_decoder_is_told(folder, tmp_path):
-    found = json.loads((folder / "plain.json").read_text())
+    found = json.loads((folder / "decoder.json").read_text())
     with pytest.raises(DataError, match="no input 'tokens' or no output 'logits'"):
-        Generator.described(dict, folder / "plain.json", ids="tokens")
+        Generator.described(dict, folder / "decoder.json", ids="tokens")
     more = {**found, "inputs": [*found["inputs"], {"name": "speaker", "dtype": "int64", "shape": ["batch"]}]}
     (tmp_path / "more.json").write_text(json.dumps(more))
     with pytest.raises(DataError, match="takes speaker beside its ids, and that is neither a mask of the tokens"):

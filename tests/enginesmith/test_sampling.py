@@ -1,12 +1,11 @@
-"""The reference of samplers, and the numbers that tokens are drawn by."""
+"""How a token is drawn, and the numbers that it is drawn by."""
 
 import numpy as np
 import pytest
 
-from enginesmith.core.sampling import SamplingSettings
-from enginesmith.sampling import sample, uniforms
+from enginesmith.sampling import SamplingSettings, sample, uniforms
 
-ALL, NONE = np.ones(4, bool), np.zeros(4, bool)
+NONE = np.zeros(4, bool)
 
 
 def test_the_numbers_of_a_seed_stay_what_they_are():
@@ -19,17 +18,20 @@ def test_the_numbers_of_a_seed_stay_what_they_are():
 
 def test_drawn_tokens_have_the_probabilities_of_the_temperature():
     logits = np.log(np.array([0.2, 0.8, 1e-9, 1e-9]))
-    drawn = [sample(logits, SamplingSettings(0.5), u, NONE, ALL, 4) for u in uniforms(1, 4000)]
+    drawn = [sample(logits, SamplingSettings(0.5), u, NONE) for u in uniforms(1, 4000)]
     assert np.mean(np.array(drawn) == 1) == pytest.approx(0.64 / 0.68, abs=0.02)  # squares of the probabilities
 
 
 def test_the_penalty_makes_what_was_read_less_likely_on_both_sides_of_zero():
     read = np.array([True, False, False, False])
     for logits, wanted in (([2.0, 1.5, 0, 0], 1), ([-1.0, -1.5, -9, -9], 1), ([3.1, 1.5, 0, 0], 0)):
-        assert sample(np.array(logits), SamplingSettings(repetition_penalty=2.0), 0, read, ALL, 4) == wanted
+        assert sample(np.array(logits), SamplingSettings(repetition_penalty=2.0), 0, read) == wanted
 
 
-def test_the_mask_comes_before_top_k_and_no_token_is_an_answer():
-    allowed = np.array([False, True, True, False])
-    assert sample(np.arange(4.0), SamplingSettings(1.0, top_k=1), 0.99, NONE, allowed, 4) == 2
-    assert sample(np.arange(4.0), SamplingSettings(), 0, NONE, NONE, 4) == -1
+def test_top_k_and_top_p_leave_the_likeliest_and_what_is_no_number_is_no_token():
+    logits = np.arange(4.0)
+    assert {sample(logits, SamplingSettings(9.0, top_k=2), u, NONE) for u in uniforms(1, 200)} == {2, 3}
+    assert {sample(logits, SamplingSettings(1.0, top_p=0.6), u, NONE) for u in uniforms(1, 200)} == {3}
+    for wrong in ([0.0, np.nan, 1.0, 2.0], [-np.inf] * 4, [0.0, np.inf, 0.0, 0.0]):
+        assert sample(np.array(wrong), SamplingSettings(1.0), 0.5, NONE) == -1
+    assert sample(np.array([-np.inf, 0.0, -np.inf, -np.inf]), SamplingSettings(1.0), 0.99, NONE) == 1

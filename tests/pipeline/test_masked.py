@@ -51,7 +51,7 @@ def built(drafted: dict[str, Any]) -> tuple[Path, Any]:
     return registry, enginesmith.build(write(drafted, "built", drafted["spec"]), registry=registry)
 
 
-def test_it_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
+def test_it_is_proven_on_steps(built: tuple[Path, Any]) -> None:
     assert {item.precision: item.status for item in built[1].engines} == {"fp32": "proven", "int8": "proven"}
 
 
@@ -93,27 +93,6 @@ def test_a_generator_fills_mask_and_places_for_prompts_of_several_lengths(built,
     generator = enginesmith.Generator.opened(pulled, ids="input_ids")
     found = generator.generate([enginesmith.Prompt(each, most=7) for each in prompts])
     assert found == [go_on(each, 7) for each in prompts]
-
-
-def test_golden_prompts_are_answered_with_mask_and_places(drafted: dict[str, Any]) -> None:
-    prompts = {"given": [[3, 1, 4, 1], [7]], "most": 6}
-    sampling = {"ids": "input_ids", "logits": "logits", "prompts": prompts}
-    spec = drafted["spec"] | {"precisions": ["fp32"], "sampling": sampling}
-    registry = drafted["folder"] / "prompted"
-    outcome = enginesmith.build(write(drafted, "prompted", spec), registry=registry)
-    (engine,) = outcome.engines
-    assert engine.status == "proven", engine.reason
-    pulled = enginesmith.pull(f"{outcome.model}@1", registry=registry, dest=drafted["folder"] / "sampled")
-    answers = enginesmith.Generator.opened(pulled).generate([enginesmith.Prompt([3, 1, 4], most=5)])
-    assert answers == [go_on([3, 1, 4], 5)], "by the sampler in the graph"
-
-
-def test_an_input_that_is_neither_mask_nor_places_is_named(drafted: dict[str, Any]) -> None:
-    spec = copy.deepcopy(drafted["spec"])
-    spec["inputs"]["token_type"] = spec["inputs"].pop("position_ids")
-    spec["sampling"] = {"ids": "input_ids", "logits": "logits", "prompts": {"given": [[3]], "most": 2}}
-    with pytest.raises(SpecError, match=r"golden prompts give ids, .* and the model takes token_type too"):
-        load_spec(write(drafted, "wrong", spec))
 
 
 def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Published engines in a folder, to be run on a machine without the registry and judged on another one.
 
-    carry.json             model, version and manifest of the engines; digest, request, file and prompts of each
+    carry.json             model, version and manifest of the engines; digest, request and file of each
     cases.json, cases.npz  the golden cases
     engines/               the engines' files
     graphs/NAME/           of an ensemble, such a folder for each graph; its own has the golden data of the whole
@@ -14,11 +14,10 @@ from pathlib import Path
 
 from builders.onnx_graphs.shard_names import list_shards
 from enginesmith.core import parsing
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
+from enginesmith.core.codec import OMIT_DEFAULT, decode, encode
 from enginesmith.core.digest import canonical_json, digest_of_file
 from enginesmith.core.errors import IntegrityError, ModelError
 from enginesmith.core.types import BuildRequest, Scalar, TensorSpec
-from validation.gpu.recording import BundledPrompts
 
 KIND, FORMAT = "enginesmith-carried", 1
 
@@ -28,7 +27,6 @@ class _Entry:
     digest: str
     request: BuildRequest
     file: str
-    prompts: BundledPrompts | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True)
@@ -65,12 +63,11 @@ class _BundleDocument:
 
 @dataclass(frozen=True)
 class BundledEngine:
-    """One engine. path: its file.  prompts: None where the version has none."""
+    """One engine. path: its file."""
 
     digest: str
     request: BuildRequest
     path: Path
-    prompts: BundledPrompts | None = None
 
     @property
     def options(self) -> dict[str, Scalar]:
@@ -96,7 +93,7 @@ class OfflineBundle:
 
     def save(self) -> None:
         """Write carry.json; the files that it names exist already."""
-        engines = tuple(_Entry(item.digest, item.request, item.path.name, item.prompts) for item in self.engines)
+        engines = tuple(_Entry(item.digest, item.request, item.path.name) for item in self.engines)
         document = _BundleDocument(self.model, self.version, self.manifest, self.golden, engines, self.ensembles)
         (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
 
@@ -133,4 +130,4 @@ def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
     for shard in list_shards(path) if path.suffix == ".onnx" else ():
         if digest_of_file(path.with_name(shard)) != shard:
             raise ValueError(f"shard {shard} of {path.name} was changed on the way")
-    return BundledEngine(digest, item.request, path, item.prompts)
+    return BundledEngine(digest, item.request, path)

@@ -10,19 +10,14 @@ import hashlib
 import math
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from builders.as_built import WithoutSampler
 from enginesmith.arrays import Array
 from enginesmith.core.errors import IntegrityError
-from enginesmith.core.reports.prompts import PromptTerms
 from enginesmith.core.reports.proof import Check
-from enginesmith.core.sampling import SEEN_NEXT, as_built
 from enginesmith.core.types import BuildRequest, Session, Tensors, TensorSpec
-from validation.calls.sampler import sampler_checks
-from validation.comparison.prompts import check_grammar, read_along
 from validation.comparison.sessions import expected_checks, run
 from validation.golden.free_running import FreeRunningSession
 from validation.golden.golden_set import GoldenSet
@@ -97,56 +92,26 @@ class ReplaySession(Session):
         return {name: unpack(value) for name, value in found.items()}
 
 
-@dataclass(frozen=True)
-class BundledPrompts:
-    """Golden prompts of an engine. tokens: those that it reads, for each prompt (`prompts.list_read_tokens`)."""
-
-    terms: PromptTerms
-    tokens: tuple[tuple[int, ...], ...]
-
-
 def record_proof(
-    whole: Session,
-    request: BuildRequest,
-    golden: GoldenSet,
-    prompts: BundledPrompts | None,
-    answers: dict[str, dict[str, PackedArray]],
+    session: Session, request: BuildRequest, golden: GoldenSet, answers: dict[str, dict[str, PackedArray]]
 ) -> tuple[Check, ...]:
     """Make the calls that `replay_session` answers at a proof: the golden cases, the sequences of a model with state on
-    its own states, golden prompts, draws of a sampler. The checks are those of the golden cases, of draws and of a
-    grammar. whole: the engine with its sampler.  answers: is filled.
+    its own states. The checks are those of the golden cases. answers: is filled.
 
-    Raises what the session raises, and UnavailableError without llguidance, which a grammar takes.
+    Raises what the session raises.
     """
-    sampling = request.sampling
-
-    def model(recording: Session) -> Session:
-        return WithoutSampler(recording, sampling) if sampling else recording
-
-    fresh = RecordingSession(whole, answers)
-    checks = expected_checks("engine", model(fresh), golden, budgets("quantization", request.precision, None))
-    if sampling:
-        told = RecordingSession(whole, answers, only=(sampling.logits, sampling.token, SEEN_NEXT))
-        checks += tuple(sampler_checks(told, sampling, golden, request.seed))
-    if golden.sequences is None:
-        return checks
-    followed = RecordingSession(whole, answers, follow=True)
-    rolled = FreeRunningSession(model(followed), golden.sequences)
-    for case in golden.sequences.golden.cases:
-        run(rolled, case.inputs)
-    if prompts:
-        for tokens in prompts.tokens:
-            read_along(model(followed), prompts.terms, golden.sequences, tokens)
-        if sampling:
-            checks += tuple(check_grammar(followed, sampling, prompts.terms, golden.sequences))
+    fresh = RecordingSession(session, answers)
+    checks = expected_checks("engine", fresh, golden, budgets("quantization", request.precision, None))
+    if golden.sequences is not None:
+        rolled = FreeRunningSession(RecordingSession(session, answers, follow=True), golden.sequences)
+        for case in golden.sequences.golden.cases:
+            run(rolled, case.inputs)
     return checks
 
 
 def replay_session(request: BuildRequest, answers: Answers, scope: str = "") -> Session:
     """The engine of a request as `compatibility.open_engine` opens it, with the answers that were recorded of it."""
-    whole = as_built(replace(request, quantized_states=()))
-    session = ReplaySession(whole.inputs, whole.outputs, answers, scope)
-    return WithoutSampler(session, request.sampling) if request.sampling else session
+    return ReplaySession(request.inputs, request.outputs, answers, scope)
 
 
 def question(inputs: Tensors, scope: str = "") -> str:

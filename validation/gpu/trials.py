@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from builders.as_built import WithoutSampler
 from builders.backends import compatibility, discovery
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
@@ -134,10 +133,10 @@ class ProveBundled:
         trial = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
 
         def check(session: Session) -> tuple[Check, ...]:
-            return record_proof(session, wanted, golden, self.engine.prompts, answers)
+            return record_proof(session, wanted, golden, answers)
 
         try:
-            trial = _prove(lambda: compatibility.open_sampler(carried), check, trial)
+            trial = _prove(lambda: compatibility.open_engine(carried), check, trial)
             return _time(lambda: compatibility.open_engine(carried), golden, self.terms, trial)
         except _Failed as failed:
             return replace(trial, outcome=failed.outcome, reason=str(failed))
@@ -179,9 +178,8 @@ class ProveBundledEnsemble:
         with ExitStack() as stack:
             for node in self.ensemble.nodes:
                 engine = self.engines[node.name]
-                request, whole = engine.request, stack.enter_context(compatibility.open_sampler(_carried(engine)))
-                kept = whole if answers is None else RecordingSession(whole, answers, scope=node.name)
-                own = WithoutSampler(kept, request.sampling) if request.sampling else kept
+                request, whole = engine.request, stack.enter_context(compatibility.open_engine(_carried(engine)))
+                own = whole if answers is None else RecordingSession(whole, answers, scope=node.name)
                 rows = call_rows(request.inputs, request.outputs, request.profiles)
                 nodes[node.name] = EnsembleGraph(own.run, own.inputs, node.sources, own.outputs, rows)
             yield Ensemble(nodes, self.ensemble.inputs, self.ensemble.outputs)

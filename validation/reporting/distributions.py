@@ -4,10 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from enginesmith.core.reports.free_running import FreeRunning
-from enginesmith.core.reports.prompts import PromptDrift
 from enginesmith.core.reports.proof import Report, Spread, Worst
 from validation.plots.charts import Axis, Colour, Curve, Plot, ecdf, series, span_axis
 from validation.plots.svg import svg
@@ -16,8 +14,6 @@ from validation.reporting.stages import STAGES
 
 # Outputs with pictures, curves in a picture, and rows of worst cases.
 MOST_OUTPUTS, MOST_CURVES, MOST_ROWS = 4, 10, 60
-# Of an answer.
-MOST_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -100,26 +96,6 @@ def courses(reports: Sequence[Report]) -> list[CourseRow]:
         )
         for found, units in ordered
     ]
-
-
-@dataclass(frozen=True)
-class AnswersRow:
-    """The answers to golden prompts. name: of the engine.  parts: (first position, mean KL in nats) of each part."""
-
-    name: str
-    found: PromptDrift
-    parts: tuple[tuple[int, float], ...]
-
-
-def answers(reports: Sequence[Report]) -> list[AnswersRow]:
-    """The answers to golden prompts, by engine."""
-    return [AnswersRow(report.unit, found, _parts(found.kl_nats)) for report in reports for found in report.prompts]
-
-
-def _parts(values: Sequence[float]) -> tuple[tuple[int, float], ...]:
-    width = -(-len(values) // MOST_PARTS)
-    starts = range(0, len(values), width)
-    return tuple((start, fmean(values[start : start + width])) for start in starts)
 
 
 def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:

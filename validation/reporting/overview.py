@@ -12,13 +12,10 @@ from enginesmith.registry.manifest import EngineEntry
 from validation.attribution.formatting import AttributionView, view_attribution
 from validation.latency.view import LatencyView, view_latencies
 from validation.limits.budget import at_most, within
-from validation.load.view import LoadView, view_loads
 from validation.reporting.distributions import (
-    AnswersRow,
     CourseRow,
     ErrorDistribution,
     WorstRow,
-    answers,
     courses,
     distributions,
     worst_cases,
@@ -127,11 +124,9 @@ class VersionPage:
     distributions: Sequence[ErrorDistribution]
     worst: Sequence[WorstRow]
     courses: Sequence[CourseRow]
-    answers: Sequence[AnswersRow]
     quantizations: Sequence[QuantizationSection]
     attributions: Sequence[AttributionView]
     latencies: Sequence[LatencyView]
-    loads: Sequence[LoadView]
     canaries: Sequence[CanaryVerdict]
     again: Sequence[tuple[str, str]]
     refusals: Mapping[str, Sequence[str]]
@@ -173,11 +168,9 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         distributions=distributions(reports) if pictures else [],
         worst=worst_cases(reports),
         courses=courses(reports),
-        answers=answers(reports),
         quantizations=quantizations(version.quantization, dict.fromkeys(untouched)) if pictures else [],
         attributions=[view_attribution(item) for item in version.attributions],
         latencies=view_latencies(version.latencies, pictures),
-        loads=view_loads(version.loads),
         canaries=version.canaries or (),
         again=list(_list_commands(version.reference, engines)),
         refusals=_reasons((row.entry.reason, row.entry.unit) for row in engines if row.entry.status == "refused"),

@@ -6,9 +6,8 @@ A copy for reading: nothing is proven or published from it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE
+from enginesmith.core.codec import OMIT_NONE
 from enginesmith.core.reports.latency import LatencyReport
-from enginesmith.core.reports.load import LoadReport
 from enginesmith.core.reports.proof import Report
 from enginesmith.core.reports.quantization import QuantizationRecord
 from enginesmith.core.types import BuildFailure
@@ -25,7 +24,7 @@ class VersionDocument(Manifest):
     version ('').
 
     quantization: records by the name of the graph.  latencies: by the digest of the engine.  canaries: None where they
-    were not asked for.  loads: of load tests, oldest first.
+    were not asked for.
     """
 
     kind: str = KIND
@@ -35,7 +34,6 @@ class VersionDocument(Manifest):
     attributions: tuple[NamedAttribution, ...] = ()
     latencies: Mapping[str, tuple[LatencyReport, ...]] = field(default_factory=dict)
     canaries: tuple[CanaryVerdict, ...] | None = field(default=None, metadata=OMIT_NONE)
-    loads: tuple[LoadReport, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def reference(self) -> str:

@@ -39,7 +39,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
      Ray's worker groups, on each upgrade. Those of the account `builds` have its labels, too. Argument: (list $ component). */}}
 {{- define "enginesmith.podLabels" -}}
 {{- $values := (index . 0).Values -}}
-{{- $builds := has (index . 1) (list "flow-run" "ray-worker" "metrics" "site" "deploy" "test" "cache" "node-cache") -}}
+{{- $builds := has (index . 1) (list "flow-run" "ray-worker" "metrics" "site" "deploy" "test" "node-cache") -}}
 {{ include "enginesmith.selector" . }}
 {{- with merge (dict) (ternary $values.serviceAccounts.builds.podLabels dict $builds) $values.commonLabels }}
 {{ toYaml . }}
@@ -83,11 +83,6 @@ file:///registry
 {{- end -}}
 {{ $registry.scheme }}://{{ with $registry.account }}{{ . }}/{{ end }}{{ $registry.bucket }}/{{ $registry.prefix }}{{ if $options }}?{{ join "&" (sortAlpha $options) }}{{ end }}
 {{- end -}}
-{{- end -}}
-
-{{/* The cache's URL in the cluster, which is valid in other namespaces, too. */}}
-{{- define "enginesmith.cacheUrl" -}}
-http://{{ include "enginesmith.fullname" . }}-cache.{{ .Release.Namespace }}.svc:8080
 {{- end -}}
 
 {{/* A size of the command line ('100GiB') in bytes. */}}

@@ -62,7 +62,7 @@
 {{- $mounts := .own.extraVolumeMounts | default (ternary list .all.extraVolumeMounts (ne .path "")) -}}
 {{- $names := list -}}
 {{- range $volumes }}
-{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "catalog" "commands" "selftest" "cache-token" "node" "site") }}
+{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "catalog" "commands" "selftest" "node" "site") }}
 {{ $path }}extraVolumes: the chart has a volume {{ .name }}; give another name
 {{- end }}
 {{- if has .name $names }}
@@ -182,7 +182,7 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
 {{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
       "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "prefect.gpuRuns" .Values.prefect.gpuRuns "ray.autoscaler" .Values.ray.autoscaler
-      "ray.head" .Values.ray.head "metrics" .Values.metrics "site" .Values.site "tests" .Values.tests "cache" .Values.cache "nodeCache" .Values.nodeCache -}}
+      "ray.head" .Values.ray.head "metrics" .Values.metrics "site" .Values.site "tests" .Values.tests "nodeCache" .Values.nodeCache -}}
 {{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
 {{- end -}}
 {{- range $path, $resources := $all }}

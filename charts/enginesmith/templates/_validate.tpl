@@ -22,7 +22,7 @@
 {{- $lines = append $lines (include "enginesmith.problems.exposure" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.network" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.metrics" .) -}}
-{{- $lines = append $lines (include "enginesmith.problems.cache" .) -}}
+{{- $lines = append $lines (include "enginesmith.problems.nodeCache" .) -}}
 {{- if and .Values.nodeCache.enabled .Values.images.client.repository }}{{ $lines = append $lines (include "enginesmith.problems.image" (dict "root" . "which" "client")) }}{{ end -}}
 {{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" "ray.head.podAnnotations" "annotations" .Values.ray.head.podAnnotations)) -}}
 {{- $cpu := ternary (list (merge (dict "name" "cpu") .Values.cpuGroup)) list .Values.cpuGroup.enabled -}}

@@ -53,7 +53,7 @@ from enginesmith.client.pull import Pulled, download_best, download_engine
 from enginesmith.client.resolve import EngineRanking, Resolution
 from enginesmith.core.digest import digest_of
 from enginesmith.core.errors import InputError, IntegrityError
-from enginesmith.core.sampling import as_built
+from enginesmith.core.state import with_int8_states
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import (
@@ -233,7 +233,7 @@ class TritonPlace:
             size = store.size(golden)
             if size <= MOST_BYTES:
                 fetcher.fetch(store, choose_digest(golden, manifest.blake3.get(golden)), size, path)
-                return read_warmup(path, as_built(make_request(engine)).inputs)
+                return read_warmup(path, with_int8_states(make_request(engine)).inputs)
         return None
 
     def _switch(
@@ -250,7 +250,7 @@ class TritonPlace:
         staged, folder = self.root / STAGING / str(number), self.root / str(number)
         self._prune(str(number), before, keep)
         if warmup:
-            request = as_built(make_request(engine))
+            request = with_int8_states(make_request(engine))
             batched = largest_batch(request) > 0
             make_folder(self.root / WARMUP / str(number))
             for name, data in warmup_files(request.inputs, warmup, batched).items():

@@ -13,7 +13,7 @@ from enginesmith.client.layouts.protobuf_text import Field, Fields, Word, entrie
 from enginesmith.client.layouts.warmup import WarmupInput
 from enginesmith.core.ensemble import ENSEMBLE
 from enginesmith.core.errors import InputError
-from enginesmith.core.sampling import as_built
+from enginesmith.core.state import with_int8_states
 from enginesmith.core.types import PLUS, BuildRequest, TensorSpec
 from enginesmith.registry.manifest import EngineEntry, make_request
 
@@ -77,7 +77,7 @@ def find_unservable(entry: EngineEntry) -> str | None:
         return f"no backend of Triton opens engines of {entry.backend}; it opens those of {', '.join(_OPENED_BY)}"
     if entry.is_stripped:
         return "its file has no weights, and Triton puts none in"
-    request = as_built(make_request(entry))
+    request = with_int8_states(make_request(entry))
     if not request.inputs or not request.outputs:
         return "its inputs and outputs are not on record, and Triton's configuration states them"
     if other := next((spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TYPES), None):
@@ -104,7 +104,7 @@ def write_config(
     version: the registry's name of it.  warmup: inputs of a request; their files are `warmup_files`.
     Raises InputError for engines that no single configuration describes, and where requests cannot be joined.
     """
-    requests = [as_built(make_request(item.entry)) for item in files]
+    requests = [with_int8_states(make_request(item.entry)) for item in files]
     config = _describe(files[0], requests[0], batching)
     for item, request in zip(files[1:], requests[1:], strict=True):
         if _describe(item, request, batching) != config:

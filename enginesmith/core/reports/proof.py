@@ -14,7 +14,6 @@ from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode_docum
 from enginesmith.core.digest import digest_of
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.reports.free_running import FreeRunning
-from enginesmith.core.reports.prompts import PromptDrift
 from enginesmith.core.text import join_first, pluralize
 
 
@@ -123,7 +122,7 @@ class Report:
 
     created_at: ISO 8601, UTC.  host: the machine that the checks ran on.  versions: of compiler and runtime.
     spreads: the distribution of errors per stage and output, where that was measured.
-    free_running: of a model with state, the drift of its outputs along sequences.  prompts: answers to golden prompts.
+    free_running: of a model with state, the drift of its outputs along sequences.
     """
 
     unit: str
@@ -140,7 +139,6 @@ class Report:
     versions: Mapping[str, str]
     spreads: tuple[Spread, ...] = ()
     free_running: tuple[FreeRunning, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    prompts: tuple[PromptDrift, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def failed(self) -> tuple[Check, ...]:

@@ -1,23 +1,72 @@
-"""Latency reports of published engines, for each kind of machine they were timed on, and speeds from them."""
+"""Latency reports of published engines, for each kind of machine they were timed on, and speeds from them.
+
+Like attestations they are stored beside the manifest, under the engine's digest and their own; the manifest does not
+change.
+"""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from enginesmith.core import parsing
+from enginesmith.core.codec import decode
+from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import IntegrityError
 from enginesmith.core.hardware.gpu_generations import product_of
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import version_order
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind, Timed, timed_alike
 from enginesmith.core.reports.ranking import Interval
-from enginesmith.registry.evidence.engine_reports import EngineReports
 from enginesmith.registry.manifest import EngineEntry, Manifest
-from enginesmith.registry.store.base import Documents
+from enginesmith.registry.store.base import Documents, Store
+from enginesmith.registry.store.layout import evidence_prefix, latency_key
 
-_REPORTS = EngineReports("latency", "latency report", "time the engine again", LatencyReport, FORMAT, 16 << 20)
+_MOST_BYTES = 16 << 20
+_REMEDY = "time the engine again"
 
-attach_latency = _REPORTS.attach
-read_latency_report = _REPORTS.read_blob
-latency_reports = _REPORTS.of_version
+
+def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
+    """Store a report, given as a blob's digest, beside its version; nothing changes if it is there already.
+
+    Raises IntegrityError for a blob that is no such report, or about an engine that the version does not have.
+    """
+    engine = read_latency_report(store, report).engine
+    if all(entry.digest != engine for entry in manifest.engines):
+        where = f"{manifest.model}@{manifest.version}"
+        raise IntegrityError(f"the latency report {report} is about engine {engine}, which {where} does not have")
+    store.create(latency_key(manifest.model, manifest.version, engine, report), store.read_blob(report))
+
+
+def read_latency_report(store: Store, report: str) -> LatencyReport:
+    """The report with this blob digest. Raises IntegrityError for a blob that is none."""
+    try:
+        return _parse(store.read_blob(report))
+    except IntegrityError as error:
+        raise IntegrityError(f"blob {report} is no latency report: {error}; {_REMEDY}") from error
+
+
+def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyReport]:
+    """All of a version, in the order of their keys. Raises IntegrityError for a damaged one."""
+    prefix = evidence_prefix("latency", manifest.model, manifest.version)
+    for key in store.list(prefix):
+        engine, _, name = key.removeprefix(prefix).partition("/")
+        data = store.read(key) or b""
+        try:
+            report = _parse(data)
+            if digest_of_bytes(data) != name.removesuffix(".json") or report.engine != engine:
+                raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
+        except IntegrityError as error:
+            raise IntegrityError(f"{key} of {store.uri}: {error}; {_REMEDY}") from error
+        yield report
+
+
+def _parse(data: bytes) -> LatencyReport:
+    document = parsing.parse_json(data, _MOST_BYTES)
+    if (found := parsing.field(document, "format", parsing.count)) != FORMAT:
+        raise Malformed(f"format is {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")
+    parsing.field(document, "engine", parsing.digest)
+    return decode(document, LatencyReport)
 
 
 def latencies(store: Documents, manifest: Manifest) -> dict[str, list[LatencyReport]]:

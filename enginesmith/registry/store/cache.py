@@ -157,24 +157,6 @@ class BlobCache:
             yield self._blob(found.name), found
         self._evict()
 
-    def open_sound(self, digest: str, tell_damage: Callable[[], object] = lambda: None) -> BinaryIO | None:
-        """Open a blob's file, kept from eviction until it is closed; None where there is none, or it was damaged.
-
-        A file that changed since it was verified is digested, and if it holds other bytes, `tell_damage` is called and
-        it is deleted. Raises OSError.
-        """
-        path = self._blob(check_digest(digest))
-        stream = _open_shared(path)
-        with suppress(FileNotFoundError):  # another thread has found the damage first
-            if stream is None or self.verifications.is_verified(BlobDigest(digest), path):
-                self.verifications.note_use(digest)
-                return stream
-            path.unlink()
-            tell_damage()
-        if stream is not None:
-            stream.close()
-        return None
-
     @property
     def verifications(self) -> VerificationCache:
         """The records of verified files."""
@@ -183,12 +165,6 @@ class BlobCache:
     def holds(self, digest: str) -> bool:
         """Whether a blob is in the cache."""
         return self._blob(check_digest(digest)).is_file()
-
-    def size_of(self, digest: str) -> int | None:
-        """Size of a blob in the cache in bytes, not verified; None where it is not there."""
-        with suppress(OSError):
-            return self._blob(check_digest(digest)).stat().st_size
-        return None
 
     def drop(self, digest: str) -> None:
         """Delete a blob, for example one whose file is damaged."""

@@ -123,9 +123,7 @@ def version_prefix(model: str, version: str) -> str:
 
 
 def evidence_prefix(
-    kind: Literal["attestations", "latency", "canaries", "signatures", "attributions", "loads"],
-    model: str,
-    version: str,
+    kind: Literal["attestations", "latency", "canaries", "signatures", "attributions"], model: str, version: str
 ) -> str:
     """Prefix of the documents of one kind that were stored beside a version after it was published."""
     return f"{version_prefix(model, version)}{kind}/"
@@ -164,11 +162,6 @@ def attestation_key(model: str, version: str, engine: str, report: str) -> str:
 def latency_key(model: str, version: str, engine: str, report: str) -> str:
     """Key of one latency report about the engine `engine`; both are digests."""
     return f"{evidence_prefix('latency', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
-
-
-def load_key(model: str, version: str, engine: str, report: str) -> str:
-    """Key of one report of a load test of the engine `engine`; both are digests."""
-    return f"{evidence_prefix('loads', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
 
 
 def attribution_key(model: str, version: str, name: str) -> str:

@@ -1,6 +1,7 @@
 """A registry that is read from the nearest of several places: `http://cache.region,s3://bucket/prefix`.
 
-The last place is the registry itself; those before it are caches (`enginesmith cache`) or mirrors of it, nearest first.
+The last place is the registry itself; those before it are caches (docs/guides/cache.md) or mirrors of it, nearest
+first.
 
 **Reads** go to the first place that answers, one by one: where it is out of reach, or does not have what is asked for,
 the next one is asked, and a blob goes on at the byte where it broke off. A place that was out of reach is left alone

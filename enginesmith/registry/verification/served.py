@@ -8,7 +8,6 @@ from enginesmith.registry.ensembles import load_pinned
 from enginesmith.registry.evidence.attestations import attestations
 from enginesmith.registry.evidence.canaries import canaries
 from enginesmith.registry.evidence.latencies import latency_reports
-from enginesmith.registry.evidence.loads import load_reports
 from enginesmith.registry.manifest import Manifest, Misplaced
 from enginesmith.registry.registered_specs import registrations
 from enginesmith.registry.store.layout import MODELS, registered_key
@@ -98,7 +97,6 @@ def take_version(found: Findings, manifest: Manifest) -> None:
     try:
         list(attestations(found.store, manifest))
         list(latency_reports(found.store, manifest))
-        list(load_reports(found.store, manifest))
         for verdict in canaries(found.store, manifest):
             found.needed.setdefault(verdict.report, []).append(f"{reference} report of its canary on {verdict.target}")
     except IntegrityError as error:

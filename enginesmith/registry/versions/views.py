@@ -14,7 +14,6 @@ from enginesmith.registry.ensembles import pinned_engines
 from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
 from enginesmith.registry.evidence.latencies import latencies
-from enginesmith.registry.evidence.loads import load_reports
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import page_key
@@ -25,7 +24,6 @@ from enginesmith.registry.versions.state import Move, read_channel, read_history
 
 if TYPE_CHECKING:
     from enginesmith.core.reports.latency import LatencyReport
-    from enginesmith.core.reports.load import LoadReport
 
 
 # Concurrent requests to a remote registry.
@@ -58,7 +56,7 @@ class VersionStatus:
 
     engines, caches: with their current status; engines of an ensemble with the size of all that each stands for.
     channels: that point to it.  latencies: reports by the engine's digest.  page: URI of its HTML report; None without
-    one.  loads: load tests, oldest first.
+    one.
     """
 
     manifest: Manifest
@@ -68,7 +66,6 @@ class VersionStatus:
     canaries: tuple[CanaryVerdict, ...]
     page: str | None
     caches: tuple[JudgedEntry, ...] = ()
-    loads: Sequence["LoadReport"] = ()
 
     def to_json(self) -> dict[str, object]:
         """The JSON that `enginesmith show --json` prints: the manifest's fields, and these."""
@@ -78,7 +75,6 @@ class VersionStatus:
             "engines": [asdict(entry) for entry in self.engines],
             "channels": list(self.channels),
             "latencies": encode(self.latencies),
-            "loads": [encode(report) for report in self.loads],
             "canaries": [asdict(found) for found in self.canaries],
             "page": self.page,
             **({"caches": [asdict(entry) for entry in self.caches]} if self.caches else {}),
@@ -132,7 +128,6 @@ def show_version(store: Store, reference: Reference) -> VersionStatus:
         # The page is long, so its folder is listed in place of reading it.
         store.locator(key) if key.rpartition("/")[2] in store.children(f"{key.rpartition('/')[0]}/") else None,
         judge_entries(store, replace(manifest, engines=manifest.caches, graphs=())),
-        load_reports(store, manifest),
     )
 
 

@@ -212,8 +212,6 @@ def show_outcome(outcome: "Outcome") -> None:
     for engine in outcome.engines:
         for found in (found for found in engine.free_running if found.joint != "export"):
             echo(f"{engine.unit} free running, {found.joint}, {found.output}: {found.text}")
-        for answers in engine.prompts:
-            echo(f"{engine.unit} golden prompts, {answers.output}: {answers.text}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + format_metrics(metrics))
     _show_place(outcome)

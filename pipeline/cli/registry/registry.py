@@ -23,7 +23,6 @@ from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_refe
 from enginesmith.core.origin import user
 from enginesmith.core.parsing import parse_json, read
 from enginesmith.core.reports.latency import LatencyReport
-from enginesmith.core.reports.load import LoadReport
 from enginesmith.core.text import format_bytes, format_metrics, pluralize
 from enginesmith.registry.ensembles import functions_of, require_model
 from enginesmith.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of, quantization_records
@@ -88,7 +87,6 @@ def show(
         echo("\ncanaries")
         print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)
     _print_latencies(facts.latencies)
-    _print_loads(facts.loads)
 
 
 def _print_heading(facts: VersionStatus) -> None:
@@ -306,17 +304,6 @@ def _print_latencies(found: Mapping[str, Sequence[LatencyReport]]) -> None:
             print_table(columns, [[row[column] for column in columns] for row in rows])
             for line in (describe_diagnosis(report.anatomy), *list_remarks(report, columns)):
                 echo(f"  {line}")
-
-
-def _print_loads(found: Sequence[LoadReport]) -> None:
-    """The newest load test of each engine on each kind of machine."""
-    from validation.load.view import COLUMNS, describe_terms, format_phase
-
-    for report in {(report.unit, report.machine): report for report in found}.values():
-        echo(f"\nload test on {report.machine}, {report.created_at}\n{report.unit}")
-        print_table(COLUMNS, [[format_phase(phase)[column] for column in COLUMNS] for phase in report.phases])
-        for line in (describe_terms(report), *report.remarks):
-            echo(f"  {line}")
 
 
 def _print_verified(result: Verification, repairs: Repairs) -> None:

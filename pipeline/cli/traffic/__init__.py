@@ -1,1 +1,1 @@
-"""Commands about traffic: buckets from it, what it costs to serve, load tests."""
+"""Commands about traffic: buckets from it, what it costs to serve."""

@@ -100,7 +100,7 @@ def buckets(
     """Choose the buckets of SPEC's dims that cost the recorded traffic least, and say what they save.
 
     The cost of a request is the engine time of its padded batch, from times measured at candidate sizes, and its share
-    of the profiles' price. The buckets are the best for one dim; for several, the distance to a lower bound is told.
+    of the profiles' price. The buckets are the best for one dim; for several, the product of each dim's best.
     """
     from enginesmith.core.errors import InputError
     from pipeline.traffic.buckets import advise_buckets

@@ -47,11 +47,9 @@ _COLUMNS = ("engine", "on", "a second", "batch", "wait", "busy", "machines", "a 
 @click.option("--headroom", type=Percent(), default="0%", show_default=True, help="Share of each machine kept free.")
 @number_option("--spare", click.IntRange(0, 100), 1, "Machines that may be lost.")
 @click.option(
-    "--batch-overhead", type=ShortTime(), show_default="by `enginesmith load --record`", help="Server's, to each batch."
+    "--batch-overhead", type=ShortTime(), show_default="not counted", help="What your server adds to each batch."
 )
-@click.option(
-    "--request-overhead", type=ShortTime(), show_default="by `enginesmith load --record`", help="The same, a request."
-)
+@click.option("--request-overhead", type=ShortTime(), show_default="not counted", help="The same, for each request.")
 @precision_option("all")
 @path_option("--out", "File for the picture: cost against the limit (SVG).", dir_okay=False)
 @progress_options
@@ -88,7 +86,7 @@ def capacity(
     from enginesmith.core.errors import InputError
     from enginesmith.registry.store.base import open_store
     from enginesmith.registry.store.files import write_whole
-    from pipeline.capacity.forecast import ServingTerms
+    from pipeline.capacity.forecast import ServerOverhead, ServingTerms
     from pipeline.capacity.run import CapacityTerms, prepare
     from validation.capacity.greatest_rate import LatencyLimit
     from validation.capacity.machines import CapacityDemand
@@ -100,9 +98,11 @@ def capacity(
         raise click.UsageError("the picture is of costs: give --prices")
     if out and out.suffix != ".svg":
         raise InputError(f"--out {out}: give a file that ends in .svg")
+    stated = batch_overhead is not None or request_overhead is not None
+    server = ServerOverhead(batch_overhead or 0.0, request_overhead or 0.0) if stated else None
     terms = CapacityTerms(
         CapacityDemand(rate, headroom, spare), LatencyLimit(p99),
-        ServingTerms(batch, wait, batch_overhead, request_overhead), prices, fleet, traffic, at, precision,
+        ServingTerms(batch, wait, server), prices, fleet, traffic, at, precision,
     )  # fmt: skip
     store = open_store(registry)
     prepared = prepare(store, trusted_manifest(store, reference), terms, progress_speaker(quiet))
@@ -133,8 +133,8 @@ def print_forecast(found: "CapacityForecast") -> None:
         say("remark: engines marked * were timed on a busy machine; their rates hold for such a machine")
     if any(row.server is None for row in carrying):
         say(
-            "remark: what a server adds to a run is not counted where no load test was made;"
-            f" on such a machine: enginesmith load {found.reference} --rate {demand.rate:g} --record"
+            "remark: what a server adds to a run is not counted; measure yours, and give --batch-overhead and"
+            " --request-overhead"
         )
     if others := [row for row in found.engines if not row.greatest]:
         print_table(("engine", "on", "why not"), [[row.unit, row.machine, row.reason] for row in others])

@@ -274,7 +274,6 @@ def _unit_fields(unit: Unit, requires: tuple[Requirement, ...] = ()) -> Json:
         "outputs": request.outputs,
         "profiles": request.profiles,
         "requires": requires or (for_target(request.target),),
-        "sampling": request.sampling,
         "quantized_states": request.quantized_states,
     }
 

@@ -23,7 +23,6 @@ from enginesmith.registry.evidence.attestations import attestations, judge_entri
 from enginesmith.registry.evidence.build_details import quantization_records
 from enginesmith.registry.evidence.canaries import canaries
 from enginesmith.registry.evidence.latencies import latencies
-from enginesmith.registry.evidence.loads import load_reports
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, place_of
 from enginesmith.registry.store.files import reachable
@@ -68,7 +67,7 @@ def read_version(data: bytes, what: str) -> VersionDocument:
 
 
 def published_document(store: Store, manifest: Manifest) -> VersionDocument:
-    """A version's document with its statuses, reports, latencies and load tests of today. Raises UnknownNameError."""
+    """A version's document with its statuses, reports and latencies of today. Raises UnknownNameError."""
     where = f"{manifest.model}@{manifest.version}"
     data = store.read(page_data_key(manifest.model, manifest.version))
     if data is None:
@@ -82,7 +81,6 @@ def published_document(store: Store, manifest: Manifest) -> VersionDocument:
         attributions=tuple(attributions(store, manifest).values()),
         latencies={engine: tuple(found) for engine, found in latencies(store, manifest).items()},
         canaries=tuple(canaries(store, manifest)),
-        loads=tuple(load_reports(store, manifest)),
     )
 
 

@@ -114,7 +114,6 @@ def _result(entry: EngineEntry, item: JudgedUnit | None) -> EngineResult:
         found,
         metrics=dict(item.metrics),
         free_running=item.report.free_running if item.report else (),
-        prompts=item.report.prompts if item.report else (),
         cached=built.cached,
         seconds=0.0 if built.cached else built.seconds,
         failure=built.failure,

@@ -126,8 +126,6 @@ def export(spec: "ModelSpec", context: RunContext) -> Exported:
         context.remember("golden", keys.golden(model.digest), encode(golden), golden.blobs)
         context.progress.emit(Finished(name))
     settle_golden(spec, golden.golden, context)
-    if spec.sampling:
-        spec.sampling.to_sampling(spec.tensors(), model.outputs)
     return _join(model, golden, keys)
 
 

@@ -1,7 +1,6 @@
 """What the steps have in common: their limits, what their keys hold of code, the shapes of a spec."""
 
 import os
-from collections.abc import Collection
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
@@ -25,22 +24,14 @@ _BEHIND = {"torch": ("onnxscript",)}
 _DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}
 
 
-def code_key(*roots: Root, without: Collection[str] = ()) -> Json:
+def code_key(*roots: Root) -> Json:
     """What a step's key holds of code: a digest of what its request can reach, and the versions of the packages that
     this imports. The step runs again when either changes; an engine does not, and its build key leaves them out.
 
     roots: the request's class, and what it finds by name at run time (`closure.code.backend_root`).
-    without: packages that this very request does not reach.
     """
     found = find_code(*roots)
-    packages = [package for package in found.packages if package not in without]
-    return {"versions": package_versions(*packages), "code": found.digest}
-
-
-def unreached_by(spec: "ModelSpec") -> tuple[str, ...]:
-    """Packages that proofs of a spec do not reach, though those of others do: `without` of `code_key`."""
-    prompts = spec.sampling.prompts if spec.sampling else None
-    return () if prompts and prompts.constraint else ("llguidance",)
+    return {"versions": package_versions(*found.packages), "code": found.digest}
 
 
 def package_versions(*packages: str) -> dict[str, str]:

@@ -7,18 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.as_built import WithoutSampler
 from builders.backends import discovery, shape_profiles
 from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.codec import OMIT_DEFAULT, encode
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginesmith.core.hardware.cuda import gpus
-from enginesmith.core.reports.prompts import PromptDrift, PromptTerms
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildRequest, Dim, Session
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import open_store
 from enginesmith.serving.padding import Padding, padding_of
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, stops_run
@@ -32,7 +30,7 @@ from pipeline.compile.steps.blobs import (
     runnable,
 )
 from pipeline.compile.steps.drift_limits import as_written, engine_drift_limits
-from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes, unreached_by
+from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
 from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proof
@@ -70,19 +68,11 @@ class ContractTerms:
 
 
 @dataclass(frozen=True)
-class PromptCalls:
-    """Golden prompts, and the digest of the exported model whose answers count."""
-
-    model: str
-    terms: PromptTerms
-
-
-@dataclass(frozen=True)
 class CheckEngine:
     """Run an engine against the graph it was built from (the engine stage), with its contract and the task metrics.
 
     golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
-    answers: of the graph to the golden set (`blobs.open_reference`).  prompts, padding: None where the spec has none.
+    answers: of the graph to the golden set (`blobs.open_reference`).  padding: None where the spec has none.
     """
 
     engine: EngineBlob
@@ -92,7 +82,6 @@ class CheckEngine:
     contract: ContractTerms | None = None
     calls: ExtraCalls | None = None
     answers: str | None = None
-    prompts: PromptCalls | None = field(default=None, metadata=OMIT_DEFAULT)
     padding: Padding | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> Proof:
@@ -103,7 +92,6 @@ class CheckEngine:
     def compare(self, actual: Session, context: WorkerContext) -> Proof:
         """The checks of a session in the engine's place."""
         from validation.calls.padding import padding_checks
-        from validation.calls.sampler import sampler_checks
         from validation.comparison.free_running import check_free_running, step_spreads
         from validation.comparison.sessions import drift_checks
         from validation.comparison.tasks import lift_limits, limits_elsewhere
@@ -137,34 +125,12 @@ class CheckEngine:
             compared_s = time.perf_counter() - started
             if self.calls:
                 checks += check_calls(self.calls, wanted, pair, frozen, graph, checks, compared_s)
-            if isinstance(actual, WithoutSampler):
-                checks += tuple(sampler_checks(actual.whole, actual.sampling, frozen, wanted.seed))
             if self.padding:
                 checks += tuple(padding_checks(actual, wanted, self.padding, frozen, held))
             if self.contract:
                 checks += _check_contract(self.contract, expected, actual, frozen, held)
-            told, prompts = _answer_prompts(self.prompts, actual, frozen, place, workdir) if self.prompts else ([], ())
             drifts = spreads.at("engine"), along.at("engine")
-            proof = proof_of((*checks, *told), actual, frozen, self.metrics, "engine", *drifts)
-            return replace(proof, prompts=prompts)
-
-
-def _answer_prompts(
-    calls: PromptCalls, engine: Session, golden: "GoldenSet", store: Store, workdir: Path
-) -> tuple[list[Check], tuple[PromptDrift, ...]]:
-    """The checks of an engine's answers to golden prompts, and what they were made of; none of a model without state,
-    which a spec with prompts has."""
-    from builders.reference import ReferenceSession, threads_for
-    from validation.comparison.prompts import check_grammar, check_prompts
-
-    if golden.sequences is None:
-        return [], ()
-    path = fetch_graph(store, calls.model, workdir / "exported.onnx")
-    with ReferenceSession(path, threads=threads_for(path, True)) as model:
-        checks, drift = check_prompts(model, engine, calls.terms, golden.sequences)
-    if isinstance(engine, WithoutSampler):
-        checks += check_grammar(engine.whole, engine.sampling, calls.terms, golden.sequences)
-    return checks, (drift,)
+            return proof_of(checks, actual, frozen, self.metrics, "engine", *drifts)
 
 
 def check_calls(
@@ -277,7 +243,7 @@ def try_to_prove(
         "request": request.key,
         # What the proof depends on of this machine.
         "machine": [this_kind().name] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()}),
-        **code_key(CheckEngine, backend_root(request.backend), without=unreached_by(spec)),
+        **code_key(CheckEngine, backend_root(request.backend)),
         **({"at": now()} if afresh else {}),
     }
     known = replace(check, answers=answers)
@@ -295,7 +261,6 @@ def engine_check(built: Built, spec: "ModelSpec", proven_by: tuple[str, str]) ->
         metrics_of(spec, request.precision),
         contract_of(spec),
         calls_of(spec),
-        prompts=prompts_of(spec, request, proven_by[1]),
         padding=padding_rules(spec),
     )
 
@@ -328,19 +293,3 @@ def padding_rules(spec: "ModelSpec") -> Padding | None:
     """How the spec lets a server pad requests; None when it does not."""
     found = padding_of(spec.model_dump(mode="json"))
     return found if found.inputs else None
-
-
-def prompts_of(spec: "ModelSpec", request: BuildRequest, model: str) -> PromptCalls | None:
-    """The golden prompts of the spec for an engine; None when it has none. model: digest of the exported one."""
-    sampling = spec.sampling
-    if sampling is None or sampling.prompts is None:
-        return None
-    prompts = sampling.prompts
-    rows = [low[0] for profile in request.profiles for name, low, _, _ in profile.inputs if name == sampling.ids]
-    fixed = next((spec.shape[0] for spec in request.inputs if spec.name == sampling.ids), 1)
-    least = min(rows, default=fixed if isinstance(fixed, int) else 1)
-    limits = prompts.limits_of(request.precision)
-    return PromptCalls(
-        model,
-        PromptTerms(sampling.ids, sampling.logits, prompts.tokens(), prompts.most, least, limits, prompts.grammar),
-    )

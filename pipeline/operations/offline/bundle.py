@@ -1,27 +1,20 @@
 """Writes the folder that `python -m validation.gpu --carry` takes: the engines of a version, and what proves them."""
 
-import tempfile
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from builders.execution.jobs import Job, WorkerContext
-from builders.execution.process import run_job
 from enginesmith.core.errors import InputError, UnknownNameError
-from enginesmith.core.reports.prompts import PromptTerms
 from enginesmith.registry.ensembles import require_model
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
-from enginesmith.registry.store.base import Store, open_store
-from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set
-from pipeline.compile.steps.keys import step_limits
-from pipeline.compile.steps.proofs import contract_of, padding_rules, prompts_of
+from enginesmith.registry.store.base import Store
+from pipeline.compile.steps.blobs import fetch, fetch_graph
+from pipeline.compile.steps.proofs import contract_of, padding_rules
 from pipeline.operations.revalidate import spec_of
 from pipeline.spec.model import ModelSpec
 from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import save_cases
 from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
-from validation.gpu.recording import BundledPrompts
 
 
 def write_offline_bundle(
@@ -85,12 +78,12 @@ def write_engines(store: Store, manifest: Manifest, folder: Path, chosen: Collec
     require_carriable(manifest, spec, chosen)
     place = folder / "engines"
     place.mkdir(parents=True)
-    engines, prompts = {}, _answer_prompts(store, manifest, spec, chosen)
+    engines = {}
     for entry in chosen:
         digest = str(entry.digest)
         fetch_one = fetch_graph if entry.suffix == ".onnx" else fetch
         path = fetch_one(store, digest, place / f"{digest}{entry.suffix or ''}")
-        engines[digest] = BundledEngine(digest, request_of(entry), path, prompts.get(entry.unit))
+        engines[digest] = BundledEngine(digest, request_of(entry), path)
     golden = fetch(store, manifest.golden, folder / "golden.safetensors")
     save_cases(GoldenSet.load(golden), manifest.golden, folder)
     golden.unlink()
@@ -98,48 +91,3 @@ def write_engines(store: Store, manifest: Manifest, folder: Path, chosen: Collec
     made = OfflineBundle(*about, tuple(engines.values()), folder)
     made.save()
     return made
-
-
-@dataclass(frozen=True)
-class ReadTokens:
-    """Tokens that are read for each golden prompt."""
-
-    tokens: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class AnswerPrompts:
-    """Let the exported model answer golden prompts, which engines read along elsewhere. model, golden: digests."""
-
-    model: str
-    golden: str
-    terms: PromptTerms
-
-    def run(self, context: WorkerContext) -> ReadTokens:
-        """The tokens of each prompt and of its answer. Raises as `ReferenceSession`."""
-        from builders.reference import ReferenceSession, threads_for
-        from validation.comparison.prompts import list_read_tokens
-
-        store = open_store(context.store)
-        sequences = golden_set(store, self.golden, context.workdir).sequences
-        if sequences is None:
-            return ReadTokens(())
-        path = fetch_graph(store, self.model, context.workdir / "exported.onnx")
-        with ReferenceSession(path, threads=threads_for(path, True)) as model:
-            return ReadTokens(list_read_tokens(model, self.terms, sequences))
-
-
-def _answer_prompts(
-    store: Store, manifest: Manifest, spec: ModelSpec, entries: Collection[EngineEntry]
-) -> dict[str, BundledPrompts]:
-    """The golden prompts of engines with what they read, by unit."""
-    asked = {entry.unit: prompts_of(spec, request_of(entry), manifest.onnx) for entry in entries}
-    # Limits are of a precision, and the tokens of none.
-    tokens: dict[int, tuple[tuple[int, ...], ...]] = {}
-    for calls in asked.values():
-        if calls and calls.terms.rows not in tokens:
-            request = AnswerPrompts(calls.model, manifest.golden, calls.terms)
-            job = Job("answer prompts", request, store.uri, step_limits(spec, "proof"))
-            with tempfile.TemporaryDirectory(prefix="enginesmith-carry-") as folder:
-                tokens[calls.terms.rows] = run_job(job, Path(folder)).tokens
-    return {unit: BundledPrompts(calls.terms, tokens[calls.terms.rows]) for unit, calls in asked.items() if calls}

@@ -17,8 +17,6 @@ def find_state_mistakes(
 ) -> Iterator[tuple[Loc, str]]:
     """Mistakes: (key that it is about, message). functions: names of those between graphs.  data: by section."""
     stateful = [name for name, own in graphs.items() if own.state]
-    for name in stateful:
-        yield from _wrong_state(name, graphs[name])
     for key, source in connections.items():
         graph, _, name = key.partition(".")
         if graph in stateful:
@@ -28,12 +26,6 @@ def find_state_mistakes(
         yield ("functions", function), f"{text}, or call it before the whole"
     for section, arrays in data.items():
         yield from _wrong_arrays(section, arrays, graphs, connections)
-
-
-def _wrong_state(name: str, own: SpecSections) -> Iterator[tuple[Loc, str]]:
-    if own.sampling:
-        text = f"{own.model} has state and samples in its graph, whose own states an ensemble does not carry"
-        yield ("graphs", name), f"{text}; remove sampling from its spec"
 
 
 def _wrong_connection(key: str, source: str, name: str, own: SpecSections) -> Iterator[tuple[Loc, str]]:

@@ -23,12 +23,10 @@ class CostModel:
     times: Array
     growth: BatchGrowth | None
 
-    def intervals(self, axis: int, partitions: Sequence[Partition], relaxed: bool = False) -> Array:
+    def intervals(self, axis: int, partitions: Sequence[Partition]) -> Array:
         """The cost of a bucket over candidates i to k - 1 of the dim `axis`, float64 [i, k], inf where i >= k.
 
         partitions: of every dim; that of `axis` is not used.
-        relaxed: each request is padded along the other dims no further than to the next candidate, and shares batches
-        with all of its bucket's; with `times` that rise along them no buckets of the other dims give less.
         """
         places, edges = self.grid.places, self.grid.edges
         groups, rows = self._groups(axis, partitions)
@@ -41,7 +39,7 @@ class CostModel:
         times = times.reshape(shape[0], -1, times.shape[-1])
         if self.growth is None:
             return _alone(below[..., 0], times.reshape(shape[0], -1)[:, rows])
-        return self._batched(below, times[:, rows], self.growth, relaxed)
+        return self._batched(below, times[:, rows], self.growth)
 
     def _groups(self, axis: int, partitions: Sequence[Partition]) -> tuple[Array, Array]:
         """Requests by their edges along the other dims, and by samples where each runs alone: the index of each one's
@@ -60,14 +58,13 @@ class CostModel:
         rows, groups = np.unique(np.ravel_multi_index(tuple(columns), tuple(sizes)), return_inverse=True)
         return groups, rows
 
-    def _batched(self, below: Array, times: Array, growth: BatchGrowth, relaxed: bool) -> Array:
+    def _batched(self, below: Array, times: Array, growth: BatchGrowth) -> Array:
         count = len(times)
         tables = growth.tables(per_requests(times, float(self.grid.samples.mean()), growth.most))
         costs = np.full((count + 1, count + 1), np.inf)
         for end in range(1, count + 1):
             inside = below[end] - below[:end]
-            rates = (inside.sum(1, keepdims=True) if relaxed else inside) / growth.seconds
-            costs[:end, end] = growth.seconds_of(inside, np.broadcast_to(rates, inside.shape), tables[end - 1])
+            costs[:end, end] = growth.seconds_of(inside, inside / growth.seconds, tables[end - 1])
         return costs
 
 

@@ -1,12 +1,10 @@
 """Killing a run at any moment loses nothing: the same command again finishes, and what was finished stays finished."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -34,7 +32,7 @@ def start_command(
     return subprocess.Popen(
         [*map(str, command)],
         stderr=subprocess.PIPE,
-        stdout=out,
+        stdout=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
         env={**os.environ, "PREFECT_HOME": str(home or project.folder.parent / "prefect")},
@@ -101,27 +99,9 @@ def test_ctrl_c_in_a_check_keeps_what_was_built_and_publishes_nothing(built: Pro
     assert {"export", "prove cpu fp32 onnxruntime"} <= set(CACHED.findall(again.err)), again.err
 
 
-def test_ctrl_c_in_a_load_test_shows_what_there_is(built: Project) -> None:
-    words = ("load", "tiny", "--target", "cpu", "--precision", "fp32", "--rate", 50, "--seconds", 600, "--record")
-    process = start_command(built, *words, "--json", out=subprocess.PIPE)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "sending for" in line:
-            break
-    family = children(process)
-    time.sleep(1.0)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the server gets it too
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130 and "Traceback" not in err
-    found = json.loads(out)
-    assert found["interrupted"] and found["phases"][0]["requests"] >= 10
-    assert "not attached, as it was interrupted" in err
-    assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
-
-
 def test_ctrl_c_where_nothing_is_kept_says_nothing_of_it(built: Project) -> None:
-    process = start_command(built, "load", "tiny", "--target", "cpu", "--rate", 50)
-    seen = interrupt(process, "timing what the server adds", signal.SIGINT)
+    process = start_command(built, "profile", "tiny", "--target", "cpu", "--seconds", 30)
+    seen = interrupt(process, "profile cpu fp32", signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130
     assert seen.endswith("interrupted\n") and "kept" not in seen
 

@@ -1,11 +1,8 @@
 """The task metric that a first spec suggests: one that the spec takes, and none where nothing is evident."""
 
-from dataclasses import replace
-
 import pytest
 import yaml
 
-from enginesmith.core.state import State
 from enginesmith.core.types import TensorSpec
 from pipeline.drafts.found import FoundModel
 from pipeline.drafts.metrics import suggest_metric
@@ -59,11 +56,3 @@ def test_the_suggestion_is_a_comment_that_can_be_pasted(golden):
     (line,) = [line for line in text.splitlines() if "# metric:" in line]
     assert yaml.safe_load(line.strip().removeprefix("# "))["metric"] == metric
     assert "metric" not in (yaml.safe_load(text).get("golden") or {})
-
-
-def test_a_decoder_is_shown_the_sampler_that_it_can_have():
-    found = FoundModel("m", {"onnx": "m.onnx"}, tuple(DECODER), ("logits", PRESENT.name))
-    found = replace(found, states=(State(PAST.name, PRESENT.name),), metric={"name": "perplexity", "output": "logits"})
-    (line,) = [line for line in write_spec(found, None, None).splitlines() if "# sampling:" in line]
-    assert yaml.safe_load(line.removeprefix("# "))["sampling"] == {"ids": "input_ids", "logits": "logits"}
-    assert "# sampling:" not in write_spec(replace(found, metric={}), None, None)

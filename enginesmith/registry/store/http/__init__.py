@@ -1,2 +1,1 @@
-"""A registry behind HTTP, read-only: its keys are paths. `enginesmith cache` serves it, and so does any plain web
-server of a registry's folder, but for listings."""
+"""A registry behind HTTP, read-only: its keys are paths, as a web server of a registry's folder has them."""

@@ -1,9 +1,9 @@
 """The store behind HTTP (`enginesmith.registry.store.base.Store` documents the methods): it is read, and never written.
 
 A document is `GET /KEY`, with `If-None-Match` where one is known; a blob `GET` with `Range`, its existence and size
-`HEAD`. `GET /PREFIX/?list=keys` is a JSON list of all keys below, `?list=names` of the names directly below; a cache
-lists what resolving a reference needs, and nothing else. What the server says is not believed: blobs are verified by
-whoever reads them, documents as those of any registry.
+`HEAD`. `GET /PREFIX/` is a JSON list of `{"name": ..., "type": "directory"}` of what is directly below: nginx's with
+`autoindex_format json`. What the server says is not believed: blobs are verified by whoever reads them, documents as
+those of any registry.
 """
 
 import hashlib
@@ -37,9 +37,12 @@ from enginesmith.registry.store.layout import (
     check_format,
     check_key,
     check_size,
+    is_key,
 )
 
 _READ_BYTES = 1 << 20
+# Folders in one another in a list: a registry has 6 (models/NAME/versions/VERSION/attestations/ENGINE/).
+_MOST_FOLDERS = 12
 
 
 @dataclass(frozen=True)
@@ -202,32 +205,26 @@ class HttpStore:
         return (None, tag) if status == 304 else (data, etag or "none")
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """See `Store.list`. Raises InputError for what the server lists for nobody."""
-        yield from self._read_list(prefix, "keys")
+        """See `Store.list`: a request for each folder. Raises IntegrityError for folders without an end."""
+        if prefix.count("/") > _MOST_FOLDERS:
+            raise IntegrityError(f"{self.uri} lists folders in folders without an end; is it a registry?")
+        for name in self.children(prefix):
+            yield from self.list(f"{prefix}{name}") if name.endswith("/") else (f"{prefix}{name}",)
 
     def children(self, prefix: str = "") -> Iterator[str]:
-        """See `Store.children`. Raises InputError for what the server lists for nobody."""
-        yield from self._read_list(prefix, "names")
-
-    def _read_list(self, prefix: str, what: str) -> tuple[str, ...]:
-        if prefix:
-            check_key(prefix.removesuffix("/"))
-        target = f"{self.place.path(prefix)}?list={what}"
+        """See `Store.children`. Raises UnavailableError where the server lists nothing."""
+        target = self.place.path(f"{check_key(prefix.removesuffix('/'))}/" if prefix else "")
         try:
             _, data, _ = read_whole(self.place, target, MAX_DOCUMENT_BYTES, attempts=self.attempts)
-            found = parsing.load_json(data)
-        except AbsentError as absent:
-            raise InputError(
-                f"{self.uri} lists what resolving a reference needs, and not '{prefix}'; give the registry itself, not "
-                "its cache"
-            ) from absent
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            entries = [(str(entry["name"]), entry["type"] == "directory") for entry in parsing.load_json(data)]
+        except AbsentError:
+            return
+        except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise IntegrityError(
-                f"{self.uri}: its list of '{prefix}' is no JSON list of names; is it a registry's cache?"
-            )
-        return tuple(found)
+                f"{self.uri} answers '{prefix}' with no JSON list of names; with nginx, turn on `autoindex` and "
+                "`autoindex_format json`"
+            ) from error
+        yield from sorted(f"{name}/" if is_folder else name for name, is_folder in entries if is_key(name))
 
     def _stream_verified(self, digest: str, sink: BinaryIO) -> str:
         """Write a blob's bytes to `sink` and return its digest; other bytes are read once more."""

@@ -1,6 +1,7 @@
 """A registry behind HTTP, read by the standard library: documents, blobs, lists; what breaks off; what is refused."""
 
 import http.server
+import json
 import subprocess
 import sys
 import threading
@@ -18,11 +19,13 @@ from tests.enginesmith.registries import engine, flip, publish_engines
 
 
 class Site(http.server.ThreadingHTTPServer):
-    """A plain web server of a folder, with ranges, that does to answers what `fault` says; `seen` are the requests."""
+    """A web server of a folder, with ranges and nginx's lists, that does to answers what `fault` says; `seen` are the
+    requests."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
         self.root, self.seen, self.fault = root, list[tuple[str, str, dict[str, str]]](), list[str]()
+        self.listed = b""
 
     @property
     def url(self) -> str:
@@ -39,6 +42,13 @@ class Answering(http.server.BaseHTTPRequestHandler):
         path = self.server.root / self.path.lstrip("/")
         if fault == "closed":
             self.close_connection = True
+            return
+        if path.is_dir() and self.path.endswith("/") and not fault:
+            below = [{"name": i.name, "type": "directory" if i.is_dir() else "file"} for i in path.iterdir()]
+            self._send(200, json.dumps(below).encode(), {"Content-Type": "application/json"})
+            return
+        if fault == "listed":
+            self._send(200, self.server.listed, {})
             return
         if fault.isdigit() or not path.is_file():
             self._send(int(fault or 404), b"told\n", {"Content-Type": "text/plain"})
@@ -109,6 +119,25 @@ def test_what_it_reads_is_what_the_registry_has(store: Store, behind: HttpStore,
     behind.fetch(digest, tmp_path / "there")
     assert (tmp_path / "there").read_bytes() == store.read_blob(digest)
     assert not behind.near and behind.locator(key) == f"{behind.uri}/{key}"
+
+
+def test_it_lists_what_the_folder_lists_by_nginx_autoindex(store: Store, behind: HttpStore) -> None:
+    store.create("models/digits/pins/one.json", b"{}")
+    for prefix in ("models/", "models/digits/versions/", "models/none/"):
+        assert list(behind.list(prefix)) == list(store.list(prefix))
+        assert list(behind.children(prefix)) == list(store.children(prefix))
+
+
+def test_what_a_server_lists_is_not_believed(behind: HttpStore, site: Site) -> None:
+    for listed in (b"<html>", b'{"name": "a"}', b'["a"]', b"[" * 100_000, b'[{"name": "a"}]'):
+        site.fault, site.listed = ["listed"], listed
+        with pytest.raises(IntegrityError, match="autoindex_format json"):
+            list(behind.list("models/"))
+    site.fault, site.listed = ["listed"], b'[{"name": "..", "type": "directory"}, {"name": "/etc", "type": "file"}]'
+    assert list(behind.list("models/")) == []
+    site.fault, site.listed = ["listed"] * 99, b'[{"name": "a", "type": "directory"}]'
+    with pytest.raises(IntegrityError, match="without an end"):
+        list(behind.list("models/"))
 
 
 @pytest.mark.parametrize("fault", ["closed", "cut", "500", "429"])

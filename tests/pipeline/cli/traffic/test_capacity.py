@@ -9,14 +9,11 @@ import pytest
 from enginesmith.core.codec import encode
 from enginesmith.core.digest import canonical_json
 from enginesmith.core.reports.latency import BucketLatency, MachineKind, Quantile, SystemLoad
-from enginesmith.core.reports.load import ServerOverhead
 from enginesmith.registry.evidence.latencies import attach_latency
-from enginesmith.registry.evidence.loads import attach_load
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from tests.pipeline.projects import Project
 from tests.validation.latency.reports import latency_report
-from tests.validation.load.reports import load_report
 
 CPU, L4 = MachineKind("CPU", "x86-64-v3", 2, "Linux", ()), MachineKind("CPU", "x86-64-v3", 8, "Linux", ("NVIDIA L4",))
 PRICES = "currency: USD\ncpu: {per_hour: 0.2, count: 30}\nl4: {per_hour: 0.7, count: 2}\nt4: {per_hour: 0.4}\n"
@@ -79,16 +76,10 @@ def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
     assert again.code == 0 and "cheapest mix:" in again.out and "1.0 of 1" in again.out
 
 
-def test_what_load_tests_found_of_the_server_is_counted(timed: Project) -> None:
+def test_what_a_server_adds_is_counted_where_it_is_given(timed: Project) -> None:
     words = ("traffic", "capacity", "tiny", "--rate", 100, "--p99", "20ms", "--batch", 8, "--wait", "0ms")
-    before = timed.run(*words)
-    assert "what a server adds to a run is not counted" in before.err and "enginesmith load tiny@1" in before.err
-    store = open_store(str(timed.registry))
-    manifest = load(store, "tiny", "1")
-    entry = next(entry for entry in manifest.engines if entry.unit == "cpu fp32 onnxruntime")
-    report = replace(load_report(), engine=str(entry.digest), machine=CPU, server=ServerOverhead(0.004, 0.001))
-    attach_load(store, manifest, store.put_bytes(canonical_json(encode(report))))
-    rates = [_cpu_rate(timed, *words, *more) for more in ((), ("--batch-overhead", "0ms", "--request-overhead", "0ms"))]
+    assert "what a server adds to a run is not counted" in timed.run(*words).err
+    rates = [_cpu_rate(timed, *words, *more) for more in (("--batch-overhead", "4ms", "--request-overhead", "1ms"), ())]
     # A batch of eight takes 3.6 ms, and 12 ms more behind this server.
     assert rates[0] < 8 / 0.0156 * 1.02 and rates[1] > 2 * rates[0]
 

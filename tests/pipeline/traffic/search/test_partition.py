@@ -42,7 +42,7 @@ def test_one_dim_is_exact(lengths, price, most, batched):
     found = partition_grid(model, [0], most, price)
     allowed = [each for each in all_partitions(len(model.grid.edges[0])) if len(each) <= most]
     best = min(total_of(costs, each) + price * len(each) for each in allowed)
-    assert found.total == pytest.approx(best, rel=1e-9) and found.gap == 0.0
+    assert found.total == pytest.approx(best, rel=1e-9)
     assert len(found.partitions[0]) <= most
 
 
@@ -56,14 +56,13 @@ def test_a_partition_costs_what_its_requests_do(lengths):
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=4, max_size=30), st.floats(0, 1e-3))
-def test_two_dims_lie_between_the_bound_and_the_best(pairs, price):
+def test_two_dims_cost_hardly_more_than_the_best(pairs, price):
     model = model_of(*zip(*pairs, strict=True))
     found = partition_grid(model, [0, 1], 6, price)
     axes = [all_partitions(len(edges)) for edges in model.grid.edges]
     tried = [each for each in itertools.product(*axes) if count_profiles(each) <= 6]
     best = min(direct_cost(model, each) + price * count_profiles(each) for each in tried)
-    assert found.bound <= best * (1 + 1e-9) and best <= found.total * (1 + 1e-9)
-    assert found.total <= 1.03 * best
+    assert best <= found.total * (1 + 1e-9) and found.total <= 1.01 * best
     assert found.total == pytest.approx(direct_cost(model, found.partitions) + price * count_profiles(found.partitions))
 
 
@@ -72,9 +71,8 @@ def test_three_dims_stay_within_the_number_of_profiles(growth):
     rng = np.random.default_rng(1)
     model = model_of(*(rng.integers(1, 9, 200) for _ in range(3)), growth=growth)
     found = partition_grid(model, [0, 1, 2], 12, 0.0)
-    assert count_profiles(found.partitions) <= 12 and 0 < found.bound <= found.total
-    one = partition_grid(model, [0, 1, 2], 1, 0.0)
-    assert found.total < one.total and one.gap < 1.5
+    assert count_profiles(found.partitions) <= 12
+    assert found.total < partition_grid(model, [0, 1, 2], 1, 0.0).total
 
 
 def test_a_dim_that_is_not_chosen_keeps_its_edges():
@@ -82,13 +80,3 @@ def test_a_dim_that_is_not_chosen_keeps_its_edges():
     model = model_of(rng.integers(1, 9, 100), rng.integers(1, 4, 100))
     found = partition_grid(model, [0], 6, 0.0)
     assert found.partitions[1] == (0, 1, 2) and len(found.partitions[0]) == 2
-
-
-def test_times_that_fall_with_the_size_give_a_valid_bound_too():
-    grid = grid_of_sizes([1, 2, 3, 3, 1], [1, 1, 2, 3, 3])
-    times = np.random.default_rng(3).random((3, 3, 1)) + 0.5
-    model = CostModel(grid, times, None)
-    found = partition_grid(model, [0, 1], 4, 0.0)
-    axes = [all_partitions(3), all_partitions(3)]
-    best = min(direct_cost(model, each) for each in itertools.product(*axes) if count_profiles(each) <= 4)
-    assert found.bound <= best + 1e-12

@@ -1,11 +1,5 @@
-{{/* Of the cache and of the nodes' caches. */}}
-{{- define "enginesmith.problems.cache" -}}
-{{- $cache := .Values.cache -}}
-{{- if $cache.enabled -}}
-{{- if ge (include "enginesmith.bytes" $cache.bytes | float64) (include "enginesmith.quantity" $cache.persistence.size | float64) }}
-cache.persistence.size: {{ $cache.persistence.size }} has no room beside cache.bytes {{ $cache.bytes }} for what is being fetched; make it larger by a few blobs
-{{- end }}
-{{- end -}}
+{{/* Of the nodes' caches. */}}
+{{- define "enginesmith.problems.nodeCache" -}}
 {{- if .Values.nodeCache.enabled -}}
 {{- if not .Values.nodeCache.pulls }}
 nodeCache.enabled is true and nodeCache.pulls is empty: there is nothing to follow; name channels and targets

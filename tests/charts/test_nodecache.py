@@ -1,4 +1,4 @@
-"""The cache of a cluster, and the caches of its nodes."""
+"""The caches of nodes: DaemonSets that pull."""
 
 from typing import Any
 
@@ -22,18 +22,18 @@ def on_nodes(base: str = "aws", **more: Any) -> dict[str, Any]:
 
 
 def test_there_is_no_cache_unless_it_is_asked_for() -> None:
-    assert not [name for name in objects(renders.sample("minimal")) if "cache" in name]
+    assert not [name for name in objects(renders.sample("minimal")) if "-node-" in name]
 
 
 def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_it() -> None:
-    found = objects(on_nodes())
+    cache = "http://cache.example:8080"
+    found = objects(on_nodes(through=cache))
     spec = found["DaemonSet enginesmith-node-digits-h100"]["spec"]["template"]["spec"]
     (watch,) = spec["containers"]
     assert spec["nodeSelector"] == H100["nodeSelector"]
     assert watch["command"][:4] == ["enginesmith", "pull", "digits:stable", "--follow"]
     assert watch["command"][-2:] == ["--tensorrt", "10.16.1"] and "/node/engines/digits-h100" in watch["command"]
     environment = {item["name"]: item.get("value") for item in watch["env"]}
-    cache = "http://enginesmith-cache.enginesmith.svc:8080"
     assert environment["ENGINESMITH_REGISTRY"].split(",") == [
         cache, "s3://example-engines/enginesmith?region=eu-central-1&sse=aws:kms"
     ]  # fmt: skip
@@ -49,22 +49,23 @@ def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_i
     assert watch["securityContext"]["runAsNonRoot"]
 
 
-def test_a_token_goes_to_the_cache_and_to_those_who_ask_it() -> None:
-    found = objects(on_nodes("onprem"))
-    server = found["StatefulSet enginesmith-cache"]["spec"]["template"]["spec"]
-    assert "--token-file=/etc/enginesmith/cache-token/token" in server["containers"][0]["command"]
-    node = found["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
-    names = {item["name"]: item.get("value") for item in node["containers"][0]["env"]}
-    assert names["ENGINESMITH_CACHE_TOKEN_FILE"] == "/etc/enginesmith/cache-token/token"
-    assert {"cache-token", "ca"} <= {item["name"] for item in node["volumes"]}
+def test_in_a_claim_each_node_has_engines_of_its_own_and_nothing_runs_as_root() -> None:
+    found = objects(on_nodes(existingClaim="engines"))
+    spec = found["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
+    (watch,) = spec["containers"]
+    own = "/node/engines/$(ENGINESMITH_NODE)/digits-l4"  # Kubernetes expands it; a rollout gives nodes other versions
+    assert watch["command"][watch["command"].index("--dest") + 1] == own
+    (probe,) = watch["readinessProbe"]["exec"]["command"][2:]
+    assert probe == "test -e /node/engines/${ENGINESMITH_NODE}/digits-l4/current"
+    assert "initContainers" not in spec and not [item for item in spec["volumes"] if "hostPath" in item]
+    assert {"name": "node", "persistentVolumeClaim": {"claimName": "engines"}} in spec["volumes"]
 
 
 def test_a_namespace_of_its_own_has_the_nodes_pods_and_their_policy() -> None:
     found = objects(on_nodes(namespace="nodes"))
     moved = {name for name, item in found.items() if item["metadata"].get("namespace") == "nodes"}
     assert moved == {
-        "DaemonSet enginesmith-node-digits-l4", "DaemonSet enginesmith-node-digits-h100",
-        "NetworkPolicy enginesmith-node-cache-to-cache",
+        "DaemonSet enginesmith-node-digits-l4", "DaemonSet enginesmith-node-digits-h100"
     }  # fmt: skip
     assert "serviceAccountName" not in found["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
 
@@ -73,17 +74,8 @@ def test_a_namespace_of_its_own_has_the_nodes_pods_and_their_policy() -> None:
 @pytest.mark.parametrize("base", ["minimal", "aws", "onprem"])
 def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) -> None:
     for name, item in objects(on_nodes(base)).items():
-        if ("cache" in name or "-node-" in name) and item["apiVersion"] != "monitoring.coreos.com/v1":
+        if "-node-" in name:
             kubernetes_validate.validate(item, version, strict=True)
-
-
-def test_who_may_pull_is_named() -> None:
-    (rule,) = objects(renders.sample("onprem"))["NetworkPolicy enginesmith-cache"]["spec"]["ingress"]
-    assert {"namespaceSelector": {"matchLabels": {"enginesmith.example/pulls": "yes"}}} in rule["from"]
-    (rule,) = objects(with_value("networkPolicy.cache", {"from": []}))["NetworkPolicy enginesmith-cache"]["spec"][
-        "ingress"
-    ]
-    assert rule["from"] and all("podSelector" in peer for peer in rule["from"])
 
 
 @pytest.mark.parametrize(
@@ -95,9 +87,7 @@ def test_who_may_pull_is_named() -> None:
         (on_nodes(pulls=[{**L4, "target": "l5"}]), "target"),
         (on_nodes("minimal", namespace="nodes"), "existingClaim"),
         (on_nodes(hostPath="relative"), "hostPath"),
-        (with_value("cache.bytes", "150GiB"), "has no room"),
-        (with_value("cache.bytes", "many"), "bytes"),
-        (with_value("cache.trafficDistribution", "Near"), "trafficDistribution"),
+        (on_nodes(bytes="many"), "bytes"),
     ],
 )
 def test_what_cannot_work_is_refused(values: dict[str, Any], said: str) -> None:
