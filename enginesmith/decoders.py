@@ -9,10 +9,9 @@ import numpy as np
 from enginesmith.arrays import Array, dtype_of
 from enginesmith.core.codec import decode
 from enginesmith.core.errors import DataError, IntegrityError
-from enginesmith.core.parsing import field, many, mapping, mapping_of, pair
 from enginesmith.core.state import State
 from enginesmith.core.types import PLUS, ShapeProfile, TensorSpec
-from enginesmith.descriptions import read_description
+from enginesmith.descriptions import DescribedGraph, DescribedStates, read_description
 
 
 @dataclass(frozen=True)
@@ -92,15 +91,11 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
     """The decoder that the JSON beside an engine describes. Raises DataError for one that is none."""
     found = read_description(description)
     try:
-        inputs = tuple(decode(item, TensorSpec) for item in field(found, "inputs", many(mapping)))
-        outputs = {
-            spec.name: spec for spec in (decode(item, TensorSpec) for item in field(found, "outputs", many(mapping)))
-        }
-        states = tuple(decode(item, State) for item in field(found, "state", many(mapping)))
-        profiles = [decode(item, ShapeProfile) for item in field(found, "profiles", many(mapping))]
-        ends = field(found, "ends", mapping_of(pair))
+        graph, held = decode(found, DescribedGraph, ""), decode(found, DescribedStates, "")
     except IntegrityError as error:
         raise DataError(f"{description} describes no decoder: {error}") from error
+    inputs, states, profiles, ends = graph.inputs, held.state, graph.profiles, held.ends
+    outputs = {spec.name: spec for spec in graph.outputs}
     vocabulary = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
     tokens = next((spec for spec in inputs if spec.name == ids), None)
     if not isinstance(vocabulary, int) or tokens is None:

@@ -7,15 +7,52 @@ belongs together, and came from the version that the JSON names.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from enginesmith.core import parsing
-from enginesmith.core.digest import digest_of_bytes, digest_of_file
+from enginesmith.core.codec import Excerpt, decode
+from enginesmith.core.constraints import Count
+from enginesmith.core.digest import Digest, digest_of_bytes, digest_of_file
 from enginesmith.core.errors import DataError, IntegrityError
-from enginesmith.core.parsing import field, many
+from enginesmith.core.names import FileName
+from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.state import State
+from enginesmith.core.types import ShapeProfile, TensorSpec
 
 # Of a description.
 MOST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class DescribedGraph(Excerpt):
+    """The inputs, outputs and profiles of an engine, out of the JSON beside it."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    profiles: tuple[ShapeProfile, ...]
+
+
+@dataclass(frozen=True)
+class DescribedStates(Excerpt):
+    """The states of an engine, and the least and the greatest size of dims that they alone have."""
+
+    state: tuple[State, ...]
+    ends: Mapping[str, tuple[Count, Count]]
+
+
+@dataclass(frozen=True)
+class _EngineFile(Excerpt):
+    file: FileName
+
+
+@dataclass(frozen=True)
+class _EngineBytes(Excerpt):
+    """graph: digest of `weights`, the model that holds the engine's."""
+
+    digest: Digest
+    shards: tuple[Digest, ...] = ()
+    weights: FileName | None = None
+    graph: Digest | None = None
 
 
 class OtherBytesError(IntegrityError):
@@ -26,7 +63,7 @@ def read_description(path: Path | str) -> dict[str, object]:
     """The JSON beside a pulled engine. Raises DataError for a file that is none."""
     try:
         with Path(path).open("rb") as stream:
-            return parsing.parse_json(stream.read(MOST_BYTES + 1), MOST_BYTES)
+            return parse_json(stream.read(MOST_BYTES + 1), MOST_BYTES)
     except (OSError, IntegrityError) as error:
         raise DataError(f"{path} describes no engine: {error}") from error
 
@@ -56,8 +93,8 @@ def find_engine(description: Path, found: Mapping[str, object]) -> Path:
     """The engine's file, links followed. found: the content of its description. Raises DataError for a description
     without one."""
     try:
-        return find_file(description.parent, field(found, "file", parsing.file_name))
-    except parsing.Malformed as error:
+        return find_file(description.parent, decode(found, _EngineFile, "").file)
+    except Malformed as error:
         raise DataError(f"{description} describes no engine: {error}") from error
 
 
@@ -82,14 +119,14 @@ def _check_beside(description: Path, found: Mapping[str, object]) -> str:
     """The digest of the engine, after those of its shards and of the model with its weights were checked."""
     folder = description.parent
     try:
-        for shard in field(found, "shards", many(parsing.digest)) if "shards" in found else ():
-            _check_file(find_file(folder, shard), shard)
-        if "weights" in found:
-            weights = find_file(folder, field(found, "weights", parsing.file_name))
-            _check_file(weights, field(found, "graph", parsing.digest))
-        return field(found, "digest", parsing.digest)
-    except parsing.Malformed as error:
+        stated = decode(found, _EngineBytes, "")
+    except Malformed as error:
         raise DataError(f"{description} describes no engine: {error}; pull it again") from error
+    for shard in stated.shards:
+        _check_file(find_file(folder, shard), shard)
+    if stated.weights:
+        _check_file(find_file(folder, stated.weights), stated.graph or "")
+    return stated.digest
 
 
 def _check_file(path: Path, digest: str) -> None:

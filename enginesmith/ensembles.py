@@ -1,15 +1,14 @@
 """Runs several graphs that make one model, each with what the graphs and functions before it gave."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from enginesmith.arrays import Array
-from enginesmith.core import parsing
-from enginesmith.core.codec import decode
+from enginesmith.core.codec import Excerpt, decode
+from enginesmith.core.digest import Digest
 from enginesmith.core.ensemble import (
     EnsembleFunction,
     name_dims,
@@ -19,16 +18,45 @@ from enginesmith.core.ensemble import (
     split_source,
 )
 from enginesmith.core.errors import DataError, IntegrityError
-from enginesmith.core.parsing import digest, field, file_path, graph_name, many, mapping, mapping_of, pair, text
+from enginesmith.core.names import FilePath, Name, NodeName
 from enginesmith.core.state import State
 from enginesmith.core.types import Session, ShapeProfile, Tensors, TensorSpec
-from enginesmith.descriptions import OtherBytesError, check_engine, find_file, read_description
+from enginesmith.descriptions import (
+    DescribedGraph,
+    DescribedStates,
+    OtherBytesError,
+    check_engine,
+    find_file,
+    read_description,
+)
 from enginesmith.ensemble_streams import Answers, EnsembleStreams
 from enginesmith.user_code.calling import load_function
 
 # That a graph without profiles is given at once.
 MOST_ROWS = 32
 _ALLOW = "allow it with functions=enginesmith.load_function, once you trust who published it"
+
+
+@dataclass(frozen=True)
+class _NamedGraph(Excerpt):
+    """description: the file of the graph's own.  digest: of its engine.  sources: what gives each of its inputs."""
+
+    name: NodeName
+    description: FilePath
+    digest: Digest
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _DescribedEnsemble(Excerpt):
+    """The JSON of the whole."""
+
+    model: Name
+    version: Name
+    graphs: tuple[_NamedGraph, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    functions: tuple[EnsembleFunction, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,31 +197,26 @@ class Ensemble(Session):
         path, nodes, stateful = Path(description), dict[str, EnsembleGraph](), dict[str, Mapping[str, object]]()
         found = read_description(path)
         try:
-            between = decode(found.get("functions", []), list[EnsembleFunction])
-            if between and functions is None:
-                named = ", ".join(f"{item.file}:{item.function}" for item in between)
+            whole = decode(found, _DescribedEnsemble, "")
+            if whole.functions and functions is None:
+                named = ", ".join(f"{item.file}:{item.function}" for item in whole.functions)
                 raise DataError(f"{path.name} runs Python code of its own ({named}); {_ALLOW}")
-            for graph in field(found, "graphs", many(mapping)):
-                name, own = (
-                    field(graph, "name", graph_name),
-                    find_file(path.parent, field(graph, "description", file_path)),
-                )
+            for graph in whole.graphs:
+                own = find_file(path.parent, graph.description)
                 engine = read_description(own)
-                if engine.get("digest") != field(graph, "digest", digest):
+                if engine.get("digest") != graph.digest:
                     raise DataError(f"{own} describes another engine than {path.name} is made of; pull it again")
-                nodes[name] = _open_graph(own, engine, field(graph, "sources", mapping_of(text)), opens)
-                stateful |= {name: engine} if "state" in engine else {}
-            graphs = {name: node.sources for name, node in nodes.items()}
-            load, parts = functions or load_function, path.parent / parts_folder(*_version_of(found))
+                nodes[graph.name] = _open_graph(own, engine, graph.sources, opens)
+                stateful |= {graph.name: engine} if "state" in engine else {}
+            graphs, between = {name: node.sources for name, node in nodes.items()}, whole.functions
+            load, parts = functions or load_function, path.parent / parts_folder(whole.model, whole.version)
             for item in between:
-                folder = parts / graph_name(item.name, "the name of a function")
-                run = load(folder, item.file, item.function, item.files)
+                run = load(parts / item.name, item.file, item.function, item.files)
                 nodes[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
             order = order_nodes(graphs, {item.name: item.sources for item in between})
-            inputs, outputs = _read_tensors(found, "inputs"), _read_tensors(found, "outputs")
-            states = _WholeStates.of(stateful, nodes, inputs)
-            whole = {name: nodes[name] for name in order}
-            return cls(whole, states.inputs, outputs, states.states, states.ends)
+            states = _WholeStates.of(stateful, nodes, whole.inputs)
+            ordered = {name: nodes[name] for name in order}
+            return cls(ordered, states.inputs, whole.outputs, states.states, states.ends)
         except OtherBytesError:
             raise
         except IntegrityError as error:
@@ -235,7 +258,7 @@ class _WholeStates:
 
     inputs: list[TensorSpec]
     states: tuple[State, ...] = ()
-    ends: Mapping[str, tuple[int, int]] = dataclass_field(default_factory=dict)
+    ends: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -248,10 +271,10 @@ class _WholeStates:
         states, ends, names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
         dtypes = dict[str, str]()
         for name, engine in engines.items():
-            node, own = nodes[name], [decode(item, State) for item in field(engine, "state", many(mapping))]
+            node, own = nodes[name], decode(engine, DescribedStates, name)
             dims = name_dims(node.inputs, node.sources, inputs)
-            ends |= {dims.get(dim, dim): both for dim, both in field(engine, "ends", mapping_of(pair)).items()}
-            states += name_states(name, own, node.sources, dims, names)
+            ends |= {dims.get(dim, dim): both for dim, both in own.ends.items()}
+            states += name_states(name, own.state, node.sources, dims, names)
             dtypes |= {f"{name}.{spec.name}": spec.dtype for spec in node.inputs}
         held = {state.input for state in states}
         typed = [replace(spec, dtype=dtypes[spec.name]) if spec.name in held else spec for spec in inputs]
@@ -264,10 +287,10 @@ def _open_graph(
     sources: Mapping[str, str],
     opens: Callable[[Path], Callable[[Tensors], Tensors]],
 ) -> EnsembleGraph:
-    inputs, outputs = _read_tensors(engine, "inputs"), _read_tensors(engine, "outputs")
-    profiles = [decode(item, ShapeProfile) for item in field(engine, "profiles", many(mapping))]
+    graph = decode(engine, DescribedGraph, "")
     run = opens(check_engine(description, engine))
-    return EnsembleGraph(run, inputs, sources, outputs, call_rows(inputs, outputs, profiles))
+    rows = call_rows(graph.inputs, graph.outputs, graph.profiles)
+    return EnsembleGraph(run, graph.inputs, sources, graph.outputs, rows)
 
 
 def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:
@@ -294,12 +317,3 @@ def feed(graph: EnsembleGraph, inputs: Tensors, held: Tensors, before: Sequence[
         floats = array.dtype.kind == "f" and spec.dtype.startswith("float") and array.dtype.name != spec.dtype
         found[spec.name] = array.astype(spec.dtype) if floats else array
     return found
-
-
-def _version_of(found: Mapping[str, object]) -> tuple[str, str]:
-    """The model and version of a description."""
-    return field(found, "model", parsing.name), field(found, "version", parsing.name)
-
-
-def _read_tensors(found: Mapping[str, object], name: str) -> list[TensorSpec]:
-    return [decode(item, TensorSpec) for item in field(found, name, many(mapping))]

@@ -1,13 +1,13 @@
 """Opens an engine of ONNX Runtime as the JSON beside it says."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from enginesmith.arrays import InputCheck
-from enginesmith.core.codec import decode
+from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import DataError, IntegrityError
-from enginesmith.core.parsing import field, many, mapping
 from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
 from enginesmith.descriptions import find_engine, read_description, read_engine
 
@@ -22,6 +22,12 @@ class DescribedFile(Protocol):
     def description(self) -> Path:
         """The JSON beside the engine."""
         ...
+
+
+@dataclass(frozen=True)
+class _OnnxGraph(Excerpt):
+    inputs: tuple[TensorSpec, ...]
+    profiles: tuple[ShapeProfile, ...]
 
 
 def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors]:
@@ -44,17 +50,16 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
             "ensemble, and `run` to streams and generators"
         )
     try:
-        inputs = [decode(item, TensorSpec) for item in field(found, "inputs", many(mapping))]
-        profiles = [decode(item, ShapeProfile) for item in field(found, "profiles", many(mapping))]
+        graph = decode(found, _OnnxGraph, "")
     except IntegrityError as error:
         raise DataError(f"{path} describes no engine: {error}") from error
     import onnxruntime
 
     session = open_session(read_engine(path, found), file.parent, onnxruntime.SessionOptions())
-    names, check = [output.name for output in session.get_outputs()], InputCheck(inputs, profiles)
+    names, check = [output.name for output in session.get_outputs()], InputCheck(graph.inputs, graph.profiles)
 
     def run(given: Tensors) -> Tensors:
-        if profiles:
+        if graph.profiles:
             check(given)
         return dict(zip(names, session.run(names, dict(given)), strict=True))
 

@@ -1,6 +1,7 @@
 """Runs a model with state call after call: what the outputs of one call gave, the inputs of the next one take."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,14 @@ import numpy as np
 from enginesmith.arrays import Array, dtype_of
 from enginesmith.core.codec import decode
 from enginesmith.core.errors import DataError, IntegrityError
-from enginesmith.core.parsing import field, many, mapping, mapping_of, pair
 from enginesmith.core.state import Places, State, without_states
 from enginesmith.core.types import Tensors, TensorSpec
-from enginesmith.descriptions import read_description
+from enginesmith.descriptions import DescribedStates, read_description
+
+
+@dataclass(frozen=True)
+class _StreamedModel(DescribedStates):
+    inputs: tuple[TensorSpec, ...]
 
 
 class Streams:
@@ -56,9 +61,8 @@ class Streams:
         """Streams over a pulled engine. description: the JSON beside it. Raises DataError for a file that is none."""
         found = read_description(description)
         try:
-            inputs = [decode(item, TensorSpec) for item in field(found, "inputs", many(mapping))]
-            states = [decode(item, State) for item in field(found, "state", many(mapping))]
-            return cls(run, inputs, states, field(found, "ends", mapping_of(pair)))
+            held = decode(found, _StreamedModel, "")
+            return cls(run, held.inputs, held.state, held.ends)
         except IntegrityError as error:
             raise DataError(f"{description} describes no engine of a model with state: {error}") from error
 

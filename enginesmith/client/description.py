@@ -72,4 +72,4 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
         found["padding"] = encode(padding)
     if engine.quantized_states:
         engine = replace(engine, inputs=request.inputs, outputs=request.outputs, profiles=request.profiles)
-    return origin | found | {key: value for key, value in engine.to_json().items() if key != "checks"}
+    return origin | found | {key: value for key, value in encode(engine).items() if key != "checks"}

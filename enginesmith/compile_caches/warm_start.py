@@ -9,7 +9,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,14 @@ from enginesmith.client.pull import Pulled
 from enginesmith.compile_caches.archive import MOST_BYTES, unpack
 from enginesmith.compile_caches.probes import use_probes
 from enginesmith.compile_caches.recipe import CacheRecipe
-from enginesmith.core import parsing
-from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.codec import Excerpt, parse_as
+from enginesmith.core.digest import Digest, digest_of_bytes
 from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError
 from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.hardware.machine import Machine, cpu_here
+from enginesmith.core.names import FileName
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Gpu, Requirement, hardware_of
-from enginesmith.registry.manifest_fields import read_requirement
 from enginesmith.registry.trust.requirement import UntrustedError
 
 if TYPE_CHECKING:
@@ -160,15 +161,21 @@ def _count_kernels(folder: Path) -> int:
     return sum(1 for _ in folder.rglob("*.so"))
 
 
+@dataclass(frozen=True)
+class _Description(Excerpt):
+    file: FileName
+    digest: Digest
+    requires: tuple[Requirement, ...]
+    kind: str = ""
+
+
 def _read_description(path: Path) -> tuple[Path, str, tuple[Requirement, ...]]:
     """File, digest and requirements out of the description beside a cache."""
     try:
         with path.open("rb") as stream:
-            found: Mapping[str, object] = parsing.parse_json(stream.read(_MOST_DESCRIPTION + 1), _MOST_DESCRIPTION)
-        if found.get("kind") != "cache":
+            found = parse_as(stream.read(_MOST_DESCRIPTION + 1), _MOST_DESCRIPTION, _Description)
+        if found.kind != "cache":
             raise InputError(f"{path} describes no compile cache; `enginesmith pull --kind cache` writes one")
-        file = parsing.field(found, "file", parsing.file_name)
-        requires = parsing.field(found, "requires", parsing.many(read_requirement))
-        return path.parent / file, parsing.field(found, "digest", parsing.digest), requires
-    except (OSError, parsing.Malformed) as error:
+        return path.parent / found.file, found.digest, found.requires
+    except (OSError, Malformed) as error:
         raise InputError(f"{path} is no description of a compile cache: {error}") from error

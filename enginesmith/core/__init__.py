@@ -1,1 +1,4 @@
-"""Values that all other packages use: types, digests, names, errors, text and JSON. Standard library and psutil."""
+"""Values that all other packages use: types, digests, names, errors, text and JSON.
+
+Beside the standard library they need psutil and annotated-types.
+"""

@@ -1,162 +1,183 @@
-"""Values as JSON and back, by the types of their fields: the one codec between a driver and a worker.
+"""Values as JSON and back, by the types of their fields: the one codec of documents, requests and results.
 
 A value is a frozen dataclass of plain values, paths, tuples, mappings and such dataclasses, whose annotations can be
-resolved at run time. A field with `init=False`, which `__post_init__` sets, is written, and computed again when it is
-read. Standard library only: workers on bare GPU machines have no more (docs/decisions/0012-work-as-types.md). JSON has
-no NaN and no infinities (RFC 8259, section 6): such a float becomes {"float": "nan"}, and in documents that people read
-(`encode_document`) "nan". A field whose JSON name is a Python keyword has that name and "_" in the class.
+resolved at run time. annotated-types limit a field (docs/decisions/0028-annotated-types.md): `Annotated[float, Ge(0)]`,
+or `Annotated[str, Predicate(is_digest), doc("a SHA-256 in hexadecimal")]`, whose `doc` is what errors ask for. The
+members of a union are told apart by a field that is a `Literal` in each of them, or else tried in order. What the types
+cannot say, a class checks in `check_fields`, which is called on a value that was read, and not on one that is made.
+
+A field that is missing has its default. A field with `init=False`, which `__post_init__` sets, is written, and computed
+again when it is read. JSON has no NaN and no infinities (RFC 8259, section 6): such a float becomes {"float": "nan"},
+and in documents that people read (`encode_document`) "nan". A field whose JSON name is a Python keyword has that name
+and "_" in the class.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NoReturn,
-    TypeAlias,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    overload,
-)
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin
 
-from enginesmith.core.errors import IntegrityError
+from enginesmith.core.constraints import UNIONS, Format, acceptor, describe, rules
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.parsing import Malformed, parse_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
-# JSON values for what has no fixed fields, which the codec takes unread; and an object whose keys are data.
-if TYPE_CHECKING:
-    Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
-else:
-    Json = Any
-JsonObject: TypeAlias = Mapping[str, Json]
 _FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
-# Types whose values are read as they are.
-_PLAIN = frozenset[object]({str, int, float, bool})
 # Metadata of a dataclass's field, default None, that is left out of the JSON while it is None.
 OMIT_NONE: Mapping[str, object] = {"omit_none": True}
 # The same of a field with another default, for fields that came after documents had been written.
 OMIT_DEFAULT: Mapping[str, object] = {"omit_default": True}
-
-
-class _Mismatch(Exception):  # noqa: N818 - `decode` raises it as an IntegrityError
-    """Data that is not of the type; the text begins with the field's path, as seen from the value that is read."""
-
-
 _Reader: TypeAlias = Callable[[object], Any]
 
 
-@overload
+class Excerpt:
+    """Base of a dataclass that reads some of an object's fields: the others are ignored."""
+
+
+class NewerFormatError(Malformed):
+    """A document of a format that a newer release writes."""
+
+
+class _Mismatch(Exception):  # noqa: N818 - `decode` raises it as Malformed
+    """Data that is not of the type; the text begins with the field's path, as seen from the value that is read."""
+
+
+class _Newer(_Mismatch):
+    """The data's format is newer."""
+
+
+@typing.overload
 def encode(value: "DataclassInstance") -> dict[str, object]: ...
-@overload
+@typing.overload
 def encode(value: object) -> object: ...
 def encode(value: object) -> object:
     """A value as what `json.dumps` takes: dicts, lists, strings, numbers, booleans and None.
 
     Raises TypeError for a value of another type.
     """
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {_FLOAT: str(value)}
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {name: encode(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [encode(item) for item in value]
-    return encode_fields(value)
+    return _encode(value, lambda text: {_FLOAT: text})
 
 
 def encode_fields(value: object) -> dict[str, object]:
     """A dataclass instance as a JSON object: its fields by name. Raises TypeError for anything else."""
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r:.80}")
-    found = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-    return {_key(field): encode(item) for field, item in found if not _is_omitted(field, item)}
-
-
-def _is_omitted(field: "dataclasses.Field[object]", value: object) -> bool:
-    if value is None and OMIT_NONE.items() <= field.metadata.items():
-        return True
-    return value == field.default and OMIT_DEFAULT.items() <= field.metadata.items()
+    return _encode_fields(value, lambda text: {_FLOAT: text})
 
 
 def encode_document(value: "DataclassInstance") -> dict[str, object]:
     """A dataclass instance as `encode` writes it, but NaN and infinities as 'nan', 'inf' and '-inf'."""
-    return {name: _unwrap(item) for name, item in encode(value).items()}
+    return _encode_fields(value, str)
 
 
-def _unwrap(data: object) -> object:
-    if isinstance(data, list):
-        return [_unwrap(item) for item in data]
-    if not isinstance(data, dict):
-        return data
-    return data[_FLOAT] if data.keys() == {_FLOAT} else {name: _unwrap(item) for name, item in data.items()}
+def _encode(value: object, strange: Callable[[str], object]) -> Any:
+    """strange: gives the JSON of a float that is not finite, from its name."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else strange(str(value))
+    if isinstance(value, list | tuple):
+        return [_encode(item, strange) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _encode(item, strange) for name, item in value.items()}
+    return str(value) if isinstance(value, Path) else _encode_fields(value, strange)
 
 
-def _key(field: "dataclasses.Field[object]") -> str:
-    return field.name.removesuffix("_")
+def _encode_fields(value: Any, strange: Callable[[str], object]) -> dict[str, object]:
+    if hasattr(value, "encode_json"):
+        return dict(value.encode_json())
+    found = dict[str, object]()
+    for name, key, omitted in _layout(value.__class__):
+        item = getattr(value, name)
+        if not omitted or item not in omitted:
+            found[key] = _encode(item, strange)
+    return found
 
 
-def decode(data: object, kind: type[T]) -> T:
+@cache
+def _layout(kind: Any) -> tuple[tuple[str, str, tuple[object, ...]], ...]:
+    """(name, key, values that are left out) of each field. Raises TypeError for what is no dataclass."""
+    if not dataclasses.is_dataclass(kind):
+        raise TypeError(f"{kind.__name__} cannot be written as JSON")
+    return tuple((item.name, _key(item), tuple(_omitted(item))) for item in dataclasses.fields(kind))
+
+
+def _omitted(item: "dataclasses.Field[object]") -> Iterator[object]:
+    if OMIT_NONE.items() <= item.metadata.items():
+        yield None
+    if OMIT_DEFAULT.items() <= item.metadata.items():
+        yield item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+
+
+def _key(item: "dataclasses.Field[object]") -> str:
+    return item.name.removesuffix("_")
+
+
+def parse_as(data: bytes, limit: int, kind: type[T]) -> T:
+    """The value of type `kind` in a JSON object of at most `limit` bytes. Raises Malformed as `parse_json` does, and as
+    `decode` of a document."""
+    return decode(parse_json(data, limit), kind, "")
+
+
+def decode(data: object, kind: type[T], path: str | None = None) -> T:
     """The value of type `kind` that `encode` was given; a field typed `object` or `Any` keeps its JSON.
 
-    Raises IntegrityError, with the field's name.
+    path: of the data in its document, for errors: '' for a document, None for the name of the type. Raises Malformed,
+    with the path of the wrong field, the value that is there and what must be; NewerFormatError.
     """
     try:
-        value: T = _reader(cast("Hashable", kind))(data)
+        value: T = _reader(kind)(data)  # type: ignore[arg-type] # a type has a hash
     except _Mismatch as error:
-        raise IntegrityError(f"{_name(kind)}{error}") from error
+        where = getattr(kind, "__name__", describe(kind)) if path is None else path
+        text = f"{where or 'document'}{error}".removeprefix("" if where else "document.").removeprefix("document: ")
+        raise (NewerFormatError if isinstance(error, _Newer) else Malformed)(text) from error
     return value
 
 
 @cache
 def _hints(what: object) -> Mapping[str, object]:
-    return get_type_hints(what)
+    return typing.get_type_hints(what, include_extras=True)
 
 
 @cache
 def _reader(kind: object) -> _Reader:
     """The function that reads JSON as a value of this type. Made once per type: looking a type's parts up takes most of
     the time of reading a small value."""
-    origin = get_origin(kind)
-    if kind is object or kind is Any:
-        return _unmark
-    if origin in (Union, UnionType):
-        return _union_reader(kind)
-    if origin is Literal:
-        words = get_args(kind)
-        return lambda data: data if data in words else _refuse(data, kind)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if accepts := acceptor(kind):
+        return lambda data: data if accepts(data) else _refuse(data, kind)
     if origin is tuple or _is_named_tuple(kind):
         return _tuple_reader(kind)
-    if origin in (list, Sequence):
-        return _list_reader(kind, get_args(kind)[0])
-    if origin in (dict, Mapping):
-        return _mapping_reader(kind, get_args(kind)[1])
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_reader(kind)
-    return _plain_reader(kind)
+    if origin in (dict, Mapping):
+        return _mapping_reader(*arguments)
+    if origin in (list, Sequence):
+        return _list_reader(arguments[0])
+    if origin is Annotated:
+        return _limited_reader(kind)
+    if origin in UNIONS:
+        return _union_reader(kind)
+    simple = {object: _unmark, Any: _unmark, float: _read_float, Path: lambda data: Path(_as(str, data, str))}
+    if kind in simple:
+        return simple[kind]
+    raise TypeError(f"the codec cannot read {kind}")
 
 
-def _plain_reader(kind: object) -> _Reader:
-    if kind is float:
-        return _read_float
-    if kind is Path:
-        return lambda data: Path(_as(str, data, kind))
-    exact = NoneType if kind is None else kind
-    return lambda data: data if type(data) is exact else _refuse(data, kind)
+def _limited_reader(kind: object) -> _Reader:
+    read, limits = _reader(get_args(kind)[0]), [rule for rule, _ in rules(kind)]
+
+    def read_limited(data: object) -> object:
+        value = read(data)
+        return value if all(rule(value) for rule in limits) else _refuse(data, kind)
+
+    return read_limited
 
 
 def _read_float(data: object) -> float:
@@ -171,105 +192,182 @@ def _read_float(data: object) -> float:
 
 
 def _union_reader(kind: object) -> _Reader:
-    """Reads the value by the first of the union's types that fits; for `X | None` errors are those of X."""
+    """Reads the value by the union's tag, or by the first type that fits; for `X | None` errors are those of X."""
     kinds = [each for each in get_args(kind) if each is not NoneType]
+    exact = {*_leading(kinds), *([NoneType] if len(kinds) < len(get_args(kind)) else [])}
+    tag = _tag_of(kinds) if len(kinds) > 1 else None
+    if tag or len(kinds) == 1:
+        only = _tagged_reader(kinds, tag) if tag else _reader(kinds[0])
+        return lambda data: data if type(data) in exact else only(data)
     readers = [_reader(each) for each in kinds]
-    optional = len(kinds) < len(get_args(kind))
-    if optional and len(readers) == 1:
-        only = readers[0]
-        return lambda data: None if data is None else only(data)
 
-    def read(data: object) -> object:
-        if data is None and optional:
-            return None
+    def read_first(data: object) -> object:
+        if type(data) in exact:
+            return data
         for each in readers:
             with suppress(_Mismatch):
                 return each(data)
         return _refuse(data, kind)
 
-    return read
+    return read_first
 
 
-def _list_reader(kind: object, item: object) -> _Reader:
-    def read(data: object) -> list[object]:
-        given, reader, found = _as(list, data, kind), _reader(item), list[object]()
-        if item in _PLAIN and all(type(each) is item for each in given):
+def _leading(kinds: Iterable[object]) -> Iterator[object]:
+    """The plain types at the head of a union, as far as none before them would convert their values."""
+    for each in kinds:
+        if each in (str, int, bool, float):
+            yield each
+        if each not in (str, int, bool):
+            return
+
+
+def _tag_of(kinds: Iterable[object]) -> str | None:
+    """The field by which the dataclasses of a union are told apart: a Literal in each of them; None without one."""
+    classes = [each for each in kinds if not hasattr(each, "decode_json")]
+    hints = [_hints(each) if dataclasses.is_dataclass(each) else {} for each in classes]  # type: ignore[arg-type]
+    return next((name for name in hints[0] if all(get_origin(each.get(name)) is Literal for each in hints)), None)
+
+
+def _tagged_reader(kinds: Sequence[Any], tag: str) -> _Reader:
+    """Reads an object by its tag. A class with `decode_json`, which reads and writes (`encode_json`) its own JSON,
+    takes an object of another tag, or with other fields than the tag's class has."""
+    other: Any = next((each for each in kinds if hasattr(each, "decode_json")), None)
+    members = {word: each for each in kinds if each is not other for word in get_args(_hints(each)[tag])}
+    keys = {word: {_key(item) for item in dataclasses.fields(each)} for word, each in members.items()}
+
+    def read_tagged(data: object) -> object:
+        given = _as(dict, data, dict)
+        if type(word := given.get(tag)) is not str:
+            raise _Mismatch(f".{tag}{_say(word, str) if tag in given else ' is missing'}")
+        if other and given.keys() != keys.get(word):
+            return other.decode_json(given)
+        if word not in members:
+            raise _Mismatch(f".{tag}{_say(word, Literal[tuple(members)])}")
+        return _reader(members[word])(given)
+
+    return read_tagged
+
+
+def _list_reader(item: object) -> _Reader:
+    accepts = (lambda data: type(data) is float) if item is float else acceptor(item)
+
+    def read_list(data: object) -> list[Any]:
+        given = _as(list, data, list)
+        if accepts and all(map(accepts, given)):
             return list(given)
-        try:
-            for each in given:
-                found.append(reader(each))
-        except _Mismatch as error:
-            raise _Mismatch(f"[{len(found)}]{error}") from error
-        return found
+        return _read_each(given, [_reader(item)] * len(given))
 
-    return read
+    return read_list
+
+
+def _read_each(given: Sequence[object], readers: Sequence[_Reader]) -> list[Any]:
+    found = list[Any]()
+    try:
+        for reader, each in zip(readers, given, strict=True):
+            found.append(reader(each))
+    except _Mismatch as error:
+        raise type(error)(f"[{len(found)}]{error}") from error
+    return found
 
 
 def _tuple_reader(kind: object) -> _Reader:
-    named = _is_named_tuple(kind)
-    kinds = list(_hints(kind).values()) if named else list(get_args(kind))
-    if kinds[-1:] == [...]:
-        items = _list_reader(kind, kinds[0])
+    kinds = get_args(kind) or tuple(_hints(kind).values())
+    if kinds[-1] is ...:
+        items = _list_reader(kinds[0])
         return lambda data: tuple(items(data))
-    readers, make = [_reader(each) for each in kinds], kind if callable(kind) and named else lambda *found: found
+    readers, make = [_reader(each) for each in kinds], getattr(kind, "_make", tuple)
+    return lambda data: make(
+        _read_each(data, readers) if type(data) is list and len(data) == len(readers) else _refuse(data, kind)
+    )
 
-    def read(data: object) -> object:
-        found, given = list[object](), _as(list, data, kind)
-        if len(given) != len(readers):
-            _refuse(data, kind)
+
+def _mapping_reader(key: object, item: object) -> _Reader:
+    accepts_key, accepts = acceptor(key), acceptor(item)
+
+    def read_mapping(data: object) -> dict[str, Any]:
+        given = _as(dict, data, dict)
+        for name in given:
+            if accepts_key and not accepts_key(name):
+                raise _Mismatch(f" has the key {name!r:.80}; it must be {describe(key)}")
+        if accepts and all(map(accepts, given.values())):
+            return dict(given)
+        found, reader = dict[str, Any](), _reader(item)
         try:
-            for reader, each in zip(readers, given, strict=True):
-                found.append(reader(each))
-        except _Mismatch as error:
-            raise _Mismatch(f"[{len(found)}]{error}") from error
-        return make(*found)
-
-    return read
-
-
-def _mapping_reader(kind: object, item: object) -> _Reader:
-    def read(data: object) -> dict[str, object]:
-        found, reader = dict[str, object](), _reader(item)
-        for name, each in _as(dict, data, kind).items():
-            try:
+            for name, each in given.items():
                 found[name] = reader(each)
-            except _Mismatch as error:
-                raise _Mismatch(f".{name}{error}") from error
+        except _Mismatch as error:
+            raise type(error)(f".{name if name.isprintable() else ascii(name)!s:.80}{error}") from error
         return found
 
-    return read
+    return read_mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """How an object is read as a dataclass. readers: by key (field's name, the plain type whose values are taken as
+    they are or None, reader).  formats: the newest format by key.  needed: keys without a default.
+
+    known: all keys; None where others are ignored.
+    """
+
+    readers: Mapping[str, tuple[str, object, _Reader]]
+    formats: Mapping[str, int]
+    needed: Sequence[str]
+    known: Set[str] | None
+
+    @classmethod
+    def of(cls, kind: "type[DataclassInstance]") -> "_Plan":
+        """The plan of a class, whose annotations can be resolved."""
+        known = {_key(item): item for item in dataclasses.fields(kind)}
+        hints = {key: _hints(kind)[item.name] for key, item in known.items() if item.init}
+        notes = ((key, note) for key, hint in hints.items() for note in get_args(hint))
+        formats = {key: note.newest for key, note in notes if isinstance(note, Format)}
+        needed = [key for key in hints if known[key].default is known[key].default_factory is dataclasses.MISSING]
+        plain = {key: hint if hint in (str, int, bool, float) else None for key, hint in hints.items()}
+        readers = {key: (known[key].name, plain[key], _reader(hint)) for key, hint in hints.items()}
+        return cls(readers, formats, [*formats, *needed], None if issubclass(kind, Excerpt) else known.keys())
+
+    def check(self, given: Mapping[str, object]) -> None:
+        """Raise _Newer for a newer format, _Mismatch for an unknown key and for a missing one."""
+        for key, newest in self.formats.items():
+            if isinstance(stated := given.get(key), int) and stated > newest:
+                raise _Newer(f".{key} is {stated}; this enginesmith reads {newest}: upgrade enginesmith")
+        if self.known is not None and not given.keys() <= self.known:
+            name = min(map(str, given.keys() - self.known))
+            known = ", ".join(sorted(self.known))
+            raise _Mismatch(f" has no field {name!r:.80}; known: {known:.400}; a newer enginesmith may have written it")
+        for key in self.needed:
+            if key not in given:
+                raise _Mismatch(f".{key} is missing")
 
 
 def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
-    known = {_key(field): field for field in dataclasses.fields(kind)}
-    missing = dataclasses.MISSING
-    needed = [key for key, item in known.items() if item.init and item.default is item.default_factory is missing]
-    names = {key: item.name for key, item in known.items() if item.init}
-    make: Callable[..., object] = kind
+    make: Callable[..., Any] = kind
+    plan: _Plan | None = None
+    checks = hasattr(kind, "check_fields")
 
-    readers: dict[str, _Reader] | None = None
-
-    def read(data: object) -> object:
-        nonlocal readers
-        if readers is None:  # not before the first value: a dataclass may have a field of its own type
-            readers = {key: _reader(_hints(kind)[name]) for key, name in names.items()}
-        given, found, key = _as(dict, data, kind), dict[str, object](), ""
-        if not given.keys() <= known.keys():
-            raise _Mismatch(f" has no field {min(given.keys() - known.keys())!r}")
-        if len(given) < len(known) and (lacking := [key for key in needed if key not in given]):
-            raise _Mismatch(f".{lacking[0]} is missing")
+    def read_fields(data: object) -> object:
+        nonlocal plan
+        plan = plan or _Plan.of(kind)  # not before the first value: a class may hold its own type
+        given, found, key, readers = _as(dict, data, dict), dict[str, object](), "", plan.readers
+        if plan.formats or given.keys() != readers.keys():
+            plan.check(given)
         try:
             for key, item in given.items():
-                if key in names:
-                    found[names[key]] = readers[key](item)
+                if known := readers.get(key):
+                    name, plain, reader = known
+                    found[name] = item if type(item) is plain else reader(item)
         except _Mismatch as error:
-            raise _Mismatch(f".{key}{error}") from error
+            raise type(error)(f".{key}{error}") from error
         try:
-            return make(**found)
-        except (TypeError, ValueError, LookupError, ArithmeticError) as error:  # they do not fit
+            value = make(**found)
+            if checks:
+                value.check_fields()
+        except (TypeError, ValueError, LookupError, ArithmeticError, EnginesmithError) as error:  # they do not fit
             raise _Mismatch(f": {error}") from error
+        return value
 
-    return read
+    return read_fields
 
 
 def _as(kind: type[T], data: object, wanted: object) -> T:
@@ -277,12 +375,12 @@ def _as(kind: type[T], data: object, wanted: object) -> T:
     return data if isinstance(data, kind) and type(data) is kind else _refuse(data, wanted)
 
 
+def _say(data: object, kind: object) -> str:
+    return f" is {data!r:.80}; it must be {describe(kind)}"
+
+
 def _refuse(data: object, kind: object) -> NoReturn:
-    raise _Mismatch(f" is {data!r:.80}, which is no {_name(kind)}")
-
-
-def _name(kind: object) -> str:
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
+    raise _Mismatch(_say(data, kind))
 
 
 def _is_named_tuple(kind: object) -> bool:

@@ -10,6 +10,9 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Predicate, doc
 
 from enginesmith.core.errors import InputError
 
@@ -21,6 +24,9 @@ _IN_BYTES = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 def is_digest(text: str) -> bool:
     """Whether `text` is 64 lower-case hexadecimal digits; checked before any digest becomes part of a path."""
     return _DIGEST.fullmatch(text) is not None
+
+
+Digest = Annotated[str, Predicate(is_digest), doc("a SHA-256 in hexadecimal")]
 
 
 def check_digest(digest: str) -> str:

@@ -8,13 +8,20 @@ the whole, which is 'GRAPH.INPUT' where a spec gives it none.
 """
 
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from enginesmith.core.codec import Excerpt, decode
+from enginesmith.core.constraints import Count
+from enginesmith.core.digest import Digest
+from enginesmith.core.names import Name, NodeName, is_path
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.state import Places, State
 from enginesmith.core.types import PLUS, TensorSpec
 
 # The backend of an ensemble's engines: a document that names an engine of each graph.
 ENSEMBLE = "ensemble"
+# The sources of a manifest that are files of functions begin so.
+FUNCTION = "function"
 
 
 @dataclass(frozen=True)
@@ -24,10 +31,10 @@ class PinnedGraph:
     sources: what gives each of its inputs.
     """
 
-    name: str
-    model: str
-    version: str
-    manifest: str
+    name: NodeName
+    model: Name
+    version: Name
+    manifest: Digest
     sources: Mapping[str, str]
 
     @property
@@ -44,13 +51,61 @@ class EnsembleFunction:
     local module that it imports, by path.
     """
 
-    name: str
+    name: NodeName
     file: str
     function: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     sources: Mapping[str, str]
     files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Tensor(Excerpt):
+    dtype: str
+    shape: tuple[Count | str, ...]
+
+
+@dataclass(frozen=True)
+class _Function(Excerpt):
+    """function: 'FILE:NAME'."""
+
+    function: str
+    inputs: Mapping[str, _Tensor]
+    outputs: Mapping[str, _Tensor]
+
+
+@dataclass(frozen=True)
+class _Wiring(Excerpt):
+    """What a spec says of functions. connections: 'FUNCTION.INPUT' -> what gives it."""
+
+    functions: Mapping[NodeName, _Function] = field(default_factory=dict)
+    connections: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_functions(spec: Mapping[str, object], sources: Mapping[str, str]) -> list[EnsembleFunction]:
+    """The functions between the graphs of a version. spec, sources: of its manifest. Raises Malformed for a function
+    whose file is not among the sources."""
+    wiring = decode(spec, _Wiring, "spec")
+    return [_make_function(name, item, wiring.connections, sources) for name, item in wiring.functions.items()]
+
+
+def _make_function(
+    name: str, item: _Function, connections: Mapping[str, str], sources: Mapping[str, str]
+) -> EnsembleFunction:
+    file, _, function = item.function.partition(":")
+    begin, where = f"{FUNCTION} {name} ", f"spec.functions.{name}"
+    files = {key.removeprefix(begin): digest for key, digest in sources.items() if key.startswith(begin)}
+    if wrong := [path for path in files if not is_path(path)]:
+        raise Malformed(f"sources of {where} has {wrong[0]!r:.80}; it must be a relative path without '.' and '..'")
+    if file not in files:
+        raise Malformed(f"{where}.function is {file!r:.80}, and no source is {begin}{file[:80]}")
+    inputs, outputs = (
+        tuple(TensorSpec(key, tensor.dtype, tensor.shape) for key, tensor in tensors.items())
+        for tensors in (item.inputs, item.outputs)
+    )
+    given = {spec.name: connections.get(f"{name}.{spec.name}", f"{name}.{spec.name}") for spec in inputs}
+    return EnsembleFunction(name, file, function, inputs, outputs, given, files)
 
 
 def parts_folder(model: str, version: str) -> str:

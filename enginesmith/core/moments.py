@@ -1,6 +1,9 @@
 """Times as text: ISO 8601 in UTC, as documents hold them."""
 
 from datetime import UTC, datetime
+from typing import Annotated
+
+from annotated_types import Predicate, doc
 
 from enginesmith.core.parsing import Malformed, text
 
@@ -19,3 +22,15 @@ def read_stamp(value: object, path: str) -> datetime:
     if found.tzinfo is None:
         raise Malformed(f"{path} is {str(value)[:80]!r}; it must say its time zone")
     return found
+
+
+def is_time(text: str) -> bool:
+    """Whether a text is a time in ISO 8601 that says its time zone."""
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
+
+
+# A field of documents.
+Timestamp = Annotated[str, Predicate(is_time), doc("a time in ISO 8601 with its time zone")]

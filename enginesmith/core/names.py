@@ -7,6 +7,9 @@ separators, no control characters, no '..'. So is a relative path in a document,
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Annotated
+
+from annotated_types import Predicate, doc
 
 from enginesmith.core.errors import InputError, UnknownNameError
 
@@ -36,10 +39,20 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and ".." not in text and not text.endswith(".")
 
 
+def is_suffix(text: str) -> bool:
+    """Whether `text` is a file's suffix, such as '.engine'."""
+    return text.startswith(".") and is_name(text[1:]) and len(text) <= 32
+
+
 def is_graph_name(text: str) -> bool:
     """Whether `text` may name a graph or a function of an ensemble: a name without '.', which ends it in
     'GRAPH.OUTPUT'."""
     return _GRAPH_NAME.fullmatch(text) is not None
+
+
+# Fields of documents: a name that may become part of a path; that of a graph or a function of an ensemble.
+Name = Annotated[str, Predicate(is_name), doc("a name (lower case, no separators)")]
+NodeName = Annotated[str, Predicate(is_graph_name), doc("the name of a graph (1 to 32 of a-z 0-9 _ -)")]
 
 
 def check_graph_name(name: str) -> str:
@@ -131,3 +144,10 @@ def is_path(text: str) -> bool:
         return inside(text) == text
     except ValueError:
         return False
+
+
+# Fields of documents: a file below the folder that the document is about, and one directly in it.
+FilePath = Annotated[str, Predicate(is_path), doc("a relative path without '.' and '..'")]
+FileName = Annotated[
+    str, Predicate(is_path), Predicate(lambda text: "/" not in text), doc("the name of a file, without a folder")
+]

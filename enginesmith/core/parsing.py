@@ -1,25 +1,21 @@
-"""Reads untrusted JSON: each field is checked for its type, and an error names the field's path.
+"""Reads untrusted JSON: bounded bytes in which each key is given once (`parse_json`; `load_json` of what has a bound
+and errors of its own). `codec.parse_as` makes values of it.
 
-`parse_json` and `parse_as` read bytes, `load_json` what has errors of its own. A reader (`text`, `count`, `many(text)`)
-takes a value and its path, returns the checked value and raises Malformed for anything else. `find`, `read` and `put`
-take dotted paths ('spec.suspend') into documents of other programs. Standard library only, because serving nodes import
-it.
+`find`, `read` and `put` take dotted paths ('spec.suspend') into documents of other programs. A reader (`text`, `count`,
+`many(text)`) takes a value and its path, returns the checked value and raises Malformed: leases and garbage marks alone
+are still read so.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from enginesmith.core.codec import decode
-from enginesmith.core.digest import is_digest
 from enginesmith.core.errors import DataError, IntegrityError
-from enginesmith.core.names import is_graph_name, is_name, is_path
-from enginesmith.core.types import Scalar, Untyped
+from enginesmith.core.names import is_name
 
 T = TypeVar("T")
 D = TypeVar("D")
-Word = TypeVar("Word", bound=str)
 
 MAX_ITEMS = 10_000
 MAX_DEPTH = 64
@@ -62,7 +58,7 @@ def put(item: Mapping[str, object], path: str, value: object) -> dict[str, objec
     return {**item, name: put(find(item, name, dict, {}), rest, value) if rest else value}
 
 
-def load_json(text: str | bytes) -> Untyped:
+def load_json(text: str | bytes) -> Any:
     """`json.loads` of a text from elsewhere. Raises ValueError also for a key given twice, of which other programs
     could read the other value; RecursionError."""
     return json.loads(text, object_pairs_hook=without_twins)
@@ -87,25 +83,6 @@ def parse_json(data: bytes, limit: int) -> dict[str, object]:
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:  # else it cannot be so deep, and looking takes a while
         _check_depth(value)
     return mapping(value, "document")
-
-
-def parse_as(data: bytes, limit: int, kind: type[T]) -> T:
-    """Parse a JSON object of at most `limit` bytes into the dataclass `kind`; all numbers must be in 0 to MAX_COUNT.
-
-    Raises Malformed as `parse_json` does and for other numbers, and IntegrityError as `codec.decode` does.
-    """
-    document = parse_json(data, limit)
-    _check_numbers(document)
-    return decode(document, kind)
-
-
-def _check_numbers(value: object) -> None:
-    if isinstance(value, int | float) and not 0 <= value <= MAX_COUNT:
-        raise Malformed(f"holds the number {str(value)[:40]}; the least is 0 and the most {MAX_COUNT}")
-    if isinstance(value, dict) and value.keys() == {"float"}:  # the codec's infinities and NaN
-        raise Malformed(f"holds the number {str(value)[:40]}, which is none of JSON's")
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_numbers(item)
 
 
 def _check_depth(value: object) -> None:
@@ -172,11 +149,6 @@ def mapping(value: object, path: str) -> dict[str, object]:
     raise _wrong(value, path, f"an object of at most {MAX_ITEMS} keys")
 
 
-def mapping_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict[str, T]]:
-    """A reader of objects of at most MAX_ITEMS keys, whose values `read` reads."""
-    return lambda value, path: {key: read(item, f"{path}.{key}") for key, item in mapping(value, path).items()}
-
-
 def _reader_of(kind: type[T], wanted: str, accepts: Callable[[T], bool] = lambda _: True) -> Callable[[object, str], T]:
     """A reader of values of one type that `accepts` is true of. wanted: the error's words for them."""
 
@@ -191,49 +163,8 @@ def _reader_of(kind: type[T], wanted: str, accepts: Callable[[T], bool] = lambda
 text = _reader_of(str, "a string", lambda value: len(value) <= MAX_TEXT)
 # A name that may become part of a path.
 name = _reader_of(str, "a name (lower case, no separators)", is_name)
-# Of a graph or a function of an ensemble.
-graph_name = _reader_of(str, "the name of a graph (1 to 32 of a-z 0-9 _ -)", is_graph_name)
-# Of a file below the folder that the document is about, and of one directly in it.
-file_path = _reader_of(str, "a relative path without '.' and '..'", is_path)
-file_name = _reader_of(str, "the name of a file, without a folder", lambda value: is_path(value) and "/" not in value)
-digest = _reader_of(str, "a SHA-256 in hexadecimal", is_digest)
 # At most MAX_COUNT; true and false are none.
 count = _reader_of(int, "a whole number, zero or more", lambda value: type(value) is int and 0 <= value <= MAX_COUNT)
-truth = _reader_of(bool, "true or false")
-
-
-def number(value: object, path: str) -> float:
-    """Read an int or a float; true and false are none."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    raise _wrong(value, path, "a number")
-
-
-def scalar(value: object, path: str) -> Scalar:
-    """Read a string, a number, true or false."""
-    if isinstance(value, str | int | float):
-        return value
-    raise _wrong(value, path, "a string, a number, true or false")
-
-
-def one_of(*allowed: Word) -> Callable[[object, str], Word]:
-    """A reader of one of these strings."""
-
-    def read_word(value: object, path: str) -> Word:
-        for word in allowed:
-            if word == value:
-                return word
-        raise _wrong(value, path, f"one of {', '.join(allowed)}")
-
-    return read_word
-
-
-def pair(value: object, path: str) -> tuple[int, int]:
-    """Read a list of two whole numbers."""
-    found = many(count)(value, path)
-    if len(found) != 2:
-        raise _wrong(value, path, "two whole numbers")
-    return found[0], found[1]
 
 
 def _wrong(value: object, path: str, wanted: str) -> Malformed:

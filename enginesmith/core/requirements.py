@@ -7,9 +7,12 @@ Versions are compared as far as both are given: 10.16 stands for every 10.16.x.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, ClassVar, Literal, Protocol, get_args
+
+from enginesmith.core.constraints import Count
+from enginesmith.core.digest import canonical_json
 
 Capability = tuple[int, int]
 # CUDA's major version -> the oldest driver that runs it (CUDA release notes).
@@ -112,7 +115,7 @@ class Driver:
 class GpuMemory:
     """Memory of the GPU, at least `size_bytes`."""
 
-    size_bytes: int
+    size_bytes: Count
     kind: Literal["memory"] = "memory"
     strict: ClassVar[bool] = True
 
@@ -166,11 +169,21 @@ class Installation:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A requirement that this release does not know. kind: its name.  text: the requirement as canonical JSON."""
+    """A requirement of a kind or with a field that this release does not know: no machine meets it, so that it rules
+    out its engine alone. kind: its name.  text: the requirement as canonical JSON."""
 
     kind: str
     text: str
     strict: ClassVar[bool] = True
+
+    def encode_json(self) -> dict[str, Any]:
+        """The requirement as it was read."""
+        return dict(json.loads(self.text))
+
+    @classmethod
+    def decode_json(cls, data: Mapping[str, Any]) -> "Unknown":
+        """The requirement in an object of JSON that has a kind."""
+        return cls(data["kind"], canonical_json(data).decode())
 
 
 # What a backend may list.
@@ -183,13 +196,6 @@ KINDS: dict[str, type[Known]] = {each.kind: each for each in get_args(Known)}
 def hardware_of(requires: Iterable[Requirement]) -> Gpu | Cpu | None:
     """The first GPU or CPU requirement; None if there is none."""
     return next((item for item in requires if isinstance(item, Gpu | Cpu)), None)
-
-
-def to_json(requirement: Requirement) -> dict[str, Any]:
-    """A requirement as a JSON object with its kind; an unknown requirement as it was read."""
-    if isinstance(requirement, Unknown):
-        return dict(json.loads(requirement.text))
-    return asdict(requirement)
 
 
 class _Target(Protocol):

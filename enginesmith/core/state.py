@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE
+from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, Excerpt, decode
+from enginesmith.core.constraints import Count
 from enginesmith.core.types import PLUS, BuildRequest, ShapeProfile, TensorSpec, list_sums
 
 
@@ -13,7 +13,7 @@ class Places:
     """Where a step writes into a state of a fixed size. axis: of its places.  at: the input, a caller's or a state,
     whose values are the places that are written; or, with a dim of a step's inputs (`count`), the first of so many."""
 
-    axis: int
+    axis: Count
     at: str
     count: str = field(default="", metadata=OMIT_DEFAULT)
 
@@ -87,21 +87,19 @@ def with_int8_states(request: BuildRequest) -> BuildRequest:
     return replace(request, inputs=ends(request.inputs), outputs=ends(request.outputs), quantized_states=())
 
 
+@dataclass(frozen=True)
+class _StateRule(Excerpt):
+    output: str
+    initial: float
+    places: Places | None = None
+
+
+@dataclass(frozen=True)
+class _StatefulSpec(Excerpt):
+    state: Mapping[str, _StateRule] = field(default_factory=dict)
+
+
 def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:
     """The states of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
-    found = parsing.mapping(spec.get("state", {}), "spec.state")
-
-    def read(name: str, value: object) -> State:
-        where = f"spec.state.{name}"
-        item = parsing.mapping(value, where)
-        output = parsing.field(item, "output", parsing.text, where)
-        initial = float(parsing.field(item, "initial", parsing.number, where))
-        places = parsing.mapping(item["places"], where) if "places" in item else None
-        return State(name, output, initial, None if places is None else _places_of(places, f"{where}.places"))
-
-    return tuple(read(name, value) for name, value in found.items())
-
-
-def _places_of(item: Mapping[str, object], where: str) -> Places:
-    axis, at = parsing.field(item, "axis", parsing.count, where), parsing.field(item, "at", parsing.text, where)
-    return Places(axis, at, parsing.field(item, "count", parsing.text, where) if "count" in item else "")
+    found = decode(spec, _StatefulSpec, "spec").state
+    return tuple(State(name, item.output, item.initial, item.places) for name, item in found.items())

@@ -21,12 +21,12 @@ from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.layouts.triton import Triton
 from enginesmith.client.layouts.triton_config import find_unservable
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
-from enginesmith.core import parsing
+from enginesmith.core.codec import Excerpt, decode, encode, parse_as
+from enginesmith.core.constraints import JsonObject
 from enginesmith.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.parsing import Malformed
-from enginesmith.core.requirements import to_json
 from enginesmith.registry.ensembles import require_model
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest
@@ -125,7 +125,7 @@ def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str
         "precision": entry.precision,
         "backend": entry.backend,
         "status": entry.status,
-        "requires": canonical_json([to_json(item) for item in entry.requires]).decode(),
+        "requires": canonical_json([encode(item) for item in entry.requires]).decode(),
         "toolchain": ", ".join(f"{name} {version}" for name, version in sorted(entry.toolchain.items())) or None,
         "engine": f"sha256:{entry.digest}",
         "engine-bytes": str(manifest.size_of(entry)),
@@ -227,6 +227,11 @@ def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:
     tar.addfile(info, content)
 
 
+@dataclass(frozen=True)
+class _Index(Excerpt):
+    manifests: tuple[JsonObject, ...]
+
+
 def _read_index(dest: Path) -> list[Json]:
     """The descriptors in the index of the layout at `dest`. Raises InputError for a folder that is no layout."""
     with reachable(f"reading {dest}"):
@@ -240,16 +245,16 @@ def _read_index(dest: Path) -> list[Json]:
             )
         data = (dest / "index.json").read_bytes()
     try:
-        found = parsing.field(parsing.parse_json(data, MAX_INDEX_BYTES), "manifests", parsing.many(parsing.mapping))
+        found: list[Json] = [{**item} for item in parse_as(data, MAX_INDEX_BYTES, _Index).manifests]
         for item in found:
             _annotations(item)
     except Malformed as error:
         raise InputError(f"{dest / 'index.json'} is damaged ({error}); name a new folder") from error
-    return list(found)
+    return found
 
 
 def _annotations(descriptor: Json) -> dict[str, object]:
-    return parsing.mapping(descriptor.get("annotations") or {}, "annotations")
+    return decode(descriptor.get("annotations") or {}, dict[str, object], "annotations")
 
 
 def _version_annotations(manifest: Manifest) -> dict[str, str]:

@@ -6,13 +6,14 @@ requirements and attestations as any engine has, and is ranked by them.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from enginesmith.core import parsing
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.ensemble import EnsembleFunction, PinnedGraph
+from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.constraints import Format
+from enginesmith.core.digest import Digest, canonical_json
+from enginesmith.core.ensemble import FUNCTION, EnsembleFunction, PinnedGraph, read_functions
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.parsing import Malformed
-from enginesmith.registry import manifest_fields as fields
 from enginesmith.registry.manifest import EngineEntry, Manifest, parse
 from enginesmith.registry.store.base import Documents, place_of
 from enginesmith.registry.store.layout import manifest_key
@@ -35,19 +36,27 @@ class NamedEngine:
     """An engine of a version. unit: as in `EngineEntry.unit`: several units may have an engine of the same bytes."""
 
     unit: str
-    digest: str
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class _EnsembleEngine:
+    """The document of an ensemble's engine. engines: of its graphs, by name."""
+
+    engines: Mapping[str, NamedEngine]
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
 
 def function_sources(functions: Iterable[EnsembleFunction]) -> dict[str, str]:
     """The files of functions between graphs, as sources of a manifest."""
     files = ((item.name, file, digest) for item in functions for file, digest in item.files.items())
-    return {f"{fields.FUNCTION} {name} {file}": digest for name, file, digest in files}
+    return {f"{FUNCTION} {name} {file}": digest for name, file, digest in files}
 
 
 def functions_of(manifest: Manifest) -> list[EnsembleFunction]:
     """The functions between the graphs of a version. Raises IntegrityError for what describes none."""
     try:
-        return fields.read_functions(manifest.spec, manifest.sources)
+        return read_functions(manifest.spec, manifest.sources)
     except Malformed as error:
         where = f"{manifest.model}@{manifest.version}"
         raise IntegrityError(f"{where}: {error}; build it again") from error
@@ -55,26 +64,17 @@ def functions_of(manifest: Manifest) -> list[EnsembleFunction]:
 
 def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
     """The document of an ensemble's engine. engines: of its graphs, by name."""
-    named = {graph: {"unit": entry.unit, "digest": entry.digest} for graph, entry in engines.items()}
-    return canonical_json({"format": FORMAT, "engines": named})
+    named = {graph: NamedEngine(entry.unit, str(entry.digest)) for graph, entry in engines.items()}
+    return canonical_json(encode(_EnsembleEngine(named)))
 
 
-def read_engines(store: Documents, digest: str) -> dict[str, NamedEngine]:
+def read_engines(store: Documents, digest: str) -> Mapping[str, NamedEngine]:
     """The engines of graphs, by name, that an ensemble's engine stands for. Raises IntegrityError for a blob that is
     none."""
     try:
-        document = parsing.parse_json(store.read_blob(digest, MAX_BYTES), MAX_BYTES)
-        if (stated := parsing.field(document, "format", parsing.count)) != FORMAT:
-            raise Malformed(f"format is {stated}; this enginesmith reads {FORMAT}: upgrade enginesmith")
-        return parsing.field(document, "engines", parsing.mapping_of(_named_engine))
+        return parse_as(store.read_blob(digest, MAX_BYTES), MAX_BYTES, _EnsembleEngine).engines
     except Malformed as error:
         raise IntegrityError(f"engine {digest} of an ensemble: {error}; build it again") from error
-
-
-def _named_engine(value: object, path: str) -> NamedEngine:
-    found = parsing.mapping(value, path)
-    unit = parsing.field(found, "unit", parsing.text, path)
-    return NamedEngine(unit, parsing.field(found, "digest", parsing.digest, path))
 
 
 def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:

@@ -11,9 +11,10 @@ Series outlive the versions that they name, and name no blob that garbage collec
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Annotated
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import encode
+from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.constraints import Amount, Format
 from enginesmith.core.digest import canonical_json, digest_of
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.names import is_name, version_order
@@ -39,15 +40,15 @@ class SeriesPoint:
     at: str
     version: str
     engine: str
-    median_s: float
-    low_s: float | None
-    high_s: float | None
-    relative: float | None
-    relative_low: float | None
-    relative_high: float | None
+    median_s: Amount
+    low_s: Amount | None
+    high_s: Amount | None
+    relative: Amount | None
+    relative_low: Amount | None
+    relative_high: Amount | None
     toolchain: Mapping[str, str]
     driver: str | None
-    load: float | None
+    load: Amount | None
     busy: tuple[str, ...] = ()
 
 
@@ -64,9 +65,9 @@ class LatencySeries:
     bucket: str
     machine: MachineKind
     reference: str | None = None
-    base: float = 1.0
+    base: Amount = 1.0
     points: tuple[SeriesPoint, ...] = ()
-    format: int = 1
+    format: Annotated[int, Format(1)] = 1
 
     @property
     def key(self) -> str:
@@ -146,7 +147,7 @@ def models_with_series(store: Store) -> list[str]:
 def parse_series(data: bytes, key: str) -> LatencySeries:
     """A document of a series. Raises IntegrityError where it is none, or not the one that its key says."""
     try:
-        found = parsing.parse_as(data, MAX_BYTES, LatencySeries)
+        found = parse_as(data, MAX_BYTES, LatencySeries)
     except IntegrityError as error:
         raise IntegrityError(f"{key} is no series of latencies: {error}; move it away, and a new one begins") from error
     if found.key != key:

@@ -4,30 +4,33 @@ It is canonical JSON with the digest of its other fields, so that an edit by han
 names, digests and sizes are checked before they are used. `request_of` gives the build request of a published engine.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, TypeVar, get_args
+from typing import Annotated, Literal, get_args
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import decode
-from enginesmith.core.digest import canonical_json, digest_of, is_digest
-from enginesmith.core.ensemble import PinnedGraph
+from annotated_types import Interval, Predicate, doc
+
+from enginesmith.core.codec import OMIT_DEFAULT, decode, encode
+from enginesmith.core.constraints import Count, Format, JsonObject
+from enginesmith.core.digest import Digest, canonical_json, digest_of
+from enginesmith.core.ensemble import PinnedGraph, read_functions
 from enginesmith.core.errors import IntegrityError
-from enginesmith.core.parsing import Malformed
-from enginesmith.core.parsing import field as read
-from enginesmith.core.requirements import Cpu, Gpu, Requirement, Unknown, Weights, to_json
+from enginesmith.core.names import Name, is_suffix
+from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.requirements import Cpu, Gpu, Requirement, Unknown, Weights
 from enginesmith.core.types import (
     CPU_KIND,
-    PRECISIONS,
     BuildRequest,
+    Precision,
     QuantizedState,
     Scalar,
     ShapeProfile,
     Target,
     TensorSpec,
 )
-from enginesmith.registry import manifest_fields as fields
+from enginesmith.registry.store.layout import MAX_BLOB_BYTES
 
 FORMAT = 1
 MAX_BYTES = 16 << 20
@@ -35,9 +38,10 @@ _REMEDY = (
     "restore it from a copy; or build again, which publishes another version (change the spec's own, if it has one), "
     "then delete this file and run `enginesmith registry gc`"
 )
-# Fields that came after manifests had been written.
-_LATER = ("shards", "graphs", "caches")
-T = TypeVar("T")
+Suffix = Annotated[str, Predicate(is_suffix), doc("a file suffix such as '.engine'")]
+BlobSize = Annotated[int, Interval(ge=0, le=MAX_BLOB_BYTES), doc(f"a size of at most {MAX_BLOB_BYTES} bytes")]
+# Whole or not, as it was written: the digest is of the text.
+Number = Annotated[int | float, Interval(ge=-sys.float_info.max, le=sys.float_info.max), doc("a finite number")]
 
 
 class Misplaced(IntegrityError):  # noqa: N818 - says what the manifest is
@@ -63,29 +67,29 @@ class EngineEntry:
     quantized_states: as in `BuildRequest`.
     """
 
-    target: str
-    precision: str
-    backend: str
+    target: Name
+    precision: Precision
+    backend: Name
     status: Status
     reason: str = ""
-    compute_capability: tuple[int, int] | None = None
-    product: str | None = None
-    build_key: str | None = None
-    graph: str | None = None
-    scales: str | None = None
-    digest: str | None = None
-    size_bytes: int | None = None
-    suffix: str | None = None
+    compute_capability: tuple[Count, Count] | None = None
+    product: Name | None = None
+    build_key: Digest | None = None
+    graph: Digest | None = None
+    scales: Digest | None = None
+    digest: Digest | None = None
+    size_bytes: BlobSize | None = None
+    suffix: Suffix | None = None
     options: Mapping[str, Scalar] = field(default_factory=dict)
     toolchain: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     profiles: tuple[ShapeProfile, ...] = ()
-    report: str | None = None
-    checks: Mapping[str, int] = field(default_factory=lambda: {"passed": 0, "failed": 0})
+    report: Digest | None = None
+    checks: Mapping[str, Count] = field(default_factory=lambda: {"passed": 0, "failed": 0})
     requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
-    quantized_states: tuple[QuantizedState, ...] = ()
+    quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def unit(self) -> str:
@@ -117,16 +121,19 @@ class EngineEntry:
         """The build target."""
         return Target(self.target, self.compute_capability, self.product)
 
-    def to_json(self) -> dict[str, object]:
-        """A JSON object that `read_entry` reads; unknown requirements stay as they were written."""
-        found = asdict(replace(self, profiles=()))
-        if not found["quantized_states"]:
-            del found["quantized_states"]
-        return {
-            **found,
-            "profiles": [profile.to_json() for profile in self.profiles],
-            "requires": [to_json(item) for item in self.requires],
-        }
+    def check_fields(self) -> None:
+        """Raise Malformed for a usable engine without a file, a report or a processor requirement, and for a profile
+        with sizes of what is no input, or of another number of axes."""
+        missing = [name for name in ("digest", "size_bytes", "suffix", "report") if getattr(self, name) is None]
+        if self.usable and missing:
+            raise Malformed(f"{self.unit} is {self.status} and has no {missing[0]}")
+        if self.usable and not any(isinstance(item, Gpu | Cpu | Unknown) for item in self.requires):
+            raise Malformed(f"{self.unit} is {self.status} and does not say which processor it requires")
+        axes = {spec.name: len(spec.shape) for spec in self.inputs}
+        for profile in self.profiles:
+            sizes = [(name, shape) for name, *shapes in profile.inputs for shape in shapes]
+            if wrong := [name for name, shape in (*sizes, *profile.multiples) if axes.get(name) != len(shape)]:
+                raise Malformed(f"{self.unit} has a profile with other axes of {wrong[0][:80]!r} than its input")
 
 
 @dataclass(frozen=True)
@@ -148,23 +155,23 @@ class Manifest:
     Before it is published a manifest has no version ('') and no engines: see `versions.publish.publish`.
     """
 
-    model: str
-    version: str
+    model: Name
+    version: Name
     created_at: str
-    content: str
-    spec: Mapping[str, object] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
-    provenance: Mapping[str, str] = field(default_factory=dict)
-    blake3: Mapping[str, str] = field(default_factory=dict)
+    content: Digest
+    spec: JsonObject = field(default_factory=dict)
+    sources: Mapping[str, Digest] = field(default_factory=dict)
+    provenance: Mapping[str, Digest] = field(default_factory=dict)
+    blake3: Mapping[str, Digest] = field(default_factory=dict)
     toolchain: Mapping[str, str] = field(default_factory=dict)
-    host: Mapping[str, object] = field(default_factory=dict)
-    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    host: JsonObject = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     engines: tuple[EngineEntry, ...] = ()
-    report: str | None = None
-    format: int = FORMAT
-    shards: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    graphs: tuple[PinnedGraph, ...] = ()
-    caches: tuple[EngineEntry, ...] = ()
+    report: Digest | None = None
+    format: Annotated[int, Format(FORMAT)] = FORMAT
+    shards: Mapping[Digest, Mapping[Digest, BlobSize]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    graphs: tuple[PinnedGraph, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    caches: tuple[EngineEntry, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def golden(self) -> str:
@@ -181,13 +188,6 @@ class Manifest:
             raise IntegrityError(f"{self.model}@{self.version} has no {name} among its sources; build it again")
         return digest
 
-    def to_json(self) -> dict[str, object]:
-        """A JSON object, without the digest; without `shards`, `graphs` and `caches` where there are none, as manifests
-        were written before those came."""
-        found = asdict(replace(self, engines=(), caches=()))
-        found |= {name: [entry.to_json() for entry in getattr(self, name)] for name in ("engines", "caches")}
-        return {name: value for name, value in found.items() if name not in _LATER or value}
-
     def is_cache(self, entry: EngineEntry) -> bool:
         """Whether an entry is one of the version's compile caches, and no engine."""
         return any(cache.digest == entry.digest and cache.unit == entry.unit for cache in self.caches)
@@ -197,16 +197,15 @@ class Manifest:
         return entry.size_bytes and entry.size_bytes + sum(self.shards.get(str(entry.digest), {}).values())
 
     def to_bytes(self) -> bytes:
-        """The document as it is stored; equal manifests give equal bytes. Raises Malformed, and ValueError for NaN."""
-        document = {**self.to_json(), "digest": self.digest}
-        data = canonical_json(document)
-        _read(parsing.parse_json(data, MAX_BYTES))
+        """The document as it is stored; equal manifests give equal bytes. Raises Malformed."""
+        data = canonical_json({**encode(self), "digest": self.digest})
+        _read(data)
         return data
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the manifest's other fields as canonical JSON."""
-        return digest_of(self.to_json())
+        return digest_of(encode(self))
 
     def with_blake3(self, known: Mapping[str, str | None]) -> "Manifest":
         """A copy with the BLAKE3 of blobs added. known: SHA-256 -> BLAKE3; None values are left out."""
@@ -233,10 +232,7 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
     where = f"manifest of {model}@{version}" if model else "manifest"
     where += f" ({place})" if place else ""
     try:
-        document = parsing.parse_json(data, MAX_BYTES)
-        if (found := read(document, "format", parsing.count)) != FORMAT:
-            raise IntegrityError(f"{where}: format is {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")
-        manifest = _read(document)
+        manifest = _read(data)
         _check_node_names(manifest)
     except Malformed as error:
         raise IntegrityError(f"{where}: {error}; {_REMEDY}" if place else f"{where}: {error}") from error
@@ -247,33 +243,13 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
     return manifest
 
 
-def _read(data: dict[str, object]) -> Manifest:
-    stated = read(data, "digest", parsing.digest)
-    actual = digest_of({key: value for key, value in data.items() if key != "digest"})
-    if stated != actual:
-        raise Malformed(f"its digest is {actual}, and it says {stated}: it was edited by hand or damaged")
-    manifest = Manifest(
-        model=read(data, "model", parsing.name),
-        version=read(data, "version", parsing.name),
-        created_at=read(data, "created_at", parsing.text),
-        content=read(data, "content", parsing.digest),
-        spec=read(data, "spec", parsing.mapping),
-        sources=read(data, "sources", parsing.mapping_of(parsing.digest)),
-        provenance=read(data, "provenance", parsing.mapping_of(parsing.digest)),
-        blake3=read(data, "blake3", parsing.mapping_of(parsing.digest)),
-        toolchain=read(data, "toolchain", parsing.mapping_of(parsing.text)),
-        host=read(data, "host", parsing.mapping),
-        metrics=read(data, "metrics", parsing.mapping_of(parsing.mapping_of(parsing.number))),
-        engines=read(data, "engines", parsing.many(read_entry)),
-        report=read(data, "report", parsing.optional(parsing.digest)),
-        shards=read(data, "shards", parsing.mapping_of(fields.read_shards)) if "shards" in data else {},
-        graphs=read(data, "graphs", parsing.many(fields.read_graph)) if "graphs" in data else (),
-        caches=read(data, "caches", parsing.many(read_entry)) if "caches" in data else (),
-    )
-    if wrong := next((name for name in manifest.shards if not is_digest(name)), None):
-        raise Malformed(f"shards has {wrong[:80]!r}, which is no digest")
-    if unknown := set(data) - set(asdict(replace(manifest, engines=(), caches=()))) - {"digest"}:
-        raise Malformed(f"{min(unknown)} is a field that format {FORMAT} does not have")
+def _read(data: bytes) -> Manifest:
+    document = parse_json(data, MAX_BYTES)
+    stated = document.pop("digest", None)
+    manifest = decode(document, Manifest, "")
+    if stated != (actual := digest_of(document)):
+        raise Malformed(f"its digest is {actual}, and it says {stated!r:.80}: it was edited by hand or damaged")
+    vars(manifest)["digest"] = actual  # of the document, as `digest` would work it out
     return manifest
 
 
@@ -281,75 +257,9 @@ def _check_node_names(manifest: Manifest) -> None:
     """Raise Malformed for functions that are none, and for two graphs or functions of one name, which would have one
     folder."""
     names = [graph.name for graph in manifest.graphs]
-    names += [function.name for function in fields.read_functions(manifest.spec, manifest.sources)]
+    names += [function.name for function in read_functions(manifest.spec, manifest.sources)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise Malformed(f"two of its graphs and functions are called {twice!r}")
-
-
-def read_entry(value: object, path: str) -> EngineEntry:
-    """Read an `EngineEntry` that `EngineEntry.to_json` wrote.
-
-    Raises Malformed, also for a usable engine without a file, a report or a processor requirement.
-    """
-    data = parsing.mapping(value, path)
-
-    def get(name: str, reader: Callable[[object, str], T]) -> T:
-        return read(data, name, reader, path)
-
-    entry = EngineEntry(
-        target=get("target", parsing.name),
-        precision=get("precision", parsing.one_of(*PRECISIONS)),
-        backend=get("backend", parsing.name),
-        status=get("status", parsing.one_of(*STATUSES)),
-        reason=get("reason", parsing.text),
-        compute_capability=get("compute_capability", parsing.optional(parsing.pair)),
-        product=get("product", parsing.optional(parsing.name)),
-        build_key=get("build_key", parsing.optional(parsing.digest)),
-        graph=get("graph", parsing.optional(parsing.digest)),
-        scales=get("scales", parsing.optional(parsing.digest)),
-        digest=get("digest", parsing.optional(parsing.digest)),
-        size_bytes=get("size_bytes", parsing.optional(fields.read_size)),
-        suffix=get("suffix", parsing.optional(fields.read_suffix)),
-        options=get("options", parsing.mapping_of(parsing.scalar)),
-        toolchain=get("toolchain", parsing.mapping_of(parsing.text)),
-        inputs=get("inputs", parsing.many(fields.read_tensor)),
-        outputs=get("outputs", parsing.many(fields.read_tensor)),
-        profiles=get("profiles", parsing.many(fields.read_profile)),
-        report=get("report", parsing.optional(parsing.digest)),
-        checks=get("checks", parsing.mapping_of(parsing.count)),
-        requires=get("requires", parsing.many(fields.read_requirement)),
-        notes=get("notes", parsing.many(parsing.text)),
-        quantized_states=get("quantized_states", parsing.many(_reader_of(QuantizedState)))
-        if "quantized_states" in data
-        else (),
-    )
-    facts = {name: getattr(entry, name) for name in ("digest", "size_bytes", "suffix", "report")}
-    missing = [name for name, value in facts.items() if value is None]
-    if entry.usable and missing:
-        raise Malformed(f"{path} ({entry.unit}) is {entry.status} and has no {missing[0]}")
-    if entry.usable and not any(isinstance(item, Gpu | Cpu | Unknown) for item in entry.requires):
-        raise Malformed(f"{path} ({entry.unit}) is {entry.status} and does not say which processor it requires")
-    _check_profiles(entry, path)
-    return entry
-
-
-def _check_profiles(entry: EngineEntry, path: str) -> None:
-    """Raise Malformed for a profile with sizes of what is no input, or of another number of axes."""
-    axes = {spec.name: len(spec.shape) for spec in entry.inputs}
-    for profile in entry.profiles:
-        sizes = [(name, shape) for name, *shapes in profile.inputs for shape in shapes]
-        if wrong := [name for name, shape in (*sizes, *profile.multiples) if axes.get(name) != len(shape)]:
-            raise Malformed(f"{path} ({entry.unit}) has a profile with other axes of {wrong[0][:80]!r} than its input")
-
-
-def _reader_of(kind: type[T]) -> Callable[[object, str], T]:
-    def read(value: object, path: str) -> T:
-        try:
-            return decode(value, kind)
-        except IntegrityError as error:
-            raise Malformed(f"{path}: {error}") from error
-
-    return read
 
 
 def request_of(entry: EngineEntry) -> BuildRequest:
@@ -364,7 +274,7 @@ def make_request(entry: EngineEntry) -> BuildRequest:
     """A build request from an entry's fields; the entry's build key is not checked."""
     return BuildRequest(
         model=entry.graph or "",
-        precision=entry.precision,  # type: ignore[arg-type] # checked by the manifest's parser
+        precision=entry.precision,
         target=entry.hardware,
         backend=entry.backend,
         inputs=entry.inputs,

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from enginesmith.core import parsing
-from enginesmith.core.digest import digest_of
+from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.digest import Digest, digest_of
 from enginesmith.core.errors import IntegrityError, UnknownNameError
-from enginesmith.core.names import inside, is_name
+from enginesmith.core.names import FilePath, Name, inside, is_name
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import MODELS, registered_key
@@ -28,49 +28,47 @@ MAX_BYTES = 16 << 20
 class SpecBundle:
     """A model's spec and its files. spec: the spec file's name.  files: path below the spec's folder -> digest."""
 
-    model: str
+    model: Name
     spec: str
-    files: Mapping[str, str]
+    files: Mapping[FilePath, Digest]
+
+    def check_fields(self) -> None:
+        """Raise Malformed for a spec that is none of the files."""
+        if self.spec not in self.files:
+            raise Malformed(f"spec is {self.spec!r:.80}, which is none of its files")
 
     @cached_property
     def digest(self) -> str:
         """The bundle's identity: equal files under equal names give the same digest, in whatever folder they are."""
-        return digest_of(self.to_json())
-
-    def to_json(self) -> dict[str, object]:
-        """The bundle as a registry stores it."""
-        return {"model": self.model, "spec": self.spec, "files": dict(self.files)}
-
-    @classmethod
-    def from_json(cls, value: object, path: str = "bundle") -> "SpecBundle":
-        """Read a bundle that `to_json` wrote. Raises Malformed, also for a path that leaves the bundle's folder."""
-        data = parsing.mapping(value, path)
-        files = parsing.field(data, "files", parsing.mapping_of(parsing.digest), path)
-        for name in files:
-            if reason := outside(name):
-                raise Malformed(f"{path}.files: {name[:80]!r} {reason}")
-        spec = parsing.field(data, "spec", parsing.text, path)
-        if spec not in files:
-            raise Malformed(f"{path}.spec is {spec[:80]!r}, which is none of its files")
-        return cls(parsing.field(data, "model", parsing.name, path), spec, files)
+        return digest_of(encode(self))
 
 
 @dataclass(frozen=True)
 class Registration:
-    """A bundle, when it was registered (ISO 8601, UTC) and by whom."""
+    """A bundle, when it was registered (ISO 8601, UTC) and by whom. digest: the bundle's."""
 
     bundle: SpecBundle
     at: str
     by: str
+    digest: Digest = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", self.digest or self.bundle.digest)
+
+    def check_fields(self) -> None:
+        """Raise Malformed for another digest than the bundle's."""
+        if self.digest != self.bundle.digest:
+            raise Malformed(f"its bundle has digest {self.bundle.digest}; it was edited")
 
     @property
     def address(self) -> str:
         """The address that flows use: 'registered:digits@8a41...'."""
         return f"registered:{self.bundle.model}@{self.bundle.digest}"
 
-    def to_json(self) -> dict[str, object]:
-        """The registration as it is stored."""
-        return {"digest": self.bundle.digest, "bundle": self.bundle.to_json(), "at": self.at, "by": self.by}
+
+@dataclass(frozen=True)
+class _Document:
+    registered: tuple[Registration, ...] = ()
 
 
 def registrations(store: Store, model: str) -> list[Registration]:
@@ -110,17 +108,11 @@ def find(store: Store, model: str, digest: str | None = None) -> Registration:
 def parse(data: bytes | None, model: str) -> list[Registration]:
     """Read a model's document. Raises IntegrityError."""
 
-    def read(value: object, path: str) -> Registration:
-        fields = parsing.mapping(value, path)
-        bundle = SpecBundle.from_json(fields.get("bundle"), f"{path}.bundle")
-        if bundle.model != model or bundle.digest != parsing.field(fields, "digest", parsing.digest, path):
-            raise Malformed(f"{path}: its bundle is of {bundle.model} and has digest {bundle.digest}; it was edited")
-        at, by = (parsing.field(fields, name, parsing.text, path) for name in ("at", "by"))
-        return Registration(bundle, at, by)
-
     try:
-        document = parsing.parse_json(data, MAX_BYTES) if data is not None else {"registered": []}
-        return [*parsing.field(document, "registered", parsing.many(read))]
+        found = parse_as(data, MAX_BYTES, _Document).registered if data is not None else ()
+        if wrong := [item.bundle.model for item in found if item.bundle.model != model]:
+            raise Malformed(f"a bundle is of {wrong[0]}; it was edited")
+        return list(found)
     except Malformed as error:
         raise IntegrityError(f"{registered_key(model)}: {error}; delete it and register again") from error
 

@@ -1,21 +1,20 @@
 """Opens pulled engines for a router, as the JSON beside each describes it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from enginesmith.core.codec import decode
+from enginesmith.core.digest import Digest
 from enginesmith.core.errors import DataError, IntegrityError
-from enginesmith.core.parsing import digest, field, many, mapping, text
 from enginesmith.core.reports.latency import LatencyReport, Timed
-from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec
-from enginesmith.descriptions import check_engine, find_engine, read_description
+from enginesmith.core.types import Tensors
+from enginesmith.descriptions import DescribedGraph, check_engine, find_engine, read_description
 from enginesmith.opening import DescribedFile, open_onnx
 from enginesmith.serving.buckets import RoutedEngine, measured_seconds
 from enginesmith.serving.padding import Padding
 
-T = TypeVar("T")
 # Gives for an engine's file a function that runs it.
 Opens = Callable[[Path], Callable[[Tensors], Tensors]]
 
@@ -41,6 +40,15 @@ class DescribedEngine:
     bounded: bool
 
 
+@dataclass(frozen=True)
+class _RoutedDescription(DescribedGraph):
+    target: str
+    precision: str
+    backend: str
+    digest: Digest
+    padding: Padding = field(default_factory=Padding)
+
+
 def open_described(
     description: Path | str, opens: Opens | None, latency: LatencyReport | None, timed: Timed = "session"
 ) -> DescribedEngine:
@@ -58,19 +66,12 @@ def open_described(
                 ("state", "enginesmith.Streams") if "state" in found else ("several graphs", "enginesmith.Ensemble")
             )
             raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {other}")
-        inputs, outputs = (_read_many(found, name, TensorSpec) for name in ("inputs", "outputs"))
-        profiles = _read_many(found, "profiles", ShapeProfile)
-        padding = decode(found["padding"], Padding) if "padding" in found else Padding()
-        name = " ".join(field(found, key, text) for key in ("target", "precision", "backend"))
-        stated = field(found, "digest", digest)
+        stated = decode(found, _RoutedDescription, "")
     except IntegrityError as error:
         raise DataError(f"{description} describes no engine: {error}") from error
     file = find_engine(path, found)
     run = opens(check_engine(path, found)) if opens else open_onnx(path)
-    seconds = measured_seconds(latency, inputs, timed) if latency else None
-    engine = RoutedEngine(name, run, inputs, outputs, profiles, seconds)
-    return DescribedEngine(engine, padding, file, stated, bool(profiles))
-
-
-def _read_many(found: Mapping[str, object], name: str, kind: type[T]) -> list[T]:
-    return [decode(item, kind) for item in field(found, name, many(mapping))]
+    seconds = measured_seconds(latency, stated.inputs, timed) if latency else None
+    name = f"{stated.target} {stated.precision} {stated.backend}"
+    engine = RoutedEngine(name, run, stated.inputs, stated.outputs, stated.profiles, seconds)
+    return DescribedEngine(engine, stated.padding, file, stated.digest, bool(stated.profiles))

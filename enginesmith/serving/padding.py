@@ -4,10 +4,11 @@ A dim may be padded where every input that has it says by what. Outputs are crop
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from enginesmith.core import parsing
+from enginesmith.core.codec import Excerpt, decode
+from enginesmith.core.constraints import Count, JsonObject
 
 REPEAT: Literal["repeat"] = "repeat"
 # A number; or 'repeat', the last entry along the axis again, which changes no extremes of a tensor.
@@ -23,7 +24,7 @@ class Padding:
     """
 
     inputs: Mapping[str, Mapping[str, PadValue]] = field(default_factory=dict)
-    edges: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    edges: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
 
     @property
     def dims(self) -> frozenset[str]:
@@ -31,20 +32,26 @@ class Padding:
         return frozenset(dim for rules in self.inputs.values() for dim in rules)
 
 
+@dataclass(frozen=True)
+class _PaddedInput(Excerpt):
+    pad: Mapping[str, PadValue] | None = None
+
+
+@dataclass(frozen=True)
+class _PaddedDim(Excerpt):
+    buckets: tuple[Count, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _PaddedSpec(Excerpt):
+    inputs: Mapping[str, _PaddedInput] = field(default_factory=dict)
+    dims: JsonObject = field(default_factory=dict)
+
+
 def padding_of(spec: Mapping[str, object]) -> Padding:
     """The padding of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
-    rules: dict[str, Mapping[str, PadValue]] = {}
-    for name, value in parsing.mapping(spec.get("inputs", {}), "spec.inputs").items():
-        item = parsing.mapping(value, f"spec.inputs.{name}")
-        if pads := item.get("pad"):
-            rules[name] = parsing.mapping_of(_read_value)(pads, f"spec.inputs.{name}.pad")
-    padding = Padding(rules)
-    dims = parsing.mapping(spec.get("dims", {}), "spec.dims") if rules else {}
-    sizes = parsing.optional(parsing.many(parsing.count))
-    found = {name: parsing.mapping(dims[name], f"spec.dims.{name}") for name in sorted(padding.dims) if name in dims}
-    edges = {name: sizes(dim.get("buckets"), f"spec.dims.{name}.buckets") for name, dim in found.items()}
-    return Padding(rules, {name: buckets for name, buckets in edges.items() if buckets})
-
-
-def _read_value(value: object, path: str) -> PadValue:
-    return REPEAT if value == REPEAT else float(parsing.number(value, path))
+    found = decode(spec, _PaddedSpec, "spec")
+    padding = Padding({name: item.pad for name, item in found.inputs.items() if item.pad})
+    dims = ((name, found.dims[name]) for name in sorted(padding.dims & found.dims.keys()))
+    edges = {name: decode(dim, _PaddedDim, f"spec.dims.{name}").buckets for name, dim in dims}
+    return replace(padding, edges={name: sizes for name, sizes in edges.items() if sizes})

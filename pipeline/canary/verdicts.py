@@ -5,7 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginesmith.core import parsing
+from enginesmith.core.codec import Excerpt, decode
+from enginesmith.core.constraints import JsonObject
 from enginesmith.core.digest import digest_of_bytes
 from enginesmith.core.errors import ConflictError, InputError, UnknownNameError
 from enginesmith.core.hardware.machine import describe_host
@@ -111,16 +112,19 @@ def read_report_file(path: Path) -> CanaryReport:
         return read_report(stream.read(MOST_BYTES + 1))
 
 
+@dataclass(frozen=True)
+class _Judged(Excerpt):
+    canary: JsonObject | None = None
+
+
 def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
     """The thresholds of a version's spec, else the defaults, and which of the two in words. Raises InputError for a
     value that is no threshold."""
-    held = (
-        manifest.spec if manifest.graphs else parsing.mapping(manifest.spec.get("validation") or {}, "spec.validation")
-    )
-    given = held.get("canary")
+    held = manifest.spec if manifest.graphs else manifest.spec.get("validation") or {}
+    given = decode(held, _Judged, "spec" if manifest.graphs else "spec.validation").canary
     if given is None:
         return Thresholds(), DEFAULTS
-    return Thresholds.from_json(parsing.mapping(given, "canary")), f"the spec of {manifest.model}@{manifest.version}"
+    return Thresholds.from_json(given), f"the spec of {manifest.model}@{manifest.version}"
 
 
 def spec_thresholds(path: Path) -> tuple[Thresholds, str]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from enginesmith.core.codec import encode
 from enginesmith.registry.store.base import Store
 from pipeline.cache_unit import CacheUnit
 from pipeline.compile.caches.plan import plan_caches
@@ -148,7 +149,7 @@ class UnitForecast:
             "required": self.required,
             "proven_again": self.proven_again,
             "build_key": request and request.key,
-            "request": request and request.to_json(),
+            "request": request and encode(request),
         }
 
 

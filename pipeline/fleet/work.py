@@ -140,7 +140,7 @@ def _find_unit(item: Coverage) -> WantedUnit:
     model = item.demand.reference.model
     if entry is not None:
         kind: Literal["build", "prove"] = "prove" if item.state == "unproven" else "build"
-        return WantedUnit(kind, model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
+        return WantedUnit(kind, model, served.version, entry.hardware, entry.precision, entry.backend)
     target = _choose_target(item)
     like = next(_list_similar(item, target), None)
     precision: Any = item.precision or (like.precision if like else None)

@@ -9,6 +9,7 @@ imported by a computed name, and files that the code opens.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from enginesmith.core.codec import encode
 from enginesmith.core.digest import canonical_json, digest_of_file
 from enginesmith.core.errors import ConflictError, InputError
 from enginesmith.core.origin import user
@@ -113,7 +114,7 @@ def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
             return None
         tried = True
         others = [item for item in before if item.bundle.digest != new.bundle.digest]
-        return canonical_json({"registered": [item.to_json() for item in [*others, new][-KEPT:]]})
+        return canonical_json({"registered": encode([*others, new][-KEPT:])})
 
     newest = parse(change(store, registered_key(model), appended), model)[-1]
     return newest, not (tried and newest == new)

@@ -6,8 +6,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from builders.execution.workdir import workdir
+from enginesmith.core.codec import decode
+from enginesmith.core.constraints import Json
 from enginesmith.core.errors import IntegrityError
-from enginesmith.core.parsing import mapping
 from enginesmith.core.types import PRECISIONS
 from enginesmith.registry.ensembles import functions_of, load_pinned, pinned_engines
 from enginesmith.registry.manifest import EngineEntry, Manifest
@@ -56,7 +57,7 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
     """What an ensemble was published from. folder: for its golden data. Raises IntegrityError for what is lost, and for
     a spec that this installation cannot read."""
     try:
-        files = mapping(manifest.spec.get("graphs"), "spec.graphs")
+        files = decode(manifest.spec.get("graphs"), dict[str, Json], "spec.graphs")
         # JSON in the registry has its keys sorted; the order of the data flow is that of the pins.
         ordered = {graph.name: files[graph.name] for graph in manifest.graphs}
         spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": ordered})

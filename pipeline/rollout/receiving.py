@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from threading import Lock
 
-from enginesmith.core import parsing
 from enginesmith.core.address import HttpAddress, read_token, require_token
+from enginesmith.core.codec import parse_as
 from enginesmith.core.digest import digest_of_bytes
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
 from enginesmith.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
@@ -61,7 +61,7 @@ class ReportReceiver:
         """Store a report; the HTTP status and the reason. Raises UnavailableError without the registry."""
         now = datetime.fromtimestamp(self.clock(), UTC)
         try:
-            sent = parsing.parse_as(data, MAX_BYTES, SentReport)
+            sent = parse_as(data, MAX_BYTES, SentReport)
             report = parse_report(sent.report.to_bytes())
             node = ServingNode(report.node, report.region, sent.labels)
             key = report_key(sent.model, sent.channel, sent.rollout, report.node)

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from enginesmith.core.codec import encode
 from enginesmith.core.errors import DataError
 from enginesmith.core.state import State, state_ends
 from enginesmith.generation import Generator
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder and its description."""
     folder, states = tmp_path_factory.mktemp("generation"), (State("past", "present"),)
     onnx.save(make_decoder(), folder / "decoder.onnx")
-    found = REQUEST.to_json() | {
+    found = encode(REQUEST) | {
         "state": [vars(state) for state in states],
         "ends": state_ends(REQUEST.inputs, states, REQUEST.profiles),
     }

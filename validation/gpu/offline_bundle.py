@@ -11,30 +11,33 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
 
 from builders.onnx_graphs.shard_names import list_shards
 from enginesmith.core import parsing
 from enginesmith.core.codec import OMIT_DEFAULT, decode, encode
-from enginesmith.core.digest import canonical_json, digest_of_file
+from enginesmith.core.constraints import Format
+from enginesmith.core.digest import Digest, canonical_json, digest_of_file
 from enginesmith.core.errors import IntegrityError, ModelError
+from enginesmith.core.names import FileName, NodeName
 from enginesmith.core.types import BuildRequest, Scalar, TensorSpec
 
-KIND, FORMAT = "enginesmith-carried", 1
+FORMAT = 1
 
 
 @dataclass(frozen=True)
 class _Entry:
-    digest: str
+    digest: Digest
     request: BuildRequest
-    file: str
+    file: FileName
 
 
 @dataclass(frozen=True)
 class BundledNode:
     """A graph of an ensemble. engine: digest of the one that it is run by.  sources: what gives each of its inputs."""
 
-    name: str
-    engine: str
+    name: NodeName
+    engine: Digest
     sources: Mapping[str, str]
 
 
@@ -57,8 +60,8 @@ class _BundleDocument:
     golden: str
     engines: tuple[_Entry, ...]
     ensembles: tuple[BundledEnsemble, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    kind: str = KIND
-    format: int = FORMAT
+    kind: Literal["enginesmith-carried"] = "enginesmith-carried"
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,9 @@ class OfflineBundle:
         """Read a folder and check its engines' digests. Raises IntegrityError for other or damaged files."""
         try:
             found = decode(parsing.load_json((folder / "carry.json").read_bytes()), _BundleDocument)
-            if (found.kind, found.format) != (KIND, FORMAT):
-                raise ValueError(f"kind {found.kind[:40]}, format {found.format}")
             engines = tuple(_check_engine(item, folder) for item in found.engines)
             names = {node.name for ensemble in found.ensembles for node in ensemble.nodes}
-            graphs = {name: cls.load(folder / "graphs" / parsing.graph_name(name, "nodes")) for name in sorted(names)}
+            graphs = {name: cls.load(folder / "graphs" / name) for name in sorted(names)}
             about = found.model, found.version, found.manifest, found.golden
             return cls(*about, engines, folder, found.ensembles, graphs)
         except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
@@ -123,11 +124,10 @@ class OfflineBundle:
 
 
 def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
-    digest, name = parsing.digest(item.digest, "engines.digest"), parsing.file_name(item.file, "engines.file")
-    path = folder / "engines" / name
-    if digest_of_file(path) != digest:
+    path = folder / "engines" / item.file
+    if digest_of_file(path) != item.digest:
         raise ValueError(f"{path.name} was changed on the way")
     for shard in list_shards(path) if path.suffix == ".onnx" else ():
         if digest_of_file(path.with_name(shard)) != shard:
             raise ValueError(f"shard {shard} of {path.name} was changed on the way")
-    return BundledEngine(digest, item.request, path)
+    return BundledEngine(item.digest, item.request, path)

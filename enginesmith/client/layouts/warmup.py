@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from enginesmith.core import parsing
+from enginesmith.core.codec import Excerpt, decode
+from enginesmith.core.constraints import Count
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.golden import golden_prefix
+from enginesmith.core.parsing import parse_json
 from enginesmith.core.types import TensorSpec
 
 # The largest golden set that is read for warm-up, in bytes: it comes whole, because only then its digest is known.
@@ -41,6 +43,13 @@ class WarmupInput:
         return WarmupInput(self.shape[1:], self.data[:size])
 
 
+@dataclass(frozen=True)
+class _StoredTensor(Excerpt):
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
+
+
 def read_warmup(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, WarmupInput] | None:
     """The inputs, by name, of the first case of a golden set of which none is empty; None where there is no such case,
     and where an input is of another type than the engine's. Raises IntegrityError for what is no golden set."""
@@ -48,7 +57,7 @@ def read_warmup(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, WarmupInp
         size = int.from_bytes(stream.read(8), "little")
         if size > _MOST_HEADER:
             raise IntegrityError(f"golden set: a header of {size} bytes; {_MOST_HEADER} are the most")
-        header = parsing.parse_json(stream.read(size), _MOST_HEADER)
+        header = parse_json(stream.read(size), _MOST_HEADER)
         index = 0
         while found := _read_case(stream, 8 + size, header, golden_prefix(index, "in"), inputs):
             if all(item.data for item in found.values()):
@@ -66,10 +75,9 @@ def _read_case(
         told = header.get(f"{prefix}{spec.name}")
         if told is None:
             return {}
-        item = parsing.mapping(told, spec.name)
-        shape = parsing.field(item, "shape", parsing.many(parsing.count), spec.name)
-        first, last = parsing.field(item, "data_offsets", parsing.pair, spec.name)
-        if _TYPES.get(parsing.field(item, "dtype", parsing.text, spec.name)) != spec.dtype:
+        item = decode(told, _StoredTensor, spec.name)
+        shape, (first, last) = item.shape, item.data_offsets
+        if _TYPES.get(item.dtype) != spec.dtype:
             return {}
         size, values, there = last - first, math.prod(shape), os.fstat(stream.fileno()).st_size
         if size < 0 or begin + last > there or (size % values if values else size):

@@ -6,11 +6,14 @@ is revoked is taken out of the policy, which is read at every check, and a new s
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from enginesmith.client.layouts.base import Place
-from enginesmith.core import parsing
+from enginesmith.core.codec import Excerpt, parse_as
+from enginesmith.core.digest import Digest
 from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.names import Name
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.files import reachable, write_whole
@@ -20,6 +23,15 @@ from enginesmith.registry.trust.requirement import UntrustedError
 from enginesmith.registry.versions import lookup
 
 _MAX_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class _Served(Excerpt):
+    """What a description says of the version. manifest: digest of its manifest."""
+
+    model: Name
+    version: Name
+    manifest: Digest
 
 
 class TrustRecheck:
@@ -67,18 +79,16 @@ class TrustRecheck:
             path = self._place.description()
             data = path.read_bytes() if path else b""
         try:
-            description = parsing.parse_json(data, _MAX_BYTES)
-            model, version = (parsing.field(description, name, parsing.name) for name in ("model", "version"))
-            digest = parsing.field(description, "manifest", parsing.digest)
+            served = parse_as(data, _MAX_BYTES, _Served)
         except IntegrityError as error:
             raise IntegrityError(
                 f"{place} has no description that can be read ({error}), so nobody knows what is served; delete "
                 f"{self._place.served()} there, and it is made anew"
             ) from error
-        manifest = lookup.load(store, model, version)
-        if manifest.digest != digest:
+        manifest = lookup.load(store, served.model, served.version)
+        if manifest.digest != served.manifest:
             raise IntegrityError(
-                f"{path} is of {model}@{version} with manifest {digest}, and that is now "
+                f"{path} is of {served.model}@{served.version} with manifest {served.manifest}, and that is now "
                 f"{manifest.digest}: it was replaced by hand; run `enginesmith registry fsck`"
             )
         return manifest

@@ -6,8 +6,9 @@ Standard library only: a registry reads reports without numpy.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+from enginesmith.core.constraints import Count, Format
 from enginesmith.core.reports.breakdown import TimeBreakdown
 from enginesmith.core.reports.ranking import Interval
 
@@ -31,7 +32,7 @@ class MachineKind:
 
     cpu: str
     kind: str
-    cores: int | None
+    cores: Count | None
     system: str
     gpus: tuple[str, ...]
 
@@ -189,7 +190,7 @@ class LatencyReport(EngineLatency):
     asked: LatencyTerms
     size_bytes: int
     anatomy: TimeBreakdown
-    format: int = FORMAT
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
     @property
     def busy(self) -> tuple[str, ...]:

@@ -4,8 +4,10 @@
 """
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from enginesmith.core.codec import OMIT_NONE
+from enginesmith.core.constraints import Format
 
 Span = tuple[float, float]
 
@@ -87,7 +89,7 @@ class QuantizationRecord:
     tensors: the worst first.  left: nodes that stay in float.  choice: the mixed-precision search, if there was one.
     """
 
-    format: int
+    format: Annotated[int, Format(1)]
     precision: str
     method: str
     samples: int

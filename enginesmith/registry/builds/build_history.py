@@ -14,9 +14,10 @@ import statistics
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import encode
+from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.constraints import Amount, Count, Format
 from enginesmith.core.digest import canonical_json
 from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.core.text import pluralize
@@ -46,9 +47,9 @@ class Past:
     model: str
     target: str
     precision: str
-    graph_bytes: int
-    seconds: float
-    peak_mib: float
+    graph_bytes: Count
+    seconds: Amount
+    peak_mib: Amount
     outcome: str
     at: str
 
@@ -61,7 +62,7 @@ class Past:
 @dataclass(frozen=True)
 class _HistoryDocument:
     builds: tuple[Past, ...]
-    format: int = 1
+    format: Annotated[int, Format(1)] = 1
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Expectation:
     seconds: the median of successful builds, None without one.  peak_mib: the largest peak memory in MiB.
     """
 
-    seconds: float | None
-    peak_mib: float
-    builds: int
+    seconds: Amount | None
+    peak_mib: Amount
+    builds: Count
     basis: str
 
     def describe_left(self, elapsed_s: float) -> str:
@@ -162,7 +163,7 @@ def _newest(pasts: set[Past], most: int) -> tuple[Past, ...]:
 def read_pasts(data: bytes | None) -> tuple[Past, ...]:
     """The builds in a history document; empty where it is absent or malformed."""
     try:
-        return parsing.parse_as(data, MAX_BYTES, _HistoryDocument).builds if data else ()
+        return parse_as(data, MAX_BYTES, _HistoryDocument).builds if data else ()
     except IntegrityError:
         return ()
 
@@ -183,9 +184,9 @@ class BuildTally:
     state: str
     target: str
     backend: str
-    count: int = 0
-    seconds: float = 0.0
-    buckets: tuple[int, ...] = (0,) * len(BUCKETS_S)
+    count: Count = 0
+    seconds: Amount = 0.0
+    buckets: tuple[Count, ...] = (0,) * len(BUCKETS_S)
 
     @property
     def labels(self) -> tuple[str, str, str]:
@@ -203,10 +204,10 @@ class Totals:
     """The totals document. hits, misses: units that were in the build cache, and that were not."""
 
     builds: tuple[BuildTally, ...] = ()
-    hits: int = 0
-    misses: int = 0
-    buckets_s: tuple[float, ...] = BUCKETS_S
-    format: int = 1
+    hits: Count = 0
+    misses: Count = 0
+    buckets_s: tuple[Amount, ...] = BUCKETS_S
+    format: Annotated[int, Format(1)] = 1
 
 
 def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: int, misses: int) -> None:
@@ -232,7 +233,7 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
 def read_totals(data: bytes | None) -> Totals:
     """Parse the totals document; zeros where it is absent or malformed."""
     try:
-        found = parsing.parse_as(data, MAX_BYTES, Totals) if data else Totals()
+        found = parse_as(data, MAX_BYTES, Totals) if data else Totals()
     except IntegrityError:
         return Totals()
     whole = all(len(tally.buckets) == len(BUCKETS_S) for tally in found.builds)

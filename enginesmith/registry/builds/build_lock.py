@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from enginesmith.core import parsing
+from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.constraints import Count
 from enginesmith.core.digest import canonical_json
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UndecidedError
 from enginesmith.core.origin import Presence, this_process
@@ -39,10 +40,10 @@ class LockHolder:
     what: str
     host: str
     namespace: str
-    pid: int
-    thread: int
+    pid: Count
+    thread: Count
     began: str
-    beat: int
+    beat: Count
     since: str
 
     @property
@@ -104,7 +105,7 @@ def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object
         if holder is None or holder.gone or time.monotonic() - since > DEAD_AFTER_S:
             mine = replace(mine, since=leases.stamp(leases.now()))
             with suppress(UndecidedError):  # the next read shows who wrote
-                if store.replace(key, canonical_json(asdict(mine)), data):
+                if store.replace(key, canonical_json(encode(mine)), data):
                     return mine
             continue
         if reported != (reported := str(holder)):
@@ -127,7 +128,7 @@ class _Beat:
         data = self.store.read(key)
         held = _read(data)
         is_mine = held is not None and _same(held, self.mine)
-        if is_mine and self.store.replace(key, canonical_json(asdict(after)), data):
+        if is_mine and self.store.replace(key, canonical_json(encode(after)), data):
             self.mine = after
 
 
@@ -138,10 +139,6 @@ def _same(one: LockHolder, other: LockHolder) -> bool:
 def _read(data: bytes | None) -> LockHolder | None:
     """The holder in a lock's document; None if the document is absent or cannot be read."""
     try:
-        document = parsing.parse_json(data or b"{}", MAX_BYTES)
-        words = ("what", "host", "namespace", "began", "since")
-        texts = {name: parsing.field(document, name, parsing.text) for name in words}
-        counts = {name: parsing.field(document, name, parsing.count) for name in ("pid", "thread", "beat")}
-        return LockHolder(**texts, **counts)  # type: ignore[arg-type]
+        return parse_as(data or b"{}", MAX_BYTES, LockHolder)
     except IntegrityError:
         return None

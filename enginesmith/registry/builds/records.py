@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from enginesmith.core import parsing
-from enginesmith.core.digest import canonical_json, is_digest
+from enginesmith.core.codec import Excerpt, decode
+from enginesmith.core.constraints import JsonObject
+from enginesmith.core.digest import Digest, canonical_json
+from enginesmith.core.parsing import Malformed, parse_json
 from enginesmith.registry.store.base import Store, change
 from enginesmith.registry.store.layout import record_key
 
@@ -17,11 +19,11 @@ MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Excerpt):
     """A step's recorded result: its value, a JSON object, and the digests of the blobs that the value refers to."""
 
-    value: dict[str, object]
-    blobs: tuple[str, ...]
+    value: JsonObject
+    blobs: tuple[Digest, ...]
 
 
 class RecordSource(Protocol):
@@ -68,10 +70,10 @@ def recall_from(
     record = records.read_record(kind, key)
     if record is None:
         return None
-    known = sizes(record.value) if sizes else {}
+    known = sizes(dict(record.value)) if sizes else {}
     found = ((digest, records.stored_size(digest)) for digest in record.blobs)
     sound = all(size is not None and size == known.get(digest, size) for digest, size in found)
-    return record.value if sound else None
+    return dict(record.value) if sound else None
 
 
 def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blobs: Sequence[str] = ()) -> None:
@@ -87,17 +89,14 @@ def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blo
 def read_record(data: bytes | None) -> Record | None:
     """Parse a record; None for no bytes, and for anything that is no record."""
     try:
-        return as_record(parsing.parse_json(data or b"", MAX_BYTES))
-    except parsing.Malformed:
+        return as_record(parse_json(data or b"", MAX_BYTES))
+    except Malformed:
         return None
 
 
 def as_record(document: object) -> Record | None:
     """The record that a JSON value is; None where it is none."""
-    if not isinstance(document, dict):
+    try:
+        return decode(document, Record)
+    except Malformed:
         return None
-    value, blobs = document.get("value"), document.get("blobs")
-    if not (isinstance(value, dict) and isinstance(blobs, list)):
-        return None
-    sound = all(isinstance(digest, str) and is_digest(digest) for digest in blobs)
-    return Record(value, tuple(blobs)) if sound else None

@@ -4,13 +4,14 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import decode
-from enginesmith.core.digest import canonical_json, is_digest
+from enginesmith.core.codec import decode, encode, parse_as
+from enginesmith.core.constraints import Amount, Count, Format
+from enginesmith.core.digest import Digest, canonical_json
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNameError
 from enginesmith.core.names import is_name
 from enginesmith.registry.builds.build_history import Expectation
@@ -56,12 +57,12 @@ class RunItem:
     verdict: str = ""
     started_at: str | None = None
     ended_at: str | None = None
-    seconds: float | None = None
-    peak_mib: float | None = None
-    cpu_s: float | None = None
+    seconds: Amount | None = None
+    peak_mib: Amount | None = None
+    cpu_s: Amount | None = None
     predicted: Expectation | None = None
-    log: str | None = None
-    log_bytes: int = 0
+    log: Digest | None = None
+    log_bytes: Count = 0
 
     @property
     def is_unit(self) -> bool:
@@ -85,19 +86,19 @@ class RunState:
     state: State
     started_at: str
     heard_at: str
-    beats_every_s: float
+    beats_every_s: Amount
     host: str
-    pid: int
+    pid: Count
     user: str
     by: str = ""
     ended_at: str | None = None
     version: str | None = None
     reason: str = ""
     items: tuple[RunItem, ...] = field(default=())
-    left_out: int = 0
+    left_out: Count = 0
     namespace: str = ""
     began: str = ""
-    format: int = FORMAT
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
     @property
     def units(self) -> tuple[RunItem, ...]:
@@ -111,8 +112,8 @@ class RunState:
     def to_bytes(self) -> bytes:
         """The document as it is stored. Items leave out empty fields, since a run may have thousands of items."""
         empty: tuple[object, ...] = (None, "", (), [], 0)
-        items = [{name: value for name, value in asdict(item).items() if value not in empty} for item in self.items]
-        return canonical_json({**asdict(self), "items": items})
+        items = [{name: value for name, value in encode(item).items() if value not in empty} for item in self.items]
+        return canonical_json({**encode(self), "items": items})
 
 
 def limit_items(items: Sequence[RunItem]) -> tuple[RunItem, ...]:
@@ -153,14 +154,9 @@ def read_run(store: Store, run: str) -> RunState | None:
 def parse_run(key: str, data: bytes) -> RunState:
     """Read a run's document. Raises IntegrityError that names the key."""
     try:
-        found = parsing.parse_as(data, MAX_BYTES, RunState)
-        if found.format != FORMAT:
-            raise IntegrityError(f"format is {found.format}; this enginesmith reads {FORMAT}: upgrade enginesmith")
-        if strange := [item.log for item in found.items if item.log and not is_digest(item.log)]:
-            raise IntegrityError(f"items.log is {strange[0][:80]!r}, which is no digest")
+        return parse_as(data, MAX_BYTES, RunState)
     except IntegrityError as error:
         raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error
-    return found
 
 
 def read_runs(store: Store, runs: list[str]) -> Iterator[RunState]:

@@ -7,10 +7,11 @@ both into each engine's current status. A CPU engine has a status on each kind o
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from enginesmith.core import parsing
-from enginesmith.core.digest import canonical_json, digest_of, digest_of_bytes
+from enginesmith.core.codec import Excerpt, parse_as
+from enginesmith.core.constraints import Json
+from enginesmith.core.digest import Digest, canonical_json, digest_of, digest_of_bytes
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.types import CPU_KIND
@@ -180,18 +181,28 @@ def _combine(entry: EngineEntry, found: list[Attestation], published: bool = Tru
     return "proven", f"proven by attestation {latest.report[:12]} of {latest.created_at}"
 
 
+@dataclass(frozen=True)
+class _Attested(Excerpt):
+    """What a stored report says. host: of the machine, of which the digest is its identity."""
+
+    engine: Digest
+    verdict: Literal["proven", "failed"]
+    reason: str
+    created_at: str
+    host: Json = None
+
+
 def _read(data: bytes, engine: str, report: str) -> Attestation:
-    document = parsing.parse_json(data, MAX_BYTES)
-    stated = parsing.field(document, "engine", parsing.digest)
-    if digest_of_bytes(data) != report or stated != engine:
+    found = parse_as(data, MAX_BYTES, _Attested)
+    if digest_of_bytes(data) != report or found.engine != engine:
         raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
-    host = document.get("host")
+    cpu = found.host.get(CPU_KIND) if isinstance(found.host, Mapping) else None
     return Attestation(
         engine=engine,
         report=report,
-        verdict=parsing.field(document, "verdict", parsing.one_of("proven", "failed")),
-        reason=parsing.field(document, "reason", parsing.text),
-        host=digest_of(host),
-        created_at=parsing.field(document, "created_at", parsing.text),
-        cpu=parsing.optional(parsing.text)(host.get(CPU_KIND), CPU_KIND) if isinstance(host, dict) else None,
+        verdict=found.verdict,
+        reason=found.reason,
+        host=digest_of(found.host),
+        created_at=found.created_at,
+        cpu=cpu if isinstance(cpu, str) else None,
     )

@@ -7,9 +7,9 @@ Quantization records are one for each graph variant.
 
 from typing import TYPE_CHECKING
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import decode
+from enginesmith.core.codec import parse_as
 from enginesmith.core.errors import IntegrityError, UnknownNameError
+from enginesmith.core.parsing import Malformed, parse_json
 from enginesmith.core.types import NO_LAYERS
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 LAYERS = "layers"
 RECORD = "quantization"
 RECIPE = "recipe"
-# Format of quantization records.
-FORMAT = 1
 MAX_BYTES = 64 << 20
 LAYER_COLUMNS = ("layer", "type", "tactic", "inputs", "outputs")
 _WIDEST = 60
@@ -46,7 +44,7 @@ def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry,
         note = next((item for item in entry.notes if item.startswith(NO_LAYERS)), "")
         why = note.partition(": ")[2] or f"{entry.backend} tells none"
         raise UnknownNameError(f"nothing is on record of the layers of {entry.unit}: {why}")
-    document = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
+    document = parse_json(store.read_blob(digest), MAX_BYTES)
     if not isinstance(document.get("Layers"), list):
         raise IntegrityError(f"what is on record of the layers of {entry.unit} has no list of layers; build it again")
     return entry, document
@@ -85,10 +83,8 @@ def quantization_records(store: Store, manifest: Manifest) -> dict[str, "Quantiz
     for name, digest in sorted(manifest.sources.items()):
         if name.startswith(f"{RECORD} "):
             variant = name.removeprefix(f"{RECORD} ")
-            document = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
-            if document.get("format") != FORMAT:
-                raise IntegrityError(
-                    f"the quantization record of {variant} is not of format {FORMAT}: upgrade enginesmith"
-                )
-            found[variant] = decode(document, QuantizationRecord)
+            try:
+                found[variant] = parse_as(store.read_blob(digest), MAX_BYTES, QuantizationRecord)
+            except Malformed as error:
+                raise IntegrityError(f"the quantization record of {variant}: {error}; build it again") from error
     return found

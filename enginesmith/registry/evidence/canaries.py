@@ -5,16 +5,19 @@ report, a blob. Several runs on a target give one verdict (`verdict_on`), where 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from enginesmith.core import parsing
-from enginesmith.core.digest import canonical_json
+from enginesmith.core.codec import Excerpt, decode, encode
+from enginesmith.core.constraints import Format
+from enginesmith.core.digest import Digest, canonical_json
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.hardware.evaluation import judge
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.hardware.targets import parse_targets
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.names import Name
+from enginesmith.core.parsing import Malformed, parse_json
 from enginesmith.core.requirements import hardware_of
 from enginesmith.core.types import Target
 from enginesmith.registry.manifest import EngineEntry, Manifest
@@ -23,32 +26,32 @@ from enginesmith.registry.store.layout import canary_key, evidence_prefix
 
 FORMAT = 1
 MAX_BYTES = 1 << 16
-VERDICTS = ("PASS", "FAIL", "INSUFFICIENT")
 # The target of observations that do not say where they were made; it counts for no channel.
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
-class CanaryVerdict:
+class CanaryVerdict(Excerpt):
     """The verdict of a canary on one target. target: 'sm_89', or the kind of CPU.  engine: digest of the candidate's.
 
     baseline: digest of the manifest it was compared with.  against: that version.  report: digest of the report's blob.
     created_at: ISO 8601, UTC.
     """
 
-    target: str
-    verdict: str
+    target: Name
+    verdict: Literal["PASS", "FAIL", "INSUFFICIENT"]
     reason: str
-    engine: str
+    engine: Digest
     unit: str
-    baseline: str
-    against: str
-    report: str
+    baseline: Digest
+    against: Name
+    report: Digest
     created_at: str
 
-    def to_json(self) -> dict[str, object]:
-        """The document as it is stored."""
-        return {"format": FORMAT, **asdict(self)}
+
+@dataclass(frozen=True)
+class _StoredVerdict(Excerpt):
+    format: Annotated[int, Format(FORMAT)]
 
 
 def attach_canary(store: Store, manifest: Manifest, found: CanaryVerdict) -> None:
@@ -62,7 +65,7 @@ def attach_canary(store: Store, manifest: Manifest, found: CanaryVerdict) -> Non
         raise InputError(
             f"the canary ran engine {found.engine}, which {manifest.model}@{manifest.version} does not have"
         )
-    data = canonical_json(found.to_json())
+    data = canonical_json({"format": FORMAT, **encode(found)})
     try:
         _read(data)
     except Malformed as error:
@@ -94,20 +97,9 @@ def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:
 
 
 def _read(data: bytes) -> CanaryVerdict:
-    document = parsing.parse_json(data, MAX_BYTES)
-    if (found := parsing.field(document, "format", parsing.count)) != FORMAT:
-        raise Malformed(f"format is {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")
-    return CanaryVerdict(
-        target=parsing.field(document, "target", parsing.name),
-        verdict=parsing.field(document, "verdict", parsing.one_of(*VERDICTS)),
-        reason=parsing.field(document, "reason", parsing.text),
-        engine=parsing.field(document, "engine", parsing.digest),
-        unit=parsing.field(document, "unit", parsing.text),
-        baseline=parsing.field(document, "baseline", parsing.digest),
-        against=parsing.field(document, "against", parsing.name),
-        report=parsing.field(document, "report", parsing.digest),
-        created_at=parsing.field(document, "created_at", parsing.text),
-    )
+    document = parse_json(data, MAX_BYTES)
+    decode(document, _StoredVerdict, "")
+    return decode(document, CanaryVerdict, "")
 
 
 def verdict_on(target: str, baseline: str, found: Iterable[CanaryVerdict]) -> CanaryVerdict | None:

@@ -8,15 +8,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import decode
+from enginesmith.core.codec import parse_as
 from enginesmith.core.digest import digest_of_bytes
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.hardware.gpu_generations import product_of
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import version_order
 from enginesmith.core.parsing import Malformed
-from enginesmith.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind, Timed, timed_alike
+from enginesmith.core.reports.latency import BucketLatency, LatencyReport, MachineKind, Timed, timed_alike
 from enginesmith.core.reports.ranking import Interval
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Documents, Store
@@ -62,11 +61,7 @@ def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyRep
 
 
 def _parse(data: bytes) -> LatencyReport:
-    document = parsing.parse_json(data, _MOST_BYTES)
-    if (found := parsing.field(document, "format", parsing.count)) != FORMAT:
-        raise Malformed(f"format is {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")
-    parsing.field(document, "engine", parsing.digest)
-    return decode(document, LatencyReport)
+    return parse_as(data, _MOST_BYTES, LatencyReport)
 
 
 def latencies(store: Documents, manifest: Manifest) -> dict[str, list[LatencyReport]]:

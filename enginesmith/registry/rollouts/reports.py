@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import encode
+from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.constraints import Count, Format
 from enginesmith.core.digest import canonical_json, digest_of_bytes, is_digest
 from enginesmith.core.errors import ConflictError, IntegrityError, UndecidedError
+from enginesmith.core.moments import Timestamp
 from enginesmith.registry.rollouts.state import Rollout, format_time, parse_time
 from enginesmith.registry.rollouts.waves import reports
 from enginesmith.registry.store.base import Store
@@ -50,13 +51,13 @@ class NodeReport:
     node: str
     region: str
     version: str
-    since: str
-    at: str
+    since: Timestamp
+    at: Timestamp
     failure: Failure = ""
     detail: str = ""
-    requests: int | None = None
-    errors: int | None = None
-    format: int = FORMAT
+    requests: Count | None = None
+    errors: Count | None = None
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
     def to_bytes(self) -> bytes:
         """The document as it is stored."""
@@ -119,10 +120,7 @@ def write_report(store: Store, key: str, report: NodeReport, before: bytes | Non
 
 def parse_report(data: bytes) -> NodeReport:
     """A report from its document's bytes. Raises IntegrityError."""
-    report = parsing.parse_as(data, MAX_BYTES, NodeReport)
-    for text in (report.at, report.since):
-        parse_time(text)
-    return report
+    return parse_as(data, MAX_BYTES, NodeReport)
 
 
 def read_reports(store: Store, rollout: Rollout, most: int = MOST_REPORTERS) -> Heard:

@@ -6,11 +6,15 @@ moves the channel ends the rollout by the same write, and what halts a rollout i
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Len
 
 from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE
-from enginesmith.core.digest import is_digest
-from enginesmith.core.names import is_name
+from enginesmith.core.constraints import Count
+from enginesmith.core.digest import Digest
+from enginesmith.core.moments import Timestamp
+from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.rollouts.waves import WHOLE, ServingNode, Slice, add_slice, is_reached
 
@@ -30,11 +34,11 @@ class Gates:
     person ends each wave.  least_reports: fewest nodes that must have reported for `health_ppm`.
     """
 
-    health_ppm: int | None = None
-    errors_ppm: int | None = None
+    health_ppm: Count | None = None
+    errors_ppm: Count | None = None
     canary: bool = False
     approve: bool = False
-    least_reports: int = 1
+    least_reports: Count = 1
 
 
 @dataclass(frozen=True)
@@ -47,20 +51,20 @@ class RolloutPlan:
     """
 
     waves: tuple[Slice, ...]
-    soaks_s: tuple[int, ...]
+    soaks_s: tuple[Count, ...]
     gates: Gates = Gates()
-    look_s: int = 120
-    step_ppm: int | None = None
-    nodes: int | None = field(default=None, metadata=OMIT_NONE)
+    look_s: Count = 120
+    step_ppm: Count | None = None
+    nodes: Count | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True)
 class Decision:
     """What was decided. at: ISO 8601, UTC.  wave: the one that it was in, from 1."""
 
-    at: str
+    at: Timestamp
     what: str
-    wave: int
+    wave: Count
     by: str = ""
     why: str = ""
 
@@ -92,29 +96,36 @@ class Rollout:
     reporters_ppm: parts per million of the nodes that report.
     """
 
-    id: str
+    id: Name
     model: str
     channel: str
-    version: str
-    manifest: str
+    version: Name
+    manifest: Digest
     proven_only: bool
     base: str
     base_manifest: str
     plan: RolloutPlan
     state: State
-    wave: int
+    wave: Count
     reach: tuple[Slice, ...]
-    opened: str
-    raised: str
-    soaking: str | None
-    history: tuple[Decision, ...]
-    approved: int = 0
-    waived: int = 0
-    reporters_ppm: int = WHOLE
-    paused: str | None = field(default=None, metadata=OMIT_NONE)
-    nodes: int | None = field(default=None, metadata=OMIT_NONE)
-    shares_ppm: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    opened: Timestamp
+    raised: Timestamp
+    soaking: Timestamp | None
+    history: Annotated[tuple[Decision, ...], Len(1)]
+    approved: Count = 0
+    waived: Count = 0
+    reporters_ppm: Count = WHOLE
+    paused: Timestamp | None = field(default=None, metadata=OMIT_NONE)
+    nodes: Count | None = field(default=None, metadata=OMIT_NONE)
+    shares_ppm: tuple[Count, ...] = field(default=(), metadata=OMIT_DEFAULT)
     losses: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+
+    def check_fields(self) -> None:
+        """Raise Malformed for a wave that is none, and for soaks or shares that are not one for each wave."""
+        waves = len(self.plan.waves)
+        if not self.wave < waves == len(self.plan.soaks_s) or len(self.shares_ppm) not in (0, waves):
+            soaks, shares = len(self.plan.soaks_s), len(self.shares_ppm)
+            raise Malformed(f"it is in wave {self.wave} of {waves}, with {soaks} soaks and {shares} shares")
 
     @property
     def is_finished(self) -> bool:
@@ -170,18 +181,6 @@ def raise_reach(rollout: Rollout, at: datetime) -> Rollout:
     whole = share >= target.share_ppm
     item = target if whole else replace(target, share_ppm=share)
     return replace(rollout, reach=add_slice(rollout.reach, item), raised=now, soaking=now if whole else None)
-
-
-def check_rollout(rollout: Rollout) -> None:
-    """Raise Malformed for a rollout whose fields do not fit each other."""
-    if not (is_name(rollout.version) and is_digest(rollout.manifest) and is_name(rollout.id) and rollout.history):
-        raise Malformed("its rollout names no version, or has no history")
-    if not 0 <= rollout.wave < len(rollout.plan.waves) == len(rollout.plan.soaks_s):
-        raise Malformed(f"its rollout is in wave {rollout.wave} of {len(rollout.plan.waves)}")
-    if rollout.shares_ppm and len(rollout.shares_ppm) != len(rollout.plan.waves):
-        raise Malformed(f"its rollout has {len(rollout.shares_ppm)} shares for {len(rollout.plan.waves)} waves")
-    for text in (rollout.opened, rollout.raised, rollout.soaking or rollout.opened, *(d.at for d in rollout.history)):
-        parse_time(text)
 
 
 def format_time(at: datetime) -> str:

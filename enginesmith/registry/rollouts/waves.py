@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from enginesmith.core.codec import OMIT_NONE
+from enginesmith.core.constraints import Count
 from enginesmith.core.errors import InputError
 
 # Shares are whole parts per million, so that no two programs round them differently.
@@ -55,7 +56,7 @@ class ServingNode:
 class Slice:
     """Nodes by their place, and by region or label if one is given. share_ppm: parts per million of them."""
 
-    share_ppm: int
+    share_ppm: Count
     region: str | None = field(default=None, metadata=OMIT_NONE)
     label: str | None = field(default=None, metadata=OMIT_NONE)
 

@@ -37,12 +37,15 @@ A key is a relative path with '/' between its parts::
 
 import re
 from collections.abc import Collection
-from typing import Literal, NoReturn
+from dataclasses import dataclass
+from typing import Annotated, Literal, NoReturn
 
-from enginesmith.core import parsing
+from enginesmith.core.codec import Excerpt, NewerFormatError, parse_as
+from enginesmith.core.constraints import Format
 from enginesmith.core.digest import canonical_json, check_digest, digest_of
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.names import check_channel, check_model, check_version
+from enginesmith.core.parsing import Malformed
 
 # The registry of commands and flows that name none.
 DEFAULT_REGISTRY = "./registry"
@@ -280,11 +283,16 @@ def refuse_other(names: Collection[str], where: str, remedy: str) -> NoReturn:
     raise InputError(f"{where} holds {min(names)!r} and is no registry (no {MARKER}); {remedy}")
 
 
+@dataclass(frozen=True)
+class _Marker(Excerpt):
+    format: Annotated[int, Format(FORMAT)]
+
+
 def check_format(marker: bytes, where: str) -> None:
     """Raise IntegrityError for a marker that cannot be read, InputError for a format this release does not know."""
     try:
-        found = parsing.field(parsing.parse_json(marker, MARKER_MAX_BYTES), "format", parsing.count)
-    except parsing.Malformed as error:
+        parse_as(marker, MARKER_MAX_BYTES, _Marker)
+    except NewerFormatError as error:
+        raise InputError(f"registry {where}: {error}") from error
+    except Malformed as error:
         raise IntegrityError(f"{where}/{MARKER} is damaged; write {MARKER_CONTENT.decode()} into it") from error
-    if found != FORMAT:
-        raise InputError(f"registry {where} has format {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")

@@ -18,14 +18,18 @@ misspelt key would protect less than it seems to.
 import fnmatch
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from enginesmith.core import parsing
+from annotated_types import Len, Predicate, doc
+
+from enginesmith.core.codec import decode
+from enginesmith.core.constraints import Count, Format, JsonObject
 from enginesmith.core.errors import InputError
-from enginesmith.core.parsing import Malformed, field
+from enginesmith.core.names import Name
+from enginesmith.core.parsing import Malformed
 from enginesmith.registry.trust.signatures import CertificateSigner, KeylessSigner, KeySigner, Signer, key_id_of_pem
 
 if TYPE_CHECKING:
@@ -39,9 +43,52 @@ MOST_SIGNERS = 100
 MOST_RULES = 1000
 
 _GLOB = re.compile(r"[a-z0-9._*?\[\]!-]{1,128}")
-_RULE = {"models", "signers", "required", "needed", "min_version"}
 _EVENTS = 100_000
 _DEPTH = 16
+
+
+_Text = Annotated[str, Len(1, 1000), Predicate(str.isprintable), doc("1 to 1000 printable characters")]
+
+
+@dataclass(frozen=True)
+class _KeyText:
+    public_key: _Text
+
+
+@dataclass(frozen=True)
+class _CertificateText:
+    """certificate_roots: without one, model-signing would take every root that browsers trust."""
+
+    certificate_roots: Annotated[
+        tuple[_Text, ...], Len(1, MOST_SIGNERS), doc(f"a list; name 1 to {MOST_SIGNERS} files")
+    ]
+    identity: _Text
+
+
+@dataclass(frozen=True)
+class _KeylessText:
+    keyless_identity: _Text
+    keyless_issuer: _Text
+
+
+@dataclass(frozen=True)
+class _RuleText:
+    """A rule as it is written. signers: names."""
+
+    models: Annotated[str, Predicate(_GLOB.fullmatch), doc("a glob over names, as in 'digits*'")]
+    signers: tuple[_Text, ...] = ()
+    required: bool = True
+    needed: Count = 1
+    min_version: Name | Count | None = None
+
+
+@dataclass(frozen=True)
+class _PolicyText:
+    """The file. signers: each one of three kinds."""
+
+    signers: Annotated[Mapping[_Text, JsonObject], Len(0, MOST_SIGNERS)]
+    rules: Annotated[tuple[_RuleText, ...], Len(1, MOST_RULES)]
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
 
 @dataclass(frozen=True)
@@ -134,68 +181,48 @@ def _refuse_duplicates(root: "yaml.Node | None") -> None:
 
 
 def _policy(document: object, path: Path) -> TrustPolicy:
-    data = _check_keys(document, "policy", {"format", "signers", "rules"})
-    if (found := field(data, "format", parsing.count)) != FORMAT:
-        raise Malformed(f"format is {found}; this enginesmith reads {FORMAT}")
-    named = field(data, "signers", parsing.mapping)
-    rules = field(data, "rules", parsing.many(lambda value, where: _check_keys(value, where, _RULE)))
-    if len(named) > MOST_SIGNERS or not 1 <= len(rules) <= MOST_RULES:
-        raise Malformed(f"has {len(named)} signers and {len(rules)} rules; {MOST_SIGNERS} and 1 to {MOST_RULES} may be")
-    signers = {_text(name, "signers"): _signer(str(name), value, path.parent) for name, value in named.items()}
+    text = decode(document, _PolicyText, "policy")
+    signers = {name: _signer(name, value, path.parent) for name, value in text.signers.items()}
     seen: dict[object, str] = {}
     for name, signer in signers.items():  # a key under two names would count as two signers
         what = signer.key_id if isinstance(signer, KeySigner) else signer.identity
         if what in seen:
             raise Malformed(f"signers {seen[what]!r} and {name!r} are one; keep one name")
         seen[what] = name
-    return TrustPolicy(tuple(_rule(rule, f"rules[{i}]", signers) for i, rule in enumerate(rules)), str(path))
+    return TrustPolicy(tuple(_rule(rule, f"rules[{i}]", signers) for i, rule in enumerate(text.rules)), str(path))
 
 
-def _rule(data: Mapping[str, object], where: str, signers: Mapping[str, Signer]) -> Rule:
-    models = field(data, "models", _text, where)
-    if not _GLOB.fullmatch(models):
-        raise Malformed(f"{where}.models is {models[:80]!r}; it must be a glob over names, as in 'digits*'")
-    names = field(data, "signers", parsing.many(_text), where) if "signers" in data else ()
+def _rule(text: _RuleText, where: str, signers: Mapping[str, Signer]) -> Rule:
+    names = text.signers
     if unknown := [name for name in names if name not in signers]:
         raise Malformed(f"{where}.signers names {unknown[0][:80]!r}; known: {', '.join(sorted(signers)) or 'none'}")
-    required = field(data, "required", parsing.truth, where) if "required" in data else True
-    needed = field(data, "needed", parsing.count, where) if "needed" in data else 1
-    if len(set(names)) < len(names) or (required and not 1 <= needed <= len(names)):
-        raise Malformed(f"{where} needs {needed} of {len(names)} signers; name each once, and need 1 to all of them")
-    version = field(data, "min_version", _version, where) if "min_version" in data else None
-    return Rule(models, tuple(signers[name] for name in names), required, needed, version)
+    if len(set(names)) < len(names) or (text.required and not 1 <= text.needed <= len(names)):
+        raise Malformed(
+            f"{where} needs {text.needed} of {len(names)} signers; name each once, and need 1 to all of them"
+        )
+    version = None if text.min_version is None else str(text.min_version)
+    return Rule(text.models, tuple(signers[name] for name in names), text.required, text.needed, version)
 
 
-def _version(value: object, where: str) -> str:
-    return str(value) if type(value) is int and value >= 0 else parsing.name(value, where)
-
-
-def _signer(name: str, value: object, folder: Path) -> Signer:
+def _signer(name: str, value: JsonObject, folder: Path) -> Signer:
     where = f"signers.{name[:80]}"
-    data = parsing.mapping(value, where)
-    if "public_key" in data:
-        _check_keys(data, where, {"public_key"})
-        pem = _key_file(data["public_key"], f"{where}.public_key", folder)
+    if "public_key" in value:
+        pem = _key_file(decode(value, _KeyText, where).public_key, folder)
         try:
             return KeySigner(name, pem, key_id_of_pem(pem))
         except Malformed as error:
             raise Malformed(f"{where}.public_key {error}") from error
-    if "certificate_roots" in data:
-        _check_keys(data, where, {"certificate_roots", "identity"})
-        read: Callable[[object, str], bytes] = lambda item, path: _key_file(item, path, folder)  # noqa: E731
-        roots = field(data, "certificate_roots", parsing.many(read), where)
-        if not 1 <= len(roots) <= MOST_SIGNERS:
-            # Without one, model-signing would take every root that browsers trust.
-            raise Malformed(f"{where}.certificate_roots has {len(roots)} files; name 1 to {MOST_SIGNERS}")
-        return CertificateSigner(name, roots, field(data, "identity", _text, where))
-    _check_keys(data, where, {"keyless_identity", "keyless_issuer"})
-    return KeylessSigner(
-        name, field(data, "keyless_identity", _text, where), field(data, "keyless_issuer", _text, where)
-    )
+    if "certificate_roots" in value:
+        found = decode(value, _CertificateText, where)
+        return CertificateSigner(
+            name, tuple(_key_file(root, folder) for root in found.certificate_roots), found.identity
+        )
+    keyless = decode(value, _KeylessText, where)
+    return KeylessSigner(name, keyless.keyless_identity, keyless.keyless_issuer)
 
 
-def _key_file(value: object, where: str, folder: Path) -> bytes:
-    return _read_file(folder / _text(value, where), LARGEST_KEY_BYTES)
+def _key_file(name: str, folder: Path) -> bytes:
+    return _read_file(folder / name, LARGEST_KEY_BYTES)
 
 
 def _read_file(path: Path, limit: int) -> bytes:
@@ -208,17 +235,3 @@ def _read_file(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise InputError(f"trust: {path} is over {limit} bytes; this is no policy and no key")
     return data
-
-
-def _check_keys(value: object, where: str, known: set[str]) -> dict[str, object]:
-    data = parsing.mapping(value, where)
-    if unknown := sorted(str(name)[:80] for name in set(data) - known):
-        raise Malformed(f"{where} has the unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    return data
-
-
-def _text(value: object, where: str) -> str:
-    found = parsing.text(value, where)
-    if not 0 < len(found) <= 1000 or not found.isprintable():
-        raise Malformed(f"{where} is {found[:80]!r}; it must be 1 to 1000 printable characters")
-    return found

@@ -11,12 +11,15 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from enginesmith.core import parsing
-from enginesmith.core.digest import digest_of_bytes
+from annotated_types import Len, Predicate, doc
+
+from enginesmith.core.codec import Excerpt, parse_as
+from enginesmith.core.constraints import Json, JsonObject
+from enginesmith.core.digest import Digest, digest_of_bytes
 from enginesmith.core.errors import UnavailableError
-from enginesmith.core.parsing import Malformed, field
+from enginesmith.core.parsing import Malformed
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
@@ -27,10 +30,89 @@ MAX_BYTES = 256 << 10
 MANIFEST_FILE = "manifest.json"
 ATTESTATION_FILE = "attestation.json"
 
-_PAYLOAD = "application/vnd.in-toto+json"
-_STATEMENT = "https://in-toto.io/Statement/v1"
-_MATERIALS = ("publicKey", "certificate", "x509CertificateChain")
-_PREDICATE = "https://model_signing/signature/v1.0"
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+_Base64 = Annotated[str, Predicate(_is_base64), doc("base64")]
+
+
+@dataclass(frozen=True)
+class _Key(Excerpt):
+    hint: Digest
+
+
+@dataclass(frozen=True)
+class _Certificate(Excerpt):
+    rawBytes: _Base64  # noqa: N815 - as the format has it
+
+
+@dataclass(frozen=True)
+class _Chain(Excerpt):
+    certificates: Annotated[tuple[_Certificate, ...], Len(1, 16)]
+
+
+@dataclass(frozen=True)
+class _Material:
+    """Exactly one of the first three. It has no other field: a library might accept another spelling of these."""
+
+    publicKey: _Key | None = None  # noqa: N815
+    certificate: _Certificate | None = None
+    x509CertificateChain: _Chain | None = None  # noqa: N815
+    tlogEntries: Json = None  # noqa: N815
+    timestampVerificationData: Json = None  # noqa: N815
+
+    def check_fields(self) -> None:
+        """Raise Malformed for none, and for several."""
+        if (count := sum(map(bool, (self.publicKey, self.certificate, self.x509CertificateChain)))) != 1:
+            raise Malformed(f"it has {count} of publicKey, certificate, x509CertificateChain; it must have one")
+
+    @property
+    def first_certificate(self) -> str | None:
+        """The certificate of the key in base64; None where there is a key alone."""
+        chain = self.x509CertificateChain
+        certificate = chain.certificates[0] if chain else self.certificate
+        return certificate.rawBytes if certificate else None
+
+
+@dataclass(frozen=True)
+class _Envelope:
+    payload: _Base64
+    payloadType: Literal["application/vnd.in-toto+json"]  # noqa: N815
+    signatures: Annotated[tuple[JsonObject, ...], Len(1, 1), doc("a list of exactly one signature")]
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    verificationMaterial: _Material  # noqa: N815
+    dsseEnvelope: _Envelope  # noqa: N815
+    mediaType: Json = None  # noqa: N815
+
+
+@dataclass(frozen=True)
+class _Resource(Excerpt):
+    algorithm: Literal["sha256"]
+    name: Literal["manifest.json", "attestation.json"]
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class _Predicate(Excerpt):
+    """resources: of no file, with the document's name among the ignored ones, would agree with any document."""
+
+    resources: Annotated[tuple[_Resource, ...], Len(1, 1), doc("a list of one: a document's signature has one")]
+
+
+@dataclass(frozen=True)
+class _Statement(Excerpt):
+    _type: Literal["https://in-toto.io/Statement/v1"]
+    predicateType: Literal["https://model_signing/signature/v1.0"]  # noqa: N815
+    predicate: _Predicate
 
 
 @dataclass(frozen=True)
@@ -49,23 +131,14 @@ class SignatureBundle:
 
 def read_bundle(data: bytes) -> SignatureBundle:
     """Read a stored signature. Raises Malformed for what is not one signature of exactly one file."""
-    document = parsing.parse_json(data, MAX_BYTES)
-    _only(document, "document", "mediaType", "verificationMaterial", "dsseEnvelope")
-    material = field(document, "verificationMaterial", parsing.mapping)
-    envelope = field(document, "dsseEnvelope", parsing.mapping)
-    _only(envelope, "dsseEnvelope", "payload", "payloadType", "signatures")
-    if (kind := field(envelope, "payloadType", parsing.text, "dsseEnvelope")) != _PAYLOAD:
-        raise Malformed(f"dsseEnvelope.payloadType is {kind[:80]!r}; it must be {_PAYLOAD}")
-    if len(field(envelope, "signatures", parsing.many(parsing.mapping), "dsseEnvelope")) != 1:
-        raise Malformed("dsseEnvelope.signatures must hold exactly one signature")
-    payload = parsing.parse_json(field(envelope, "payload", _base64, "dsseEnvelope"), MAX_BYTES)
-    file, digest = _resource(payload)
-    certificate = _certificate(material)
-    if certificate is not None:
-        return SignatureBundle(key_id_of_certificate(certificate), file, digest, certificate, data)
-    key = field(material, "publicKey", parsing.mapping, "verificationMaterial")
-    key_id = field(key, "hint", parsing.digest, "verificationMaterial.publicKey")
-    return SignatureBundle(key_id, file, digest, None, data)
+    bundle = parse_as(data, MAX_BYTES, _Bundle)
+    statement = parse_as(base64.b64decode(bundle.dsseEnvelope.payload), MAX_BYTES, _Statement)
+    (resource,), material = statement.predicate.resources, bundle.verificationMaterial
+    if (encoded := material.first_certificate) is not None:
+        certificate = base64.b64decode(encoded)
+        return SignatureBundle(key_id_of_certificate(certificate), resource.name, resource.digest, certificate, data)
+    key_id = material.publicKey.hint if material.publicKey else ""
+    return SignatureBundle(key_id, resource.name, resource.digest, None, data)
 
 
 def key_id_of_pem(pem: bytes) -> str:
@@ -98,50 +171,6 @@ def _key_id(key: "PublicKeyTypes") -> str:
 
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(pem).hexdigest()
-
-
-def _resource(payload: dict[str, object]) -> tuple[str, str]:
-    for name, wanted in (("_type", _STATEMENT), ("predicateType", _PREDICATE)):
-        if (found := field(payload, name, parsing.text, "payload")) != wanted:
-            raise Malformed(f"payload.{name} is {found[:80]!r}; it must be {wanted}")
-    predicate = field(payload, "predicate", parsing.mapping, "payload")
-    resources = field(predicate, "resources", parsing.many(parsing.mapping), "payload.predicate")
-    # A signature of no file, with the document's name among the ignored ones, would agree with any document.
-    if len(resources) != 1:
-        raise Malformed(f"payload.predicate.resources has {len(resources)} items; a document's signature has one")
-    where = "payload.predicate.resources[0]"
-    field(resources[0], "algorithm", parsing.one_of("sha256"), where)
-    file = field(resources[0], "name", parsing.one_of(MANIFEST_FILE, ATTESTATION_FILE), where)
-    return file, field(resources[0], "digest", parsing.digest, where)
-
-
-def _certificate(material: dict[str, object]) -> bytes | None:
-    where = "verificationMaterial"
-    _only(material, where, *_MATERIALS, "tlogEntries", "timestampVerificationData")
-    if (found_kinds := sum(kind in material for kind in _MATERIALS)) != 1:
-        raise Malformed(f"{where} has {found_kinds} of {', '.join(_MATERIALS)}; it must have one")
-    if "certificate" in material:
-        return field(field(material, "certificate", parsing.mapping, where), "rawBytes", _base64, where)
-    if "x509CertificateChain" not in material:
-        return None
-    chain = field(material, "x509CertificateChain", parsing.mapping, where)
-    found = field(chain, "certificates", parsing.many(parsing.mapping), where)
-    if not found or len(found) > 16:
-        raise Malformed(f"{where}.x509CertificateChain has {len(found)} certificates; 1 to 16 are read")
-    return field(found[0], "rawBytes", _base64, f"{where}.x509CertificateChain.certificates[0]")
-
-
-def _only(data: dict[str, object], path: str, *known: str) -> None:
-    """Raise Malformed for any other field: a library might accept another spelling of a known one."""
-    if unknown := sorted(set(data) - set(known)):
-        raise Malformed(f"{path}.{unknown[0][:80]} is no field of a signature")
-
-
-def _base64(value: object, path: str) -> bytes:
-    try:
-        return base64.b64decode(parsing.text(value, path), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise Malformed(f"{path} is not base64 ({error})") from error
 
 
 def import_model_signing() -> tuple[ModuleType, ModuleType, object]:

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import encode
+from enginesmith.core.codec import NewerFormatError, encode, parse_as
+from enginesmith.core.constraints import Format
 from enginesmith.core.digest import canonical_json, digest_of_bytes, is_digest
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.names import check_feed, is_name
@@ -28,7 +29,7 @@ from enginesmith.registry.store.base import Documents, Store, change
 from enginesmith.registry.store.layout import FEEDS, MODELS, feed_key
 from enginesmith.registry.store.layout import FORMAT as REGISTRY_FORMAT
 from enginesmith.registry.versions.lookup import channel_names
-from enginesmith.registry.versions.state import Channel, check_channel_state, read_channel, refuse_newer
+from enginesmith.registry.versions.state import Channel, read_channel
 
 FORMAT = 1
 MAX_BYTES = 4 << 20
@@ -48,8 +49,8 @@ class Feed:
     name: str
     channels: tuple[str, ...]
     shards: tuple[str, ...] = ("",)
-    registry: int = REGISTRY_FORMAT
-    format: int = FORMAT
+    registry: Annotated[int, Format(REGISTRY_FORMAT)] = REGISTRY_FORMAT
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
     def covers(self, channel: str) -> bool:
         """Whether a channel ('digits:stable') is one of the feed's."""
@@ -69,18 +70,19 @@ class Shard:
     """Some of a feed's channels: their states, in short (`Channel.shorten`)."""
 
     channels: tuple[Channel, ...] = ()
-    format: int = FORMAT
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
 
 def parse_feed(data: bytes, name: str) -> Feed:
     """Read the root of a feed. Raises IntegrityError for a damaged one, InputError for one of a newer format."""
     try:
-        refuse_newer(parsing.parse_json(data, MAX_BYTES), f"feed {name!r}", FORMAT)
-        found = parsing.parse_as(data, MAX_BYTES, Feed)
+        found = parse_as(data, MAX_BYTES, Feed)
         if found.name != name or not 1 <= len(found.shards) <= MOST_SHARDS:
             raise Malformed("is not the feed its name says, or has no shards")
         if wrong := [digest for digest in found.shards if digest and not is_digest(digest)]:
             raise Malformed(f"shard {wrong[0][:80]!r} is not a digest")
+    except NewerFormatError as error:
+        raise InputError(f"feed {name!r}: {error}") from error
     except IntegrityError as error:
         raise IntegrityError(f"feed {name!r}: {error}; `enginesmith feed set` writes it anew") from error
     return found
@@ -95,12 +97,10 @@ def parse_shard(data: bytes) -> dict[str, Channel]:
         raise IntegrityError(f"a feed's shard cannot be decompressed ({error})") from error
     if not inflated.eof:
         raise IntegrityError(f"a feed's shard is cut, or over {MAX_SHARD_BYTES} bytes")
-    document = parsing.parse_json(text, MAX_SHARD_BYTES)
-    if (found := parsing.field(document, "format", parsing.count)) > FORMAT:
-        raise InputError(f"a feed's shard has format {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")
-    shard = parsing.parse_as(text, MAX_SHARD_BYTES, Shard)
-    for channel in shard.channels:
-        check_channel_state(channel)
+    try:
+        shard = parse_as(text, MAX_SHARD_BYTES, Shard)
+    except NewerFormatError as error:
+        raise InputError(f"a feed's shard: {error}") from error
     return {f"{channel.model}:{channel.name}": channel for channel in shard.channels}
 
 

@@ -16,10 +16,15 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Annotated
 
-from enginesmith.core import parsing
+from annotated_types import Predicate, doc
+
+from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.constraints import Count, Format
 from enginesmith.core.digest import canonical_json, digest_of_bytes
 from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.leases import PUBLISHING, Guard, list_leases, take_lease, version_name
 from enginesmith.registry.store import base
@@ -63,16 +68,31 @@ class IndexShard:
     def to_bytes(self) -> bytes:
         """The document as it is stored."""
         models = {
-            name: {"versions": " ".join(item.versions), "channels": dict(item.channels)}
-            for name, item in (self.models or {}).items()
+            name: _IndexEntry(" ".join(item.versions), item.channels) for name, item in (self.models or {}).items()
         }
-        return canonical_json({"format": FORMAT, "serial": self.serial, "complete": self.complete, "models": models})
+        return canonical_json(encode(_IndexDocument(self.serial, self.complete, models)))
 
     def updated(self, found: Mapping[str, ListedModel | None], *, complete: bool = False) -> "IndexShard":
         """With other entries: None for a model that has no version any more."""
         models = {**(self.models or {}), **found}
         kept = {name: item for name, item in models.items() if item is not None}
         return IndexShard(self.serial + 1, self.complete or complete, kept)
+
+
+@dataclass(frozen=True)
+class _IndexEntry:
+    """versions: one text in place of a list, since 200,000 values in JSON take a second to read."""
+
+    versions: Annotated[str, Predicate(_VERSIONS.fullmatch), doc("versions with a space between them")]
+    channels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _IndexDocument:
+    serial: Count
+    complete: bool
+    models: Mapping[Name, _IndexEntry]
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
 
 def list_all(store: Store) -> list[ListedModel]:
@@ -200,23 +220,10 @@ def _shard_of(model: str) -> str:
 def _parse(data: bytes | None) -> IndexShard | None:
     """A document of the index; None where there is none that this release can read."""
     try:
-        document = parsing.parse_json(data or b"", MAX_BYTES)
-        if parsing.field(document, "format", parsing.count) != FORMAT:
-            return None
-        serial, complete = (
-            parsing.field(document, "serial", parsing.count),
-            parsing.field(document, "complete", parsing.truth),
-        )
-        models = parsing.field(document, "models", parsing.mapping_of(parsing.mapping))
-        return IndexShard(serial, complete, {name: _entry(name, item) for name, item in models.items()})
+        found = parse_as(data or b"", MAX_BYTES, _IndexDocument)
     except Malformed:
         return None
-
-
-def _entry(name: str, item: dict[str, object]) -> ListedModel:
-    # One text in place of a list, since 200,000 values in JSON take a second to read.
-    versions = parsing.field(item, "versions", parsing.text, name)
-    if not _VERSIONS.fullmatch(versions):
-        raise Malformed(f"{name}.versions is {versions[:80]!r}; it must be versions with a space between them")
-    channels = parsing.field(item, "channels", parsing.mapping_of(parsing.text), name)
-    return ListedModel(parsing.name(name, "models"), tuple(versions.split(" ")), channels)
+    models = {
+        name: ListedModel(name, tuple(item.versions.split(" ")), item.channels) for name, item in found.models.items()
+    }
+    return IndexShard(found.serial, found.complete, models)

@@ -59,7 +59,7 @@ def loss_refusal(
 def _judge(store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None) -> list[JudgedEntry]:
     """The engines and the compile caches of a version, as engines of a precision of their own."""
     caches = judge_entries(store, replace(manifest, engines=manifest.caches, graphs=()), counts)
-    named = (replace(entry, precision=f"{entry.precision} (compile cache)") for entry in caches)
+    named = (replace(entry, precision=f"{entry.precision} (compile cache)") for entry in caches)  # type: ignore[arg-type]
     return [*judge_entries(store, manifest, counts), *named]
 
 

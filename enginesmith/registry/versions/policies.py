@@ -5,15 +5,16 @@ who can write to the store directly: see docs/concepts/security.md.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import decode, encode
-from enginesmith.core.digest import canonical_json
+from enginesmith.core.codec import OMIT_NONE, Excerpt, encode, parse_as
+from enginesmith.core.constraints import Format
+from enginesmith.core.digest import Digest, canonical_json
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UndecidedError
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.text import join_first, now
 from enginesmith.registry.evidence.attestations import JudgedEntry
@@ -55,20 +56,33 @@ class ChannelPolicy:
     version comes to the channel; None: at once.  at, by, why: of its last change.
     """
 
-    proven: tuple[str, ...] = ()
+    proven: tuple[Name, ...] = ()
     canary: bool = False
-    canary_on: tuple[str, ...] = ()
+    canary_on: tuple[Name, ...] = ()
     signed_by: tuple[str, ...] = ()
     at: str = ""
     by: str = ""
     why: str = ""
-    rollout: RolloutPlan | None = None
+    rollout: RolloutPlan | None = field(default=None, metadata=OMIT_NONE)
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
-    def to_json(self) -> dict[str, object]:
-        """The document as it is stored. One without waves has no field for them, as before there were any."""
-        found = {"format": FORMAT, **asdict(self)}
-        rollout = {"rollout": encode(self.rollout)} if self.rollout else {}
-        return {name: value for name, value in found.items() if name != "rollout"} | rollout
+
+@dataclass(frozen=True)
+class _Candidate(Excerpt):
+    engine: Digest
+
+
+@dataclass(frozen=True)
+class _Baseline(Excerpt):
+    manifest: Digest
+
+
+@dataclass(frozen=True)
+class _CanaryReport(Excerpt):
+    verdict: Literal["PASS"]
+    candidate: _Candidate
+    baseline: _Baseline
+    target: str | None = None
 
 
 def canary_pass(store: Store, report: str) -> CanaryPass:
@@ -78,12 +92,8 @@ def canary_pass(store: Store, report: str) -> CanaryPass:
     report was stored.
     """
     try:
-        document = parsing.parse_json(store.read_blob(report, REPORT_BYTES), REPORT_BYTES)
-        parsing.field(document, "verdict", parsing.one_of("PASS"))
-        candidate = parsing.field(document, "candidate", parsing.mapping)
-        baseline = parsing.field(document, "baseline", parsing.mapping)
-        target = str(document.get("target") or "")
-        return CanaryPass(report, str(candidate.get("engine")), str(baseline.get("manifest")), target)
+        found = parse_as(store.read_blob(report, REPORT_BYTES), REPORT_BYTES, _CanaryReport)
+        return CanaryPass(report, found.candidate.engine, found.baseline.manifest, found.target or "")
     except Malformed as error:
         raise IntegrityError(f"canary report {report}: {error}") from error
 
@@ -130,7 +140,7 @@ def write(
     after = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
     key = policy_key(model, channel)
     try:
-        written = store.replace(key, canonical_json(after.to_json()), store.read(key))
+        written = store.replace(key, canonical_json(encode(after)), store.read(key))
     except UndecidedError:
         written = False
     if not written:
@@ -300,24 +310,8 @@ def _parse(data: bytes | None, model: str | None, channel: str) -> ChannelPolicy
     if data is None:
         return None
     try:
-        document = parsing.parse_json(data, MAX_BYTES)
-        found = ChannelPolicy(
-            proven=parsing.field(document, "proven", parsing.many(parsing.name)),
-            canary=parsing.field(document, "canary", parsing.truth),
-            canary_on=parsing.field(document, "canary_on", parsing.many(parsing.name)),
-            signed_by=parsing.field(document, "signed_by", parsing.many(parsing.text)),
-            at=parsing.field(document, "at", parsing.text),
-            by=parsing.field(document, "by", parsing.text),
-            why=parsing.field(document, "why", parsing.text),
-            rollout=decode(document["rollout"], RolloutPlan) if "rollout" in document else None,
-        )
-        lists = {name: list(getattr(found, name)) for name in ("proven", "canary_on", "signed_by")}
-        if {**found.to_json(), **lists} != document:
-            raise Malformed(
-                f"has fields or a format that this enginesmith does not know; it reads {FORMAT}: upgrade it"
-            )
+        return parse_as(data, MAX_BYTES, ChannelPolicy)
     except IntegrityError as error:
         raise IntegrityError(
             f"policy of {model or '*'}:{channel}: {error}; set it again with `enginesmith registry policy set`"
         ) from error
-    return found

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from enginesmith.core import parsing
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.constraints import Json
 from enginesmith.core.digest import canonical_json, digest_of
 from enginesmith.core.errors import (
     ConflictError,
@@ -291,11 +293,11 @@ def _made(manifest: Manifest) -> tuple[EngineEntry, ...]:
 
 def _comparable_content(manifest: Manifest) -> bytes:
     """The parts of a manifest about its engines and how they are proven, without the reports' digests, as bytes."""
-    entries = sorted((entry.unit, replace(entry, report=None).to_json()) for entry in _made(manifest))
+    entries = sorted((entry.unit, encode(replace(entry, report=None))) for entry in _made(manifest))
     spec = {name: part for name, part in manifest.spec.items() if name not in _MAKING}
-    validation = parsing.mapping(spec.pop("validation", {}), "validation")
+    validation = decode(spec.pop("validation", {}), dict[str, Json], "spec.validation")
     validation.pop("latency", None)
-    golden = parsing.mapping(spec.pop("golden", None) or {}, "golden").get("metric")
+    golden = decode(spec.pop("golden", None) or {}, dict[str, Json], "spec.golden").get("metric")
     return canonical_json([entries, spec, validation, golden, manifest.sources.get("golden")])
 
 

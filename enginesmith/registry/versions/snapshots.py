@@ -12,10 +12,15 @@ import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Annotated
 
-from enginesmith.core import parsing
+from annotated_types import Predicate, doc
+
+from enginesmith.core.codec import NewerFormatError, encode, parse_as
+from enginesmith.core.constraints import Format
 from enginesmith.core.digest import canonical_json
 from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.evidence.attestations import attestations
 from enginesmith.registry.evidence.latencies import latency_reports, newest_of_each
@@ -54,8 +59,21 @@ class Snapshot:
     def to_bytes(self) -> bytes:
         """The blob. Raises UnicodeDecodeError for a document that is no text, and so no document of a registry."""
         texts = {key.removeprefix(self.prefix): data.decode() for key, data in self.documents.items()}
-        document = {"format": FORMAT, "model": self.model, "version": self.version, "documents": texts}
-        return zlib.compress(canonical_json(document), 9)
+        return zlib.compress(canonical_json(encode(_SnapshotDocument(self.model, self.version, texts))), 9)
+
+
+def _is_needed(name: str) -> bool:
+    return name == MANIFEST or (name.startswith(_KINDS) and name.endswith(".json"))
+
+
+@dataclass(frozen=True)
+class _SnapshotDocument:
+    """A snapshot's blob. documents: by their keys below the version's prefix."""
+
+    model: Name
+    version: Name
+    documents: Mapping[Annotated[str, Predicate(is_key), Predicate(_is_needed), doc("a document of a version")], str]
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
 
 def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
@@ -67,10 +85,6 @@ def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
     whole = Snapshot(manifest.model, manifest.version, found)
     list(attestations(SnapshotDocuments(whole), manifest))
     return Snapshot(manifest.model, manifest.version, _without_old_latencies(whole, manifest))
-
-
-def _is_needed(name: str) -> bool:
-    return name == MANIFEST or (name.startswith(_KINDS) and name.endswith(".json"))
 
 
 def _without_old_latencies(snapshot: Snapshot, manifest: Manifest) -> dict[str, bytes]:
@@ -99,17 +113,12 @@ def pack_snapshot(snapshot: Snapshot) -> bytes | None:
 
 def parse_snapshot(data: bytes) -> Snapshot:
     """Read a snapshot's blob. Raises Malformed for what is none, InputError for one of a newer format."""
-    document = parsing.parse_json(_decompress(data), 2 * MAX_DOCUMENTS_BYTES)
-    if (found := parsing.field(document, "format", parsing.count)) > FORMAT:
-        raise InputError(f"a snapshot has format {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")
-    model, version = (parsing.field(document, name, parsing.name) for name in ("model", "version"))
-    texts = parsing.field(document, "documents", parsing.mapping)
-    prefix, found_documents = version_prefix(model, version), dict[str, bytes]()
-    for name, text in texts.items():
-        if not isinstance(text, str) or not is_key(name) or not _is_needed(name):
-            raise Malformed(f"documents.{name[:80]} is no document of a version")
-        found_documents[f"{prefix}{name}"] = text.encode()
-    return Snapshot(model, version, found_documents)
+    try:
+        found = parse_as(_decompress(data), 2 * MAX_DOCUMENTS_BYTES, _SnapshotDocument)
+    except NewerFormatError as error:
+        raise InputError(f"a snapshot: {error}") from error
+    prefix = version_prefix(found.model, found.version)
+    return Snapshot(found.model, found.version, {f"{prefix}{name}": t.encode() for name, t in found.documents.items()})
 
 
 def is_snapshot(store: Store, digest: str) -> bool:

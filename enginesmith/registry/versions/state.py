@@ -12,15 +12,17 @@ marks of running rollouts, the index) is written after it, and anew by whoever l
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from enginesmith.core import parsing
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
-from enginesmith.core.digest import canonical_json, is_digest
+from annotated_types import Interval
+
+from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, NewerFormatError, encode, parse_as
+from enginesmith.core.constraints import MAX_COUNT, Count, Format
+from enginesmith.core.digest import Digest, canonical_json
 from enginesmith.core.errors import InputError, IntegrityError
-from enginesmith.core.names import is_name
+from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
-from enginesmith.registry.rollouts.state import EarlierRollout, Rollout, check_rollout
+from enginesmith.registry.rollouts.state import EarlierRollout, Rollout
 from enginesmith.registry.rollouts.waves import ServingNode
 from enginesmith.registry.store.base import Documents, Store, change, place_of
 from enginesmith.registry.store.layout import FORMAT as REGISTRY_FORMAT
@@ -42,14 +44,14 @@ class Move:
     are blobs of the registry.  losses: what was served before and not after it, as was accepted (`losses.list_losses`).
     """
 
-    version: str
-    manifest: str
+    version: Name
+    manifest: Digest
     at: str
     by: str = ""
     why: str = ""
     proven_only: bool = False
     action: Action = "promote"
-    canary: tuple[str, ...] = ()
+    canary: tuple[Digest, ...] = ()
     losses: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
 
@@ -65,13 +67,18 @@ class Channel:
 
     model: str
     name: str
-    moves: int
+    moves: Annotated[int, Interval(ge=1, le=MAX_COUNT)]
     move: Move
     rollout: Rollout | None = field(default=None, metadata=OMIT_NONE)
-    snapshots: Mapping[str, str] = field(default_factory=dict)
-    revision: int = 0
-    registry: int = REGISTRY_FORMAT
-    format: int = FORMAT
+    snapshots: Mapping[Digest, Digest] = field(default_factory=dict)
+    revision: Count = 0
+    registry: Annotated[int, Format(REGISTRY_FORMAT)] = REGISTRY_FORMAT
+    format: Annotated[int, Format(FORMAT)] = FORMAT
+
+    def check_fields(self) -> None:
+        """Raise Malformed for a rollout of another channel."""
+        if self.rollout and (self.rollout.model, self.rollout.channel) != (self.model, self.name):
+            raise Malformed(f"its rollout is that of {self.rollout.where}")
 
     @property
     def version(self) -> str:
@@ -128,7 +135,7 @@ class ChannelHistory:
 
     moves: tuple[Move, ...] = ()
     rollouts: tuple[EarlierRollout, ...] = ()
-    format: int = FORMAT
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
     def previous(self) -> Move | None:
         """The move that a rollback returns to: the active promotion before the last one; None if there is none."""
@@ -175,44 +182,15 @@ def parse_channel(data: bytes | None, model: str, name: str, place: str = "") ->
         return None
     where = f"channel {model}:{name}" + (f" ({place})" if place else "")
     try:
-        refuse_newer(parsing.parse_json(data, MAX_BYTES), f"channel {model}:{name}")
-        found = parsing.parse_as(data, MAX_BYTES, Channel)
+        found = parse_as(data, MAX_BYTES, Channel)
         if (found.model, found.name) != (model, name):
             raise Malformed(f"is that of {found.model}:{found.name}: it was moved by hand")
-        check_channel_state(found)
+    except NewerFormatError as error:
+        raise InputError(f"{where}: {error}") from error
     except IntegrityError as error:
         remedy = "restore it from a copy, or delete this file and promote a version again"
         raise IntegrityError(f"{where}: {error}; {remedy}") from error
     return found
-
-
-def refuse_newer(document: dict[str, object], what: str, newest: int = FORMAT) -> None:
-    """Raise InputError for a document of a newer format than `newest`, or of a registry of a newer one."""
-    for name, known in (("format", newest), ("registry", REGISTRY_FORMAT)):
-        if (found := parsing.field(document, name, parsing.count)) > known:
-            where = "" if name == "format" else " of its registry"
-            raise InputError(f"{what} has format {found}{where}; this enginesmith reads {known}: upgrade enginesmith")
-
-
-def check_channel_state(channel: Channel) -> None:
-    """Raise Malformed for names and digests that are none, and for a rollout of another channel."""
-    _check_move(channel.move)
-    if channel.moves < 1:
-        raise Malformed("has had no move")
-    for digest in (*channel.snapshots, *channel.snapshots.values()):
-        if not is_digest(digest):
-            raise Malformed(f"{digest[:80]!r} is not a digest")
-    if rollout := channel.rollout:
-        check_rollout(rollout)
-        if (rollout.model, rollout.channel) != (channel.model, channel.name):
-            raise Malformed(f"its rollout is that of {rollout.where}")
-
-
-def _check_move(move: Move) -> None:
-    if not is_name(move.version):
-        raise Malformed(f"the version is {move.version[:80]!r}, which is no name")
-    if wrong := [digest for digest in (move.manifest, *move.canary) if not is_digest(digest)]:
-        raise Malformed(f"{wrong[0][:80]!r} is not a digest")
 
 
 def read_history(store: Documents, channel: Channel) -> ChannelHistory:
@@ -229,14 +207,11 @@ def parse_history(data: bytes | None, what: str) -> ChannelHistory:
     if data is None:
         return ChannelHistory()
     try:
-        if (found := parsing.field(parsing.parse_json(data, HISTORY_MAX_BYTES), "format", parsing.count)) > FORMAT:
-            raise InputError(f"{what} has format {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")
-        history = parsing.parse_as(data, HISTORY_MAX_BYTES, ChannelHistory)
-        for move in history.moves:
-            _check_move(move)
+        return parse_as(data, HISTORY_MAX_BYTES, ChannelHistory)
+    except NewerFormatError as error:
+        raise InputError(f"{what}: {error}") from error
     except IntegrityError as error:
         raise IntegrityError(f"{what}: {error}; {_REMEDY}") from error
-    return history
 
 
 _REMEDY = "restore it from a copy, or delete it and the channel's document, and promote a version again"

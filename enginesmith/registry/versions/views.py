@@ -70,7 +70,7 @@ class VersionStatus:
     def to_json(self) -> dict[str, object]:
         """The JSON that `enginesmith show --json` prints: the manifest's fields, and these."""
         return {
-            **self.manifest.to_json(),
+            **encode(self.manifest),
             "manifest": self.manifest.digest,
             "engines": [asdict(entry) for entry in self.engines],
             "channels": list(self.channels),

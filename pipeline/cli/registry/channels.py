@@ -7,6 +7,7 @@ import click
 
 from enginesmith.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
 from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.codec import encode
 from enginesmith.core.errors import UnavailableError
 from enginesmith.core.names import check_channel, parse_channel, parse_reference
 from enginesmith.core.origin import user
@@ -61,7 +62,7 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     origin = None if found is None else f"{model}:{channel}" if own else f"*:{channel}"
     if as_json:
         built_in = policies.describe_built_in(channel)
-        emit_json({"policy": found.to_json() if found else None, "of": origin, "built_in": built_in})
+        emit_json({"policy": encode(found) if found else None, "of": origin, "built_in": built_in})
         return
     own_rule = _words(found) + f" (set for {origin} by {found.by}, {found.at})" if found else "no policy of its own"
     echo(f"{where}: {own_rule}")
@@ -121,7 +122,7 @@ def set_policy(
     )
     after = policies.write(_open_or_make(registry), model, channel, wanted, by=user(), why=why)
     if as_json:
-        emit_json(after.to_json())
+        emit_json(encode(after))
     else:
         echo(f"{where}: {_words(after)}")
 

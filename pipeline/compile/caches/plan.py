@@ -14,7 +14,6 @@ from builders.execution.jobs import Needs
 from enginesmith.compile_caches.recipe import BACKEND, PRECISION, CompileOptions
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.requirements import to_json
 from enginesmith.core.types import Target
 from pipeline.cache_unit import CacheUnit
 from pipeline.compile.caches.judged import MadeCache
@@ -95,7 +94,7 @@ def key_of(unit: CacheUnit, spec: "ModelSpec", exported: Exported, context: RunC
 
 def _describe_here(target: Target) -> Json:
     maker = describe_maker(target)
-    return {**maker.toolchain, "requires": [to_json(item) for item in maker.requires]}
+    return {**maker.toolchain, "requires": [encode(item) for item in maker.requires]}
 
 
 def _describe_cluster(target: Target) -> Json:

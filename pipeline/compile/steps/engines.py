@@ -18,11 +18,11 @@ from builders.backends.optional_methods import GIVEN, GROWN, timing_cached
 from builders.execution.jobs import Job, Needs, ReducedRequest, WorkerContext
 from builders.execution.process import enter_phase
 from builders.execution.scrub import scrubber
-from enginesmith.core import parsing
-from enginesmith.core.codec import encode
-from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.codec import Excerpt, encode, parse_as
+from enginesmith.core.digest import Digest, canonical_json, digest_of
 from enginesmith.core.errors import EnginesmithError, StepError
 from enginesmith.core.hardware.machine import driver_version
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.text import now
 from enginesmith.core.types import Backend, BuildFailure, BuildRequest, Engine, Target
 from enginesmith.registry.builds.build_history import Expectation
@@ -176,13 +176,18 @@ class TimingCache:
             return data
 
 
+@dataclass(frozen=True)
+class _TimingCache(Excerpt):
+    cache: Digest
+
+
 def _read_digest(document: bytes | None) -> str | None:
     """The digest that the document names; None where it is absent or damaged."""
     if document is None:
         return None
     try:
-        return parsing.field(parsing.parse_json(document, _DOCUMENT_BYTES), "cache", parsing.digest)
-    except parsing.Malformed:
+        return parse_as(document, _DOCUMENT_BYTES, _TimingCache).cache
+    except Malformed:
         return None
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from builders.execution.jobs import WorkerContext
 from builders.execution.workdir import workdir
-from enginesmith.core import parsing
+from enginesmith.core.codec import decode
+from enginesmith.core.constraints import Json
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.registry.ensembles import pinned_engines
 from enginesmith.registry.evidence.attestations import judge_entries
@@ -32,7 +33,7 @@ def write_ensemble_bundle(
     targets: as of `write_offline_bundle`, which says what is raised; InputError for functions between the graphs too.
     """
     require_empty(folder)
-    if named := ", ".join(map(repr, parsing.mapping(manifest.spec.get("functions", {}), "spec.functions"))):
+    if named := ", ".join(map(repr, decode(manifest.spec.get("functions", {}), dict[str, Json], "spec.functions"))):
         raise InputError(
             f"{manifest.model}@{manifest.version} runs code of its own between its graphs (functions {named}), which "
             "takes the packages and the machine that it is written for: run `enginesmith validate` on a node with that "

@@ -25,7 +25,7 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
 
-from enginesmith.core.codec import JsonObject
+from enginesmith.core.constraints import JsonObject
 from enginesmith.core.errors import InputError
 from enginesmith.core.parsing import read
 from enginesmith.core.text import pluralize

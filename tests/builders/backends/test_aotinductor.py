@@ -18,6 +18,7 @@ from builders.backends import discovery
 from builders.backends.aotinductor import AotInductor
 from builders.backends.aotinductor import backend as module
 from builders.backends.onnxruntime import OrtSession
+from enginesmith.core.codec import encode
 from enginesmith.core.errors import DataError, EnginesmithError, InputError
 from enginesmith.core.hardware.cpu_kinds import host_level
 from enginesmith.core.requirements import Cpu, Instructions, Runtime
@@ -193,7 +194,7 @@ def test_the_code_is_for_its_level_of_x86_64_and_nothing_beyond(engine):
 
 @compiled
 def test_it_runs_in_a_process_that_has_neither_the_model_nor_onnx(engine, tmp_path):
-    saved = {"request": engine.request.to_json(), "path": str(engine.path), "size": engine.size_bytes}
+    saved = {"request": encode(engine.request), "path": str(engine.path), "size": engine.size_bytes}
     (tmp_path / "engine.json").write_text(json.dumps(saved))
     code = """
 import json, sys
@@ -201,7 +202,7 @@ from pathlib import Path
 sys.modules["onnx"] = sys.modules["onnxruntime"] = None
 import numpy as np
 from builders.backends.aotinductor import AotInductor
-from enginesmith.core.codec import decode
+from enginesmith.core.codec import (decode, encode)
 from enginesmith.core.types import BuildRequest, Engine
 saved = json.loads(Path(sys.argv[1]).read_text())
 engine = Engine(decode(saved["request"], BuildRequest), Path(saved["path"]), "", saved["size"], ".pt2")

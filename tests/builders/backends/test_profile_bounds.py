@@ -57,7 +57,7 @@ def test_sizes_between_multiples_are_refused_with_the_nearest():
 
 
 def test_profiles_without_multiples_are_written_as_before_they_came():
-    (profile,) = REQUEST.to_json()["profiles"]
+    (profile,) = encode(REQUEST)["profiles"]
     assert profile.keys() == {"inputs"} and encode(REQUEST.profiles[0]).keys() == {"inputs"}
     assert decode(encode(steps().profiles[0]), ShapeProfile) == steps().profiles[0]
     assert decode(encode(steps()), type(REQUEST)).key == steps().key

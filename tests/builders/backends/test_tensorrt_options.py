@@ -13,7 +13,7 @@ from builders.backends.tensorrt import TensorRT, TensorRTRTX, base, editions, lo
 from builders.backends.tensorrt.build import monitor, parse_network
 from builders.backends.tensorrt.loading import refit
 from builders.backends.tensorrt.words import recorder
-from enginesmith.core.codec import decode
+from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import EnginesmithError, InputError, StepError
 from enginesmith.core.types import NO_LAYERS, BuildRequest
 from tests.builders import graphs
@@ -115,7 +115,7 @@ def test_a_release_that_breaks_refittable_engines_is_refused(monkeypatch):
 
 def key(tool) -> str:
     changes = {"options": discovery.options_of(tool), "toolchain": discovery.toolchain_of(tool)}
-    return decode(json.loads(json.dumps({**REQUEST.to_json(), **changes})), BuildRequest).key
+    return decode(json.loads(json.dumps({**encode(REQUEST), **changes})), BuildRequest).key
 
 
 def test_a_plugin_library_is_part_of_the_build_key_by_its_digest(tmp_path):

@@ -5,15 +5,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
+from annotated_types import Interval, Len, MultipleOf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.execution.jobs import decode_request, encode_request, result_type
-from enginesmith.core.codec import OMIT_NONE, decode, encode, encode_document
+from enginesmith.core.codec import OMIT_NONE, Excerpt, NewerFormatError, decode, encode, encode_document, parse_as
+from enginesmith.core.constraints import Count, Format, JsonObject
+from enginesmith.core.digest import Digest, canonical_json
 from enginesmith.core.errors import IntegrityError
+from enginesmith.core.names import Name
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import BuildRequest, ShapeProfile, Target, TensorSpec
 from pipeline.values import Proof, Searched
@@ -81,17 +86,17 @@ def test_the_values_of_the_pipeline_survive() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"text": 1}, "Outer.text is 1, which is no str"),
-        ({"count": True}, "Outer.count is True, which is no int"),
-        ({"count": 1.0}, "Outer.count is 1.0, which is no int"),
+        ({"text": 1}, "Outer.text is 1; it must be a string"),
+        ({"count": True}, "Outer.count is True; it must be a whole number"),
+        ({"count": 1.0}, "Outer.count is 1.0; it must be a whole number"),
         ({"pair": ["n"]}, "Outer.pair is"),
-        ({"inner": {"values": ["x"], "kind": "a"}}, r"Outer.inner.values\[0\] is 'x', which is no float"),
+        ({"inner": {"values": ["x"], "kind": "a"}}, r"Outer.inner.values\[0\] is 'x'; it must be a number"),
         ({"inner": {"values": [], "kind": "c"}}, "Outer.inner.kind is 'c'"),
         ({"by_name": {"k": {"more": 1}}}, "Outer.by_name.k has no field 'more'"),
         ({"scalars": [["w", None]]}, r"Outer.scalars\[0\]\[1\] is None"),
-        ({"inner": {"values": [{"float": "x"}]}}, "is {'float': 'x'}, which is no float"),
-        ({"inner": {"values": [10**400]}}, "is 'a huge number', which is no float"),
-        ({"anything": {"float": []}}, "Outer.anything is {'float': .*, which is no float"),
+        ({"inner": {"values": [{"float": "x"}]}}, "is {'float': 'x'}; it must be a number"),
+        ({"inner": {"values": [10**400]}}, "is 'a huge number'; it must be a number"),
+        ({"anything": {"float": []}}, "Outer.anything is {'float': .*; it must be a number"),
     ],
 )
 def test_another_type_is_refused_by_the_name_of_its_field(change: dict[str, Any], told: str) -> None:
@@ -159,3 +164,115 @@ def test_a_document_for_people_has_its_infinities_as_words_and_its_keywords_as_t
     assert decode(encode_document(origin), Origin) == decode(encode(origin), Origin) == origin
     with pytest.raises(IntegrityError, match=r"Origin\.values\[0\]"):
         decode({"from": "a", "values": ["Infinity"]}, Origin)
+
+
+@dataclass(frozen=True)
+class Disk:
+    size: Count
+    kind: Literal["disk"] = "disk"
+
+
+@dataclass(frozen=True)
+class Gauge:
+    share: Annotated[float, Interval(ge=0, lt=1)]
+    kind: Literal["gauge"] = "gauge"
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What no other class knows, as it was written."""
+
+    text: str
+
+    def encode_json(self) -> dict[str, object]:
+        return dict(json.loads(self.text))
+
+    @classmethod
+    def decode_json(cls, data: Mapping[str, object]) -> "Rest":
+        return cls(json.dumps(data))
+
+
+@dataclass(frozen=True)
+class Document:
+    blob: Digest
+    names: Mapping[Name, Annotated[tuple[Count, ...], Len(1, 2)]] = field(default_factory=dict)
+    parts: tuple[Disk | Gauge, ...] = ()
+    held: tuple[Disk | Gauge | Rest, ...] = ()
+    free: JsonObject = field(default_factory=dict)
+    format: Annotated[int, Format(3)] = 3
+
+    def check_fields(self) -> None:
+        if self.names.keys() & self.free.keys():
+            raise ValueError("a name is free and is not")
+
+
+BLOB = {"format": 3, "blob": "a" * 64}
+
+
+def test_limits_tags_and_free_parts_survive() -> None:
+    held = (Disk(1), Rest('{"kind": "gauge", "share": 0.5, "more": 1}'), Rest('{"kind": "tape"}'))
+    value = Document("a" * 64, {"a": (1,)}, (Disk(0), Gauge(0.5)), held, {"x": {"float": "nan"}, "y": [None]})
+    assert decode(json.loads(json.dumps(encode(value))), Document) == value
+    assert parse_as(canonical_json(BLOB), 200, Document) == Document("a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"blob": "../x"}, r"^blob is '../x'; it must be a SHA-256 in hexadecimal$"),
+        ({"blob": 1}, "^blob is 1; it must be a SHA-256 in hexadecimal$"),
+        ({"names": {"../x": [1]}}, r"^names has the key '../x'; it must be a name"),
+        ({"names": {"a": [True]}}, r"^names.a\[0\] is True; it must be a whole number from 0 to 9"),
+        ({"names": {"a": [1 << 63]}}, r"^names.a\[0\] is 9223372036854775808; it must be a whole number from 0 to 9"),
+        ({"names": {"a": []}}, "^names.a is .*; it must be a list, of at least 1, of at most 2$"),
+        ({"parts": [{"kind": "tape"}]}, r"^parts\[0\].kind is 'tape'; it must be one of disk, gauge$"),
+        ({"parts": [{"size": 1}]}, r"^parts\[0\].kind is missing$"),
+        ({"parts": [{"kind": []}]}, r"^parts\[0\].kind is \[\]; it must be a string$"),
+        (
+            {"parts": [{"kind": "gauge", "share": 1}]},
+            r"^parts\[0\].share is 1; .* at least 0, below 1$",
+        ),
+        ({"parts": [{"kind": "gauge", "share": "nan"}]}, r"^parts\[0\].share is 'nan'"),
+        ({"held": [1]}, r"^held\[0\] is 1; it must be an object$"),
+        ({"names": {"x": [1]}, "free": {"x": 1}}, "^a name is free and is not$"),
+        ({"free": []}, r"^free is \[\]; it must be an object$"),
+        ({"more": 1}, "^document has no field 'more'; known: blob, format, free, held, names, parts; a newer"),
+        ({"format": 2}, "^format is 2; it must be a whole number, equal to 3$"),
+        ({"format": True}, "^format is True"),
+    ],
+)
+def test_what_a_field_may_not_be_is_named_with_its_path_and_what_it_must_be(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(Malformed, match=told):
+        parse_as(canonical_json({**BLOB, **change}), 1000, Document)
+
+
+def test_a_newer_format_is_said_before_what_is_new_in_it() -> None:
+    with pytest.raises(NewerFormatError, match=r"^format is 4; this enginesmith reads 3: upgrade enginesmith$"):
+        decode({"format": 4, "lump": 1}, Document, "")
+    with pytest.raises(Malformed, match=r"^format is missing$"):
+        decode({"blob": "a" * 64}, Document, "")
+
+
+def test_bytes_are_bounded_and_keys_given_once() -> None:
+    with pytest.raises(Malformed, match="the limit is"):
+        parse_as(canonical_json(BLOB), 20, Document)
+    with pytest.raises(Malformed, match="'format' is given twice"):
+        parse_as(b'{"format": 3, "format": 3}', 200, Document)
+
+
+@dataclass(frozen=True)
+class Head(Excerpt):
+    blob: Digest
+
+
+def test_an_excerpt_reads_its_fields_alone() -> None:
+    assert decode({**BLOB, "more": [1]}, Head) == Head("a" * 64)
+    with pytest.raises(Malformed, match=r"^head.blob is missing$"):
+        decode({"more": 1}, Head, "head")
+
+
+def test_a_limit_that_would_not_be_kept_is_a_bug() -> None:
+    with pytest.raises(TypeError, match="no constraint MultipleOf"):
+        decode(4, Annotated[int, MultipleOf(2)])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="cannot read"):
+        decode(4, complex)

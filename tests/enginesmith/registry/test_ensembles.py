@@ -7,6 +7,7 @@ import pytest
 
 from enginesmith.client.judging import locate_and_rank
 from enginesmith.client.resolve import Policy
+from enginesmith.core.codec import encode
 from enginesmith.core.ensemble import ENSEMBLE, PinnedGraph
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.hardware.machine import Machine
@@ -66,7 +67,7 @@ def test_pins_are_read_back_in_their_order(folder: Store) -> None:
 
 
 def test_a_manifest_without_pins_is_written_as_before(folder: Store) -> None:
-    assert "graphs" not in publish_engines(folder, [engine(folder)]).manifest.to_json()
+    assert "graphs" not in encode(publish_engines(folder, [engine(folder)]).manifest)
 
 
 @on_each_store

@@ -61,7 +61,7 @@ def described(net: Path, name: str, **more: object) -> Path:
 
 
 def profiles(*bounds: tuple[tuple[int, int], tuple[int, int]]) -> list[object]:
-    return [ShapeProfile((("x", low, high, high),)).to_json() for low, high in bounds]
+    return [encode(ShapeProfile((("x", low, high, high),))) for low, high in bounds]
 
 
 def asks(options: ort.SessionOptions) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from builders.backends import discovery
 from builders.backends.shape_profiles import profiles
 from builders.execution.local import LocalExecutor
-from enginesmith.core.codec import decode
+from enginesmith.core.codec import decode, encode
 from enginesmith.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from enginesmith.registry.store.base import open_store
 from pipeline.compile import plan
@@ -60,7 +60,7 @@ def test_everything_an_engine_depends_on_changes_the_key(change: str) -> None:
 def test_a_request_survives_json_with_its_key() -> None:
     import json
 
-    again = decode(json.loads(json.dumps(REQUEST.to_json())), BuildRequest)
+    again = decode(json.loads(json.dumps(encode(REQUEST))), BuildRequest)
     assert again == REQUEST
     assert again.key == REQUEST.key
 
@@ -105,7 +105,7 @@ def test_the_reason_is_the_cause_where_that_is_known() -> None:
 def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: Project, tmp_path: Path) -> None:
     spec = load_spec(project.spec)
     context = RunContext(open_store(tmp_path / "other", create=True), LocalExecutor(1), LocalExecutor(1))
-    request = {**REQUEST.to_json(), "field of another release": 1}
+    request = {**encode(REQUEST), "field of another release": 1}
     value = {"units": {REQUEST.unit: {"request": request, "from": "x"}}, "from": {"x": {}}}
     context.remember("latest-builds", {"model": spec.model}, value, [])
     assert Causes(spec, context).before == {}

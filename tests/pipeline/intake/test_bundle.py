@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginesmith.core.codec import decode
 from enginesmith.core.errors import InputError, IntegrityError, SpecError, UnknownNameError
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.gc import collect
@@ -82,7 +83,7 @@ def test_too_large_too_many_and_outside_are_refused(project: Project, monkeypatc
 @given(st.sampled_from(["../x", "/x", "a/../../x", "", "a\\b", "a/..", "\x00"]))
 def test_a_bundle_that_leads_out_of_its_folder_is_not_read(name: str) -> None:
     with pytest.raises(Malformed):
-        SpecBundle.from_json({"model": "tiny", "spec": name, "files": {name: "0" * 64}})
+        decode({"model": "tiny", "spec": name, "files": {name: "0" * 64}}, SpecBundle)
 
 
 def test_a_registered_spec_is_built_where_only_the_registry_is(project: Project, store: Store) -> None:

@@ -254,5 +254,5 @@ def test_a_newer_format_is_refused():
     begin(store, two, plan("100%"))
     key = channel_key(*WHERE)
     store.objects[key] = store.objects[key].replace(b'"format":1', b'"format":2')
-    with pytest.raises(InputError, match=r"has format 2.*upgrade enginesmith"):
+    with pytest.raises(InputError, match=r"format is 2.*upgrade enginesmith"):
         advance(store, *WHERE, at(1))

@@ -9,7 +9,7 @@ from functools import partial
 from botocore import exceptions as aws
 from botocore.response import StreamingBody
 
-from enginesmith.core.codec import JsonObject
+from enginesmith.core.constraints import JsonObject
 from enginesmith.core.parsing import find, read
 from enginesmith.registry.store.layout import MARKER
 from enginesmith.registry.store.objects.api import (

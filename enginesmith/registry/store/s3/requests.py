@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
-from enginesmith.core.codec import JsonObject
+from enginesmith.core.constraints import JsonObject
 from enginesmith.core.parsing import find
 from enginesmith.registry.store.objects import attempts
 from enginesmith.registry.store.objects.api import Declined, Failed

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Protocol
 
-from enginesmith.core.codec import JsonObject
+from enginesmith.core.constraints import JsonObject
 from enginesmith.core.errors import EnginesmithError, UnavailableError
 from enginesmith.core.parsing import find, read
 from enginesmith.registry.store.layout import BLOBS

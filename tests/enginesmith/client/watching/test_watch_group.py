@@ -157,7 +157,7 @@ def test_what_is_no_feed_is_told(group: Callable[..., GroupWatcher], store: Coun
     watch = group()
     watch.once()
     store._write(ROOT, store.objects[ROOT].replace(b'"format":1', b'"format":2'))
-    with pytest.raises(InputError, match=r"feed 'edge' has format 2; this enginesmith reads 1: upgrade enginesmith"):
+    with pytest.raises(InputError, match=r"feed 'edge': format is 2; this enginesmith reads 1: upgrade enginesmith"):
         watch.once()
 
 

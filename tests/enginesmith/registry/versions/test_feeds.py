@@ -129,7 +129,7 @@ def test_newer_formats_are_refused_and_stay(store: Store) -> None:
     set_feed(store, "all", ["*:*"])
     newer = json.dumps({**json.loads(store.read(KEY) or b""), "format": 2, "waves": []}).encode()
     overwrite(store, KEY, newer)
-    with pytest.raises(InputError, match=r"feed 'all' has format 2; this enginesmith reads 1: upgrade enginesmith"):
+    with pytest.raises(InputError, match=r"feed 'all': format is 2; this enginesmith reads 1: upgrade enginesmith"):
         read_feed(store, "all")
     with pytest.raises(InputError, match="upgrade enginesmith"):
         channels.promote(store, one, "candidate")

@@ -184,7 +184,7 @@ def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
         (422, "the rollout began at", take(since_hours=24 * 365 * 900)),
         (422, "the rollout began at", take(since_hours=-24)),
         (422, "201 characters", take(detail="x" * 201)),
-        (400, "holds the number", take(requests=-1)),
+        (400, "requests is -1; it must be a whole number from 0", take(requests=-1)),
     ):
         assert answer[0] == status and why in answer[1], answer
     assert not read_reports(serving, rollout).reports
