@@ -16,7 +16,6 @@ from hashlib import sha256
 
 from benchmarks.counting_store import CountingStore
 from enginesmith.core.digest import canonical_json, digest_of
-from enginesmith.registry import leases
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.gc import GRACE, collect
 from enginesmith.registry.manifest import Manifest
@@ -99,8 +98,8 @@ def measure(documents: int, pause_s: float) -> None:
     store, count, models = fill(documents)
     blobs = len(store.objects) - count
     store.pause_s = pause_s
-    moment = leases.now()
-    leases.now = lambda: moment
+    moment = store.now()
+    store.now = lambda: moment
     for what in ("marks", "deletes", "finds nothing"):
         begun, cpu = time.perf_counter(), time.process_time()
         with store.count() as requests:

@@ -4,9 +4,8 @@
     python -m benchmarks.bench_scale --models 100 --nodes 500 --minutes 2
 
 Parts: `one`: a node's requests, over a counting store and over moto's S3 on loopback (which must agree).  `writer`: a
-move of a channel with 20 moves, with no feed and with one of all channels.  `idle`, `moves`, `outage`: simulated nodes
-in 20 regions, each of which looks by the real code.  `feed`: the same of nodes that follow 20 channels each by one feed
-of all models; one node in a hundred is simulated, and counts a hundred times.
+move of a channel with 20 moves.  `idle`, `moves`, `outage`: simulated nodes in 20 regions, each of which looks by the
+real code.
 
 Models that do not move have a channel and no version, since nothing reads it; those that move are published by the real
 code with 12 engines, 12 attestations and 12 latency reports.
@@ -25,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scale.nodes import Node, Traffic, channel_node, feed_node, simulate
+from benchmarks.scale.nodes import Node, Traffic, channel_node, simulate
 from benchmarks.scale.registry import publish_version
 from enginesmith.client.client import Client
 from enginesmith.client.watching.looking import INTERVAL_S
@@ -34,12 +33,11 @@ from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import channel_history_key, channel_key
 from enginesmith.registry.store.s3.requests import client as s3_client
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.feeds import set_feed
 from enginesmith.registry.versions.lookup import load, read_channel
 from tests.enginesmith.registry.counting import CountingStore
 from tests.enginesmith.s3_server import BUCKET, ENVIRONMENT, serving
 
-REGIONS, CHANNELS, VERSIONS, SAMPLE = 20, 20, 20, 100
+REGIONS, VERSIONS = 20, 20
 MACHINE = "sm_90"
 
 
@@ -128,21 +126,15 @@ def _sniffing(store: Any) -> Iterator[Counter[str]]:
 
 
 def writer(given: argparse.Namespace) -> dict[str, Any]:
-    """The requests of a move (a rollback, between two versions with all evidence), and of making a feed of all."""
-    store, found = fill(given.models, 1), dict[str, Any]()
-    for name in ("no feed", "feed of all"):
-        if name == "feed of all":
-            with store.counted() as sent:
-                began = time.perf_counter()
-                feed = set_feed(store, "all", ["*:stable"])[0]
-            found["make feed"] = {**sent.kinds, "shards": len(feed.shards), "seconds": time.perf_counter() - began}
-            found["root_bytes"] = len(feed.to_bytes())
-        with store.counted() as sent:
-            channels.rollback(store, "m0", "stable")
-        found[name] = {**sent.kinds, "sent": sent.sent}
-    found["channel_bytes"] = len(store.objects[channel_key("m0", "stable")])
-    found["history_bytes"] = len(store.objects[channel_history_key("m0", "stable")])
-    return found
+    """The requests of a move (a rollback, between two versions with all evidence)."""
+    store = fill(given.models, 1)
+    with store.counted() as sent:
+        channels.rollback(store, "m0", "stable")
+    return {
+        "move": {**sent.kinds, "sent": sent.sent},
+        "channel_bytes": len(store.objects[channel_key("m0", "stable")]),
+        "history_bytes": len(store.objects[channel_history_key("m0", "stable")]),
+    }
 
 
 def fill(models: int, real: int) -> CountingStore:
@@ -179,17 +171,17 @@ def _move_costs(store: CountingStore) -> tuple[int, int]:
     return sent.count - 1, sent.received - len(store.objects[channel_key("m0", "stable")])
 
 
-def _shown(found: Traffic, given: argparse.Namespace, times: int = 1) -> dict[str, Any]:
+def _shown(found: Traffic, given: argparse.Namespace) -> dict[str, Any]:
     seconds = 60 * given.minutes
-    total = found.kinds.total() * times
+    total = found.kinds.total()
     return {
-        "kinds": {kind: count * times for kind, count in found.kinds.items()},
+        "kinds": dict(found.kinds),
         "requests_a_second": round(total / seconds, 1),
         "requests_a_second_and_node": round(total / seconds / given.nodes, 5),
-        "peak_requests_a_second": max(found.by_second.values()) * times,
-        "busiest_region_a_second": round(max(found.by_region.values()) * times / seconds, 1),
-        "received_mib": round(found.received * times / (1 << 20), 1),
-        "swaps": found.swaps * times,
+        "peak_requests_a_second": max(found.by_second.values()),
+        "busiest_region_a_second": round(max(found.by_region.values()) / seconds, 1),
+        "received_mib": round(found.received / (1 << 20), 1),
+        "swaps": found.swaps,
         "slowest_swap_s": round(found.slowest_s, 1),
     }
 
@@ -225,24 +217,8 @@ def outage(given: argparse.Namespace) -> dict[str, Any]:
     return {"requests_a_second_by_quarter": [round(rate, 1) for rate in rates], **_shown(found, given)}
 
 
-def feed(given: argparse.Namespace) -> dict[str, Any]:
-    """Nodes follow 20 channels each by a feed of all; a channel of somebody's moves every minute."""
-    store = fill(given.models, 4)
-    set_feed(store, "all", ["*:stable"])
-    costs, count = _move_costs(store), max(1, given.nodes // SAMPLE)
-    nodes = []
-    for number in range(count):
-        others = [f"m{(number * CHANNELS + step) % given.models}" for step in range(CHANNELS - 1)]
-        nodes.append(feed_node(store, number % REGIONS, [f"m{number % 4}", *others], INTERVAL_S))
-    events = [
-        (60.0 * minute + 30, lambda minute=minute: channels.rollback(store, f"m{minute % 4}", "stable"))
-        for minute in range(given.minutes)
-    ]
-    return {"costs": costs, **_shown(simulate(store, nodes, 60 * given.minutes, events, costs), given, SAMPLE)}
-
-
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "one": one_node, "writer": writer, "idle": idle, "moves": moves, "outage": outage, "feed": feed,
+    "one": one_node, "writer": writer, "idle": idle, "moves": moves, "outage": outage,
 }  # fmt: skip
 
 if __name__ == "__main__":

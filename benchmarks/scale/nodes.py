@@ -1,4 +1,4 @@
-"""Simulated nodes: each looks by the real code (`VersionLocator`, `FeedReader`, `looking.pause_s`) at a counting store,
+"""Simulated nodes: each looks by the real code (`VersionLocator`, `looking.pause_s`) at a counting store,
 at simulated times; what a look that finds a move costs besides is measured once by a real pull, and added for each."""
 
 import heapq
@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from enginesmith.client.locate import VersionLocator
-from enginesmith.client.watching.feed_reader import FeedReader
 from enginesmith.client.watching.looking import pause_s
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.registry.versions.state import Channel
 from tests.enginesmith.registry.counting import CountingStore
 
-Look = Callable[[], Channel | dict[str, Channel] | None]
+Look = Callable[[], Channel | None]
 
 
 @dataclass
@@ -44,13 +43,6 @@ def channel_node(store: CountingStore, region: int, model: str, interval_s: floa
     """A node that follows the channel `stable` of a model."""
     locator = VersionLocator(store, checked=True)
     return Node(region, lambda: locator.read_channel(model, "stable"), interval_s)
-
-
-def feed_node(store: CountingStore, region: int, models: list[str], interval_s: float) -> Node:
-    """A node that follows these models' channels by the feed `all`."""
-    locator, reader = VersionLocator(store, checked=True), FeedReader("all")
-    wanted = [f"{model}:stable" for model in models]
-    return Node(region, lambda: dict(reader.read(locator, wanted)), interval_s)
 
 
 def simulate(

@@ -66,7 +66,7 @@ def pull(
         follow(client, references, dest, given, as_json)
         return
     if len(references) != 1:
-        raise click.UsageError("give one REF; several, or a --feed, go with --follow")
+        raise click.UsageError("give one REF; several go with --follow")
     reference = references[0]
     if explain:
         answers = [client.resolve(reference, machine_of(given, target)) for target in given["targets"]]

@@ -62,19 +62,12 @@ POLICY = (
 )
 WATCH = (
     click.option("--follow", "watch", is_flag=True, help="Follow the channel REF; DEST/current leads to its engine."),
-    click.option(
-        "--feed",
-        help="With --follow: a feed that has the channels; without REF all of them, each in DEST/MODEL/CHANNEL.",
-    ),
-    click.option(
-        "--listen", metavar="HOST:PORT", help="With --follow: where notifications come that shorten the wait."
-    ),
     click.option("--once", is_flag=True, help="With --follow: look once and exit."),
     click.option(
         "--interval",
         type=click.FloatRange(0.05),
         callback=check_finite,
-        show_default="120, for each request that a look takes",
+        show_default="120, for each channel",
         help="With --follow: seconds between two looks.",
     ),
     click.option(

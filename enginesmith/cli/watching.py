@@ -1,6 +1,5 @@
 """`enginesmith pull --follow`: follows channels until it is told to end."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,17 @@ def follow(client: "Client", references: tuple[str, ...], dest: Path, given: dic
     from enginesmith.client.client import Plain
     from enginesmith.client.watching.hooks import Command, Post
     from enginesmith.client.watching.looking import INTERVAL_S
-    from enginesmith.client.watching.notifications import NotificationListener
 
     if given["layout"] == "kserve":
         raise click.UsageError("--layout kserve writes objects once; a cluster follows no channel by them")
-    one, in_triton = len(references) == 1 and given["feed"] is None, given["layout"] == "triton"
+    one, in_triton = len(references) == 1, given["layout"] == "triton"
     if in_triton and not one:
         raise click.UsageError("--layout triton follows one channel for each folder; watch each into its own")
     line, url, timeout_s = given["hook"], given["hook_url"], given["hook_timeout"]
     if line and url:
         raise click.UsageError("give --hook or --hook-url, not both")
-    if not references and given["feed"] is None:
-        raise click.UsageError("give a channel to follow, as in digits:stable, or --feed NAME")
+    if not references:
+        raise click.UsageError("give a channel to follow, as in digits:stable")
     options: dict[str, Any] = {
         "machine": machines_of(given) if in_triton else one_machine(given),
         "hook": Command(line, timeout_s) if line else Post(url, timeout_s) if url else None,
@@ -39,17 +37,13 @@ def follow(client: "Client", references: tuple[str, ...], dest: Path, given: dic
         **_reporting(given),
     }
     try:
-        with NotificationListener(given["listen"]) if given["listen"] else nullcontext() as wake:
-            if one:
-                interval_s = given["interval"] or INTERVAL_S
-                layout = triton_of(given) if in_triton else Plain()
-                swap = client.watch(references[0], dest, layout=layout, interval_s=interval_s, wake=wake, **options)
-                swaps: tuple[Swap, ...] = () if swap is None else (swap,)
-            else:
-                interval_s = given["interval"]
-                swaps = client.watch_group(
-                    references, dest, feed=given["feed"], interval_s=interval_s, wake=wake, **options
-                )
+        if one:
+            interval_s = given["interval"] or INTERVAL_S
+            layout = triton_of(given) if in_triton else Plain()
+            swap = client.watch(references[0], dest, layout=layout, interval_s=interval_s, **options)
+            swaps: tuple[Swap, ...] = () if swap is None else (swap,)
+        else:
+            swaps = client.watch_group(references, dest, interval_s=given["interval"], **options)
     except KeyboardInterrupt:
         say("stopped")
         return
@@ -75,8 +69,6 @@ def refuse_without_watch(context: click.Context) -> None:
     """Raise click's usage error for an option that goes with --follow."""
     for name in (
         "once",
-        "feed",
-        "listen",
         "hook",
         "hook_url",
         "interval",

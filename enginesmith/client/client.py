@@ -36,7 +36,7 @@ from enginesmith.client.pull import Pulled, download_best, download_each, downlo
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginesmith.client.watching.health import Health, HealthCommand, HealthUrl
 from enginesmith.client.watching.hooks import Command, Hook, Post
-from enginesmith.client.watching.looking import INTERVAL_S, Wake
+from enginesmith.client.watching.looking import INTERVAL_S
 from enginesmith.client.watching.reporting import Reporter, ReportUrl
 from enginesmith.client.watching.watch import ChannelWatcher, Swap
 from enginesmith.client.watching.watch_group import GroupWatcher
@@ -170,16 +170,14 @@ class Client:
         stop: Event | None = None,
         say: Callable[[str], object] = print,
         progress: Progress = silent,
-        wake: Wake | None = None,
         health: Health | None = None,
         report: ReportUrl | bool = True,
     ) -> Swap | None:
         """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
         layout: `Triton()` follows it in a model repository of Triton's, and there for several machines, too.
-        See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.  wake: what shortens
-        the wait for the next look, such as a `NotificationListener`.  health: whether the server is well, for rollouts.
-        report: where to reports to rollouts go; True is the registry, False nowhere.
+        See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.  health: whether the
+        server is well, for rollouts.  report: where to reports to rollouts go; True is the registry, False nowhere.
         """
         watch = self._watchers(hook, keep, say, progress)(
             parse_reference(reference),
@@ -187,7 +185,6 @@ class Client:
             Path(dest),
             layout=layout,
             interval_s=interval_s,
-            wake=wake,
             reporter=_reporter(health, report, say),
         )
         return watch.once() if once else watch.run(stop or Event())
@@ -197,7 +194,6 @@ class Client:
         references: Sequence[str],
         dest: str | Path,
         *,
-        feed: str | None = None,
         machine: Machine | str = AUTO,
         interval_s: float | None = None,
         hook: Hook | None = None,
@@ -206,14 +202,10 @@ class Client:
         stop: Event | None = None,
         say: Callable[[str], object] = print,
         progress: Progress = silent,
-        wake: Wake | None = None,
         health: Health | None = None,
         report: ReportUrl | bool = True,
     ) -> tuple[Swap, ...]:
-        """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL; see `watch_group.GroupWatcher`.
-
-        feed: a feed that has them, so that a look is one request; without references all of its channels.
-        """
+        """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watch_group.GroupWatcher`)."""
         here, watcher = _machine(machine), self._watchers(hook, keep, say, progress)
 
         def make(reference: Reference) -> ChannelWatcher:
@@ -221,7 +213,7 @@ class Client:
             return watcher(reference, [here], place, reporter=_reporter(health, report, say))
 
         parsed = [parse_reference(reference) for reference in references]
-        group = GroupWatcher(lambda: self._locator, parsed, make, feed=feed, interval_s=interval_s, say=say, wake=wake)
+        group = GroupWatcher(parsed, make, interval_s=interval_s)
         return group.once() if once else group.run(stop or Event())
 
     def _watchers(

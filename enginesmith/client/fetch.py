@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from enginesmith.core.errors import IntegrityError
-from enginesmith.registry.store.base import Doubting, Store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.cache import BlobCache, VerificationCache, local_cache
 from enginesmith.registry.store.download import download, journal_of
 from enginesmith.registry.store.files import (
@@ -32,6 +32,7 @@ from enginesmith.registry.store.files import (
     sweep,
     sync_folder,
 )
+from enginesmith.registry.store.nearest import list_sources
 
 # Source of the bytes: the file was there already, this machine's cache, or the registry.
 Origin = Literal["there", "cache", "registry"]
@@ -148,15 +149,14 @@ class BlobFetcher:
     def _download(self, store: Store, blob: BlobDigest, size_bytes: int, partial: Path) -> str:
         """Download a blob to `partial` and return its digest, the expected one.
 
-        Other bytes are downloaded once more from the start, since a resumed part or the network may have been at fault;
-        then IntegrityError is raised.
+        Other bytes are downloaded again from the start, as `list_sources` says; then IntegrityError is raised.
         """
-        for _ in range(2):
+        for source in list_sources(store):
             found = download(
                 partial,
                 blob,
                 size_bytes,
-                lambda start, size: store.open_range(blob.digest, start, size),
+                lambda start, size, source=source: source.open_range(blob.digest, start, size),  # type: ignore[misc]
                 lambda there: self.progress(there, size_bytes),
                 beside=self.beside,
             )
@@ -164,8 +164,6 @@ class BlobFetcher:
             if found == blob.expected:
                 return found
             partial.unlink()
-            if isinstance(store, Doubting):
-                store.doubt(blob.digest)
         raise IntegrityError(
             f"blob {blob.digest} of {store.uri} holds other bytes (their {blob.algorithm} is {found}, and should be "
             f"{blob.expected}); run `enginesmith registry fsck --repair`, then build again"

@@ -9,8 +9,7 @@
     │   ├── DataError               calibration or golden data
     │   └── UnknownNameError          a reference, target or precision that names nothing
     ├── UnavailableError         3  something the run depends on is out of reach (registry, Ray, Prefect, disk full)
-    │   ├── UndecidedError            a write whose answer was lost: it may have happened or not
-    │   └── RelayError                a cache that answers while the registry behind it does not
+    │   └── UndecidedError            a write whose answer was lost: it may have happened or not
     ├── IntegrityError           1  bytes do not match their digest, or a manifest does not match itself
     ├── ConflictError            1  somebody else published first, with other content
     └── StepError                1  a step of the pipeline failed in its own process; carries the log
@@ -65,10 +64,6 @@ class UnavailableError(EnginesmithError):
 
 class UndecidedError(UnavailableError):
     """The answer to a conditional write was lost, and the present content does not show whether it happened."""
-
-
-class RelayError(UnavailableError):
-    """A cache answers, and the registry that it reads from does not."""
 
 
 class IntegrityError(EnginesmithError):

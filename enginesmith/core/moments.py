@@ -1,5 +1,6 @@
-"""Times as text: ISO 8601 in UTC, as documents hold them."""
+"""Times as text (ISO 8601 in UTC, as documents hold them), and a clock for what lasts on this machine."""
 
+import time
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -34,3 +35,8 @@ def is_time(text: str) -> bool:
 
 # A field of documents.
 Timestamp = Annotated[str, Predicate(is_time), doc("a time in ISO 8601 with its time zone")]
+
+
+def steady_s() -> float:
+    """Seconds by a clock that nobody sets and that also counts while the machine sleeps (CLOCK_BOOTTIME of Linux)."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

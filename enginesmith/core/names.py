@@ -77,11 +77,6 @@ def check_channel(name: str) -> str:
     return _check("channel", name)
 
 
-def check_feed(name: str) -> str:
-    """Return a feed's name if it is well-formed. Raises UnknownNameError."""
-    return _check("feed", name)
-
-
 def parse_reference(text: str) -> Reference:
     """Read `name`, `name@VERSION` or `name:CHANNEL`. Raises UnknownNameError for a malformed name, InputError for a
     value that is no string."""

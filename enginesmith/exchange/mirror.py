@@ -78,9 +78,9 @@ def mirror(
         models = [manifest.model, *(graph.model for graph in manifest.graphs)]
         with hold_change(dest, models, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
             _copy_version(source, manifest, guard, sizes, say)
+            refresh_version(guard, manifest)
         if with_channels and located.channel is not None:
             moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
-        refresh_version(dest, manifest)
     for model in dict.fromkeys(located.manifest.model for located in found):
         merge_series(source, dest, model)
     names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in found))

@@ -1,8 +1,7 @@
 """Garbage collection: a sweep marks garbage, and deletes what was marked a grace period ago and still is garbage.
 
 `collection.garbage` finds what is garbage, `collection.sweep` marks and deletes. Nothing that a writer with a lease
-needs is deleted, at whatever moment (`leases`); docs/guides/retention.md ("Why a collection never hurts a publication")
-has the argument.
+needs is deleted, at whatever moment (`leases`); docs/concepts/registry-protocol.md has the argument.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERIES, lease_key
 from enginesmith.registry.versions.index import heal_index
 from enginesmith.registry.versions.lookup import versions
+from enginesmith.registry.versions.refresh import refresh_models
 
 GRACE = timedelta(days=7)
 
@@ -83,7 +83,8 @@ def collect(
 
 def _clean_up(sweep: Sweep, found: Garbage) -> None:
     """Delete what only garbage needed, and what writers that died left behind: records, series of latencies of models
-    without a version, leases that are over, what the index of models has wrong, build locks, unfinished uploads."""
+    without a version, leases that are over, build locks, unfinished uploads. Snapshots of the models that such leases
+    name, and what the index of models has wrong, are written anew."""
     store = sweep.store
     sweep.delete_dead_records(found)
     there = {listed.model for listed in found.listed}
@@ -92,9 +93,12 @@ def _clean_up(sweep: Sweep, found: Garbage) -> None:
             for key in list(store.list(f"{SERIES}{model}/")):
                 store.remove(key)
                 sweep.gone[key] = "series"
-    over = [lease for lease in leases.list_leases(store) if not lease.is_held(leases.now())]
+    now = store.now()
+    over = [lease for lease in leases.list_leases(store) if not lease.is_held(now)]
     left = [listed.without(sweep.gone) for listed in found.listed]
-    heal_index(store, left, [model for lease in over for model in lease.changes])
+    changed = [model for lease in over for model in lease.changes]
+    refresh_models(store, changed)
+    heal_index(store, left, changed)
     for lease in over:
         store.remove(lease_key(lease.id))
     build_lock.remove_stale_locks(store)
@@ -114,7 +118,7 @@ def _summarize(
 
     Nothing refers to a run's document, so that it needs no tombstone. Its logs are blobs, and garbage from then on.
     """
-    acted, gone, now = gone is not None, gone or {}, leases.now()
+    acted, gone, now = gone is not None, gone or {}, store.now()
     marks = {name: mark for shard in shards.values() for name, mark in (*shard.waiting.items(), *shard.going.items())}
     held = [lease for lease in leases.list_leases(store) if lease.is_held(now)]
     oldest = min((lease.seen for lease in held), default=None)

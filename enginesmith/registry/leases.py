@@ -6,8 +6,9 @@ the marks. So a writer does this, in this order: `hold_lease`; `Guard.secure` th
 what refers to them. One that needs a name that is going must run again later. docs/guides/retention.md ("Why a
 collection never hurts a publication") has the argument why this is enough.
 
-Only leases and grace periods compare times of two machines, whose clocks may differ by `SKEW`: others take a lease as
-held for that much longer than it says, and its holder relies on it for that much shorter.
+The times in a lease, as all that one machine writes and another judges, are of the store's clock (`Store.now`). Its
+holder measures what is left of it by a clock of its own machine that nobody sets, from before it asked the store for
+the time, and stops `MARGIN` early.
 """
 
 import os
@@ -16,10 +17,10 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from threading import Event, Thread
 
-from enginesmith.core import parsing
+from enginesmith.core import moments, parsing
 from enginesmith.core.digest import canonical_json, digests_in
 from enginesmith.core.errors import ConflictError, EnginesmithError, IntegrityError, UnavailableError
 from enginesmith.core.moments import read_stamp as read_stamp
@@ -27,7 +28,7 @@ from enginesmith.core.moments import stamp as stamp
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.ensembles import load_pinned
 from enginesmith.registry.manifest import Manifest, parse
-from enginesmith.registry.marks import SKEW, read_state, unmark
+from enginesmith.registry.marks import read_state, unmark
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import LEASES, lease_key, manifest_key, version_prefix
 from enginesmith.registry.store.parallel import side_by_side
@@ -37,16 +38,15 @@ LEASE_MAX_BYTES = 1 << 16
 PUBLISHING = timedelta(hours=1)
 # Of a whole build's lease, in which compilers run for hours.
 BUILDING = timedelta(hours=24)
-
-
-def now() -> datetime:
-    """The current time in UTC; tests replace this function."""
-    return datetime.now(UTC)
+# A holder stops so much early: a store's clock counts whole seconds, and two clocks differ in their rates and a store's
+# servers in their times by less.
+MARGIN = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A writer's lease. what: the work, for messages.  holder: host and process number.  at, expires: its time.
+    """A writer's lease. what: the work, for messages.  holder: host and process number.  at, expires: its time, by the
+    store's clock.
 
     seen: the generation of the garbage marks that was read before.  changes: models whose versions or channels the
     holder may change (`versions.index`).
@@ -61,13 +61,13 @@ class Lease:
     changes: tuple[str, ...] = ()
 
     def is_held(self, now: datetime) -> bool:
-        """Whether its holder may still rely on it at the time `now` of the caller's clock."""
-        return now < self.expires + SKEW
+        """Whether its holder may still rely on it. now: by the store's clock."""
+        return now < self.expires
 
 
 def take_lease(store: Store, what: str, lasts: timedelta = PUBLISHING, changes: tuple[str, ...] = ()) -> Lease:
     """Write a lease and return it. The generation is read first: one that is too low is safe, one too high is not."""
-    seen, began = read_state(store).generation, now()
+    seen, began = read_state(store).generation, store.now()
     holder = f"{socket.gethostname()} {os.getpid()}"
     lease = Lease(secrets.token_hex(16), what, holder, began, began + lasts, seen, changes)
     document = {**vars(lease), "at": stamp(lease.at), "expires": stamp(lease.expires)}
@@ -101,29 +101,37 @@ def list_leases(store: Store) -> list[Lease]:
 
 @dataclass(frozen=True)
 class Guard:
-    """A writer's lease on a store."""
+    """A writer's lease on a store. begun: of `steady_s`, before the lease was taken."""
 
     store: Store
     lease: Lease
+    begun: float
 
     def secure(self, names: Iterable[str]) -> None:
         """Remove the garbage marks of names (digests, `model@version`); check only afterwards that they exist.
 
         Raises ConflictError when one is being deleted at this moment, or the lease has expired.
         """
-        if now() > self.lease.expires - SKEW:
+        if moments.steady_s() > end_of(self.begun, self.lease.expires - self.lease.at):
             raise ConflictError(
                 f"{self.lease.what} took longer than its lease, until {stamp(self.lease.expires)}; run again"
             )
         unmark(self.store, names)
 
 
+def end_of(begun: float, lasts: timedelta) -> float:
+    """Until when, by `steady_s`, its writer may rely on what it wrote for a duration. begun: before it asked the store
+    for the time."""
+    return begun + (lasts - MARGIN).total_seconds()
+
+
 @contextmanager
 def hold_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterator[Guard]:
     """Hold a lease on a store while the block writes something that refers to its content."""
+    begun = moments.steady_s()
     lease = take_lease(store, what, lasts)
     try:
-        yield Guard(store, lease)
+        yield Guard(store, lease, begun)
     finally:
         with suppress(UnavailableError):  # it expires by itself
             store.remove(lease_key(lease.id))

@@ -12,7 +12,7 @@ anew. So whoever reads generation n finds every mark of it and of those before i
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from enginesmith.core import parsing
 from enginesmith.core.digest import canonical_json, digest_of_bytes, is_digest
@@ -29,13 +29,12 @@ STATE_MAX_BYTES = 1 << 20
 SHARD_MAX_BYTES = 48 << 20
 # The most names that are marked in a shard, so that it stays below what a store takes; the rest waits for the next run.
 MOST_IN_SHARD = 50_000
-# Clocks of two machines may differ by so much.
-SKEW = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
 class Tombstone:
-    """The mark of one name: since when it is marked as garbage, and the generation of the collection that did it."""
+    """The mark of one name: since when it is marked as garbage, by the store's clock, and the generation of the
+    collection that did it."""
 
     since: datetime
     generation: int
@@ -70,8 +69,8 @@ class MarkShard:
 
 @dataclass(frozen=True)
 class Sweeper:
-    """The collection at work. by: host and process number.  expires: it counts as dead after it.  generation: of the
-    marks that it writes, published when all of them are written; 0 before it writes any."""
+    """The collection at work. by: host and process number.  expires: it counts as dead after it, by the store's
+    clock.  generation: of the marks that it writes, published when all of them are written; 0 before it writes any."""
 
     id: str
     by: str

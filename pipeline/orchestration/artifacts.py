@@ -9,12 +9,13 @@ import contextvars
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from enginesmith.core.text import format_metrics, pluralize, visible
 from enginesmith.registry.builds.runs import OVER, RunState
-from pipeline.orchestration.runs.views import RunView, view_run
+from pipeline.orchestration.runs.views import RunView
 from pipeline.values import Json
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class ProgressArtifact:
 
     def __call__(self, run: RunState) -> None:
         """Post a state."""
-        one = view_run(run)
+        one = RunView(run, datetime.now(UTC))
         # Each its own copy: a context is entered by one thread at a time, and a catalog's runs have a writer each.
         self._context.copy().run(self._show, one, percent(one), description(one))
 

@@ -1,24 +1,23 @@
 """The controller of rollouts: one look at a channel's rollout, which decides and writes at most one step.
 
 A step is one write of the channel's state, by compare-and-swap, and that is what nodes read. So several controllers do
-no harm, and one that is killed anywhere leaves the state before its step or after it. What repeats the state is written
-after it, and by every look that finds it late (`rolling.settle_rollout`).
+no harm, and one that is killed anywhere leaves the state before its step or after it.
 """
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from enginesmith.core.errors import ConflictError, EnginesmithError, InputError, IntegrityError, UnknownNameError
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
 from enginesmith.core.text import join_first
 from enginesmith.registry.evidence.canaries import canaries
 from enginesmith.registry.rollouts.reports import MOST_REPORTERS, NOTHING_HEARD, Heard, read_reports
-from enginesmith.registry.rollouts.state import Rollout, open_wave, parse_time, raise_reach
+from enginesmith.registry.rollouts.state import Rollout, count_time, open_wave, parse_time, raise_reach
 from enginesmith.registry.rollouts.waves import WHOLE
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.policies import CanaryPass, canary_pass
-from enginesmith.registry.versions.rolling import change_rollout, clear_marks, read_rollout, settle_rollout
+from enginesmith.registry.versions.rolling import change_rollout, clear_marks, read_rollout
 from pipeline.rollout.gates import GateResult, judge_gates, moment_of
 
 CONTROLLER = "controller"
@@ -28,7 +27,7 @@ CONTROLLER = "controller"
 class Advance:
     """What a look did. action: 'waiting', 'raised', 'wave', 'done', 'halted', 'aborted', 'paused', or
     'beaten' where another writer was faster. why: in words.  gates, heard: what the look saw.  made: whether this look
-    wrote a decision, which no other one did.  late: why what repeats the channel's state could not be written yet."""
+    wrote a decision, which no other one did."""
 
     rollout: Rollout
     action: str
@@ -36,11 +35,10 @@ class Advance:
     gates: tuple[GateResult, ...] = ()
     heard: Heard = NOTHING_HEARD
     made: bool = False
-    late: str = ""
 
 
-def advance(store: Store, model: str, channel: str, now: datetime, by: str = CONTROLLER) -> Advance | None:
-    """Look at a channel's rollout and make the step that is due; None where there is none. now: by the store's clock.
+def advance(store: Store, model: str, channel: str, by: str = CONTROLLER) -> Advance | None:
+    """Look at a channel's rollout and make the step that is due, by the store's clock; None where there is none.
 
     Raises IntegrityError for a damaged document, UnavailableError where the registry is out of reach; both change
     nothing that nodes follow.
@@ -49,6 +47,7 @@ def advance(store: Store, model: str, channel: str, now: datetime, by: str = CON
     if before is None:
         clear_marks(store, model, channel)
         return None
+    now = store.now()  # after the rollout was read (`count_time`)
     found = _decide(store, before, now, by)
     if found.rollout != before:
         try:
@@ -59,10 +58,7 @@ def advance(store: Store, model: str, channel: str, now: datetime, by: str = CON
         except ConflictError:
             return _describe_loss(store, before)
         found = replace(found, made=found.rollout.history != before.history)
-    try:
-        settle_rollout(store, model, channel)
-    except EnginesmithError as error:
-        return replace(found, late=str(error))
+    clear_marks(store, model, channel)
     return found
 
 
@@ -103,6 +99,7 @@ def _decide(store: Store, rollout: Rollout, now: datetime, by: str) -> Advance:
     """The step that is due, not written yet."""
     if rollout.is_finished:
         return Advance(rollout, rollout.state, rollout.history[-1].why)
+    rollout = count_time(rollout, now)
     heard = read_reports(store, rollout)
     try:
         manifest = lookup.load(store, rollout.model, rollout.version)
@@ -126,15 +123,15 @@ def _halt(rollout: Rollout, now: datetime, by: str, why: str, gates: tuple[GateR
 
 def _go_on(rollout: Rollout, now: datetime, by: str, gates: tuple[GateResult, ...], heard: Heard) -> Advance:
     """The next step of the open wave, the next wave, the promotion; or nothing, with what it waits for."""
-    if rollout.soaking is None:
-        due = parse_time(rollout.raised) + timedelta(seconds=rollout.plan.look_s)
+    if not rollout.is_open:
+        due = _since(rollout, now) + timedelta(seconds=rollout.plan.look_s)
         if now < due:
             why = f"{_reached(rollout)}; the next step is due at {due:%H:%M:%S}"
             return Advance(rollout, "waiting", why, gates, heard)
-        raised = raise_reach(rollout, now)
+        raised = raise_reach(rollout)
         return Advance(raised, "raised", _reached(raised), gates, heard)
     if not moment_of(rollout, now).is_over:
-        end = parse_time(rollout.soaking) + timedelta(seconds=rollout.plan.soaks_s[rollout.wave])
+        end = _since(rollout, now) + timedelta(seconds=rollout.plan.soaks_s[rollout.wave])
         return Advance(rollout, "waiting", f"wave {rollout.target} until {end:%H:%M:%S} at least", gates, heard)
     if waiting := [gate for gate in gates if gate.verdict == "wait"]:
         why = "; ".join(f"{gate.name}: {gate.why}" for gate in waiting)
@@ -146,6 +143,10 @@ def _go_on(rollout: Rollout, now: datetime, by: str, gates: tuple[GateResult, ..
         return Advance(rollout.decide(now, "done", by, why, state="done"), "done", why, gates, heard)
     opened = _foresee_reports(open_wave(rollout, rollout.wave + 1, now), rollout, heard)
     return Advance(opened.decide(now, f"wave {opened.target}", by, why), "wave", why, gates, heard)
+
+
+def _since(rollout: Rollout, now: datetime) -> datetime:
+    return parse_time(rollout.since) if rollout.since else now
 
 
 def _reached(rollout: Rollout) -> str:

@@ -29,15 +29,11 @@ class RolloutFollower:
     failed: dict[Where, str] = field(default_factory=dict)
 
     def look(self) -> bool:
-        """Look at each once; whether one is not finished. The time is that of the store, whose clock all controllers
-        share. Raises UnavailableError where it does not answer."""
+        """Look at each once; whether one is not finished. Raises UnavailableError where the store does not answer."""
         going = False
-        if not (wheres := self.chosen or running_rollouts(self.store)):
-            return False
-        now = self.store.now()
-        for where in wheres:
+        for where in self.chosen or running_rollouts(self.store):
             try:
-                found = advance(self.store, *where, now)
+                found = advance(self.store, *where)
             except EnginesmithError as error:
                 going = True
                 self._tell(where, f"not looked at: {error}")
@@ -45,7 +41,7 @@ class RolloutFollower:
                 continue
             self.failed.pop(where, None)
             if found is not None:
-                going = going or bool(found.late) or not found.rollout.is_finished
+                going = going or not found.rollout.is_finished
                 self._take(where, found)
         return going
 
@@ -53,8 +49,6 @@ class RolloutFollower:
         before = self.last.get(where)
         if before is None or (before.action, before.why) != (found.action, found.why):
             self._tell(where, f"{found.action}: {found.why}")
-        if found.late and (before is None or before.late != found.late):
-            self._tell(where, f"not written everywhere yet: {found.late}")
         self.last[where] = found
         if found.made:
             self.on_step(found)

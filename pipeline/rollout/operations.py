@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from enginesmith.core.errors import ConflictError, EnginesmithError, InputError, IntegrityError, UnknownNameError
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
 from enginesmith.registry.leases import hold_lease, secure_version
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.rollouts.reports import clear_reports
@@ -17,14 +17,13 @@ from enginesmith.registry.rollouts.state import (
     RolloutPlan,
     format_time,
     open_wave,
-    parse_time,
 )
 from enginesmith.registry.rollouts.waves import check_waves
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions import channels, lookup, policies
 from enginesmith.registry.versions.losses import list_losses
-from enginesmith.registry.versions.rolling import begin_rollout, change_rollout, settle_rollout
+from enginesmith.registry.versions.rolling import begin_rollout, change_rollout, clear_marks
 from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.rollout.advance import passes_of
 from pipeline.rollout.limits import count_nodes, with_limits
@@ -73,7 +72,7 @@ def start(
     with hold_lease(store, f"starting a rollout of {model}@{manifest.version}") as guard:
         secure_version(guard, manifest)
         begun = begin_rollout(guard, model, channel, open_first)
-    _settle(store, begun)
+    clear_marks(store, model, channel)
     clear_reports(store, begun)
     return begun
 
@@ -117,8 +116,7 @@ def _waiting(manifest: Manifest, serving: Channel, plan: RolloutPlan, who: Opera
         wave=0,
         reach=(),
         opened=time,
-        raised=time,
-        soaking=None,
+        since=None,
         history=(Decision(time, f"started, wave {plan.waves[0]}", 1, who.by[:MOST_BY], who.why[:MOST_WHY]),),
     )
 
@@ -165,7 +163,8 @@ def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
     found = _unfinished(store, model, channel)
     if found.state != "running":
         raise InputError(f"the rollout of {found.where} is {found.state}, not running; there is nothing to pause")
-    after = found.decide(who.at, "paused", who.by, who.why, state="paused", paused=format_time(who.at))
+    begun = found.paused or format_time(who.at)
+    after = found.decide(who.at, "paused", who.by, who.why, state="paused", paused=begun)
     return _write(store, found, after)
 
 
@@ -179,9 +178,7 @@ def resume(store: Store, model: str, channel: str, who: Operator, *, without_dat
     if without_data:
         return _waive_data(store, found, who)
     if found.state == "paused":
-        gone = who.at - parse_time(found.paused or format_time(who.at))
-        soaking = format_time(parse_time(found.soaking) + gone) if found.soaking else None
-        after = found.decide(who.at, "resumed", who.by, who.why, state="running", paused=None, soaking=soaking)
+        after = found.decide(who.at, "resumed", who.by, who.why, state="running")
         return _write(store, found, after)
     if found.state == "running" and found.plan.gates.approve and found.approved <= found.wave:
         after = found.decide(who.at, "approved", who.by, who.why, approved=found.wave + 1)
@@ -202,41 +199,24 @@ def _waive_data(store: Store, found: Rollout, who: Operator) -> Rollout:
 
 
 def abort(store: Store, model: str, channel: str, who: Operator) -> Rollout:
-    """End a rollout: every node returns to what the channel serves.
-
-    That is one write of the channel's state. Where a feed cannot be written after it, the error says so; `abort` again,
-    or the next look of a controller, writes it.
-    """
+    """End a rollout: every node returns to what the channel serves."""
     found = _unfinished(store, model, channel)
     return _write(store, found, found.decide(who.at, "aborted", who.by, who.why, state="aborted"))
 
 
 def _write(store: Store, before: Rollout, after: Rollout) -> Rollout:
     change_rollout(store, before, after)
-    _settle(store, after)
+    clear_marks(store, after.model, after.channel)
     return after
 
 
-def _settle(store: Store, rollout: Rollout) -> None:
-    """`settle_rollout`. Raises what the store raises, with the message that the rollout is as it should be."""
-    try:
-        settle_rollout(store, rollout.model, rollout.channel)
-    except EnginesmithError as error:
-        raise type(error)(
-            f"the rollout of {rollout.where} is {rollout.state}, but nodes that follow a feed may not know: {error}; "
-            f"`enginesmith rollout watch {rollout.where} --once` writes it"
-        ) from error
-
-
 def _unfinished(store: Store, model: str, channel: str) -> Rollout:
-    """The rollout that runs. Raises UnknownNameError where there never was one, InputError where it is finished, of
-    which what was not written everywhere is written."""
+    """The rollout that runs. Raises UnknownNameError where there never was one, InputError where it is finished."""
     serving = read_channel(store, model, channel)
     found = serving.rollout if serving else None
     if found is None:
         raise UnknownNameError(f"{model}:{channel} has no rollout; `enginesmith rollout start REF {model}:{channel}`")
     if found.is_finished:
-        settle_rollout(store, model, channel)
         last = found.history[-1]
         raise InputError(f"the last rollout of {found.where} is {found.state} since {last.at}: {last.why}")
     return found

@@ -1,7 +1,8 @@
 """Takes reports over HTTP from nodes that may read the registry and not write it, and stores them.
 
-A report is taken only of a node that the rollout that runs has reached and asks, of a version that the rollout has, of
-now, and at most once a minute from each; all else is answered with the reason. What is known of a node is its report in
+A report is taken only of a node that the rollout that runs has reached and asks, of a version that the rollout has, and
+at most once a minute from each; all else is answered with the reason. It counts as of the time when it is stored,
+whatever the node's clock says. What is known of a node is its report in
 the registry: nothing of it is held here. Beyond loopback all nodes show one token (`ENGINESMITH_REPORT_TOKEN`); which
 of them it is, each says of itself.
 """
@@ -36,8 +37,6 @@ from enginesmith.registry.store.layout import serving_prefix
 from enginesmith.registry.versions.rolling import read_rollout
 
 LIMITS = HttpLimits(body_bytes=MAX_BYTES, connections=1024, threads=16)
-# Clocks of a node and of this process may differ by so much.
-SKEW = timedelta(minutes=5)
 # Nodes whose reports a rollout has, at most: ten times of those that are asked.
 MOST_NODES = 10 * MOST_REPORTERS
 
@@ -68,7 +67,7 @@ class ReportReceiver:
             rollout = read_rollout(self.store, sent.model, sent.channel)
             if rollout is None or rollout.is_finished or rollout.id != sent.rollout:
                 return 409, "no such rollout is running"
-            if why := find_objection(rollout, node, report, now):
+            if why := find_objection(rollout, node, report):
                 return 422, why
             before = self.store.read(key)
             if before is not None and _is_recent(before, now):
@@ -92,26 +91,22 @@ class ReportReceiver:
             return count < MOST_NODES
 
 
-def find_objection(rollout: Rollout, node: ServingNode, report: NodeReport, now: datetime) -> str:
-    """Why a report cannot be one of this node in this rollout at this time; '' where it can be."""
+def find_objection(rollout: Rollout, node: ServingNode, report: NodeReport) -> str:
+    """Why a report cannot be one of this node in this rollout; '' where it can be."""
     if not is_reached(node, rollout.id, rollout.reach):
         return f"the rollout has not reached node {node.name}"
     if not reports(digest_of_bytes(node.name.encode()), rollout.reporters_ppm):
         return f"node {node.name} is not among those that report"
     if report.version not in (rollout.version, rollout.base) and (report.version or report.failure != "pull"):
         return f"version {report.version[:80]!r} is neither {rollout.version}, which comes, nor {rollout.base}"
-    at, since, began = (parse_time(text) for text in (report.at, report.since, rollout.history[0].at))
-    if abs(at - now) > SKEW:
-        return f"the report is of {format_time(at)}, and now is {format_time(now)}; set the node's clock"
-    if not began - SKEW <= since <= now + SKEW:
-        return f"the report speaks of {format_time(since)}; the rollout began at {format_time(began)}"
     if len(report.detail) > MOST_DETAIL:
         return f"its detail has {len(report.detail)} characters; {MOST_DETAIL} are the most"
     return ""
 
 
 def _is_recent(data: bytes, now: datetime) -> bool:
-    """Whether a stored report was taken less than LEAST_S ago; one that is damaged was not."""
+    """Whether a stored report was taken less than LEAST_S ago; one that is damaged, or that a receiver with another
+    clock took, was not."""
     try:
         return timedelta(0) <= now - parse_time(parse_report(data).at) < timedelta(seconds=LEAST_S - 1)
     except IntegrityError:

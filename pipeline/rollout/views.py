@@ -66,8 +66,10 @@ class RolloutStatus:
         rollout = self.rollout
         if rollout.state != "running":
             return rollout.state
-        if rollout.soaking is None:
+        if not rollout.is_open:
             return f"opening: {', '.join(map(str, rollout.reach))}"
+        if rollout.soaking is None:
+            return "open, and no controller has looked since"
         return f"open for {(self.now - parse_time(rollout.soaking)).total_seconds():.0f} s"
 
 

@@ -14,7 +14,7 @@ from enginesmith.registry.builds.runs import RunState, read_runs, run_ids
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import FAILED, failed_data_key, failed_page_key
 from pipeline.fleet.coverage import STATES
-from pipeline.orchestration.runs.views import view_run
+from pipeline.orchestration.runs.views import view_runs
 from pipeline.site.drawing import copy_report, draw
 from pipeline.site.folder import Page
 from pipeline.site.keys import digest_lines
@@ -146,7 +146,7 @@ def _spans(run: RunState, at: str | None) -> bool:
 
 def _runs(store: Store, notes: Mapping[str, ModelNote], failed: Collection[str]) -> bytes:
     ids = run_ids(store)
-    found = [view_run(run) for run in read_runs(store, ids[:MOST_RUNS])]
+    found = view_runs(store, read_runs(store, ids[:MOST_RUNS]))
     # Only what runs has a time that goes on, so the page of a registry where nothing runs stays as it is.
     live = [run for run in found if run.state == "running"]
     more = max(0, len(ids) - MOST_RUNS)

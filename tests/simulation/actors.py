@@ -1,10 +1,11 @@
 """What users and programs do to a registry, as actors that run the product's own code."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from enginesmith.client.locate import VersionLocator
 from enginesmith.core.names import parse_reference
+from enginesmith.exchange.mirror import mirror
 from enginesmith.registry import pins
 from enginesmith.registry.collection.references import Rules as Kept
 from enginesmith.registry.gc import collect
@@ -18,6 +19,7 @@ from enginesmith.registry.versions.publish import publish
 from pipeline.rollout import operations
 from pipeline.rollout.follow import RolloutFollower
 from tests.enginesmith import registries
+from tests.simulation.folders import Folder
 from tests.simulation.rules import Rules
 from tests.simulation.store import SimulatedStore
 from tests.simulation.world import Call, Violation, World
@@ -30,19 +32,24 @@ PLAN = RolloutPlan((Slice(500_000), Slice(1_000_000)), (600, 600), Gates(health_
 
 @dataclass
 class Registry:
-    """A simulated registry, and its rules."""
+    """A simulated registry, and its rules. site: the registry of another site, where there is one.  folders: that nodes
+    watch `stable` into."""
 
     world: World
     store: SimulatedStore
     rules: Rules
+    site: "Registry | None" = None
+    folders: list[Folder] = field(default_factory=list)
 
     def publish(self, content: str, version: str | None = None) -> Call:
-        """Publish a version with one engine of its own."""
+        """Publish a version with one engine of its own, which moves the channel candidate."""
+        number = self._number()
 
         def work() -> str:
             entry = registries.engine(self.store, data=f"engine {content}".encode())
             draft = registries.draft(self.store, content, MODEL)
-            return publish(self.store, draft, [(entry, registries.approval(entry))], wanted_version=version).version
+            pairs = [(entry, registries.approval(entry))]
+            return publish(self.store, draft, pairs, wanted_version=version, why=number).version
 
         return self.world.call(f"publish {content}", work)
 
@@ -108,6 +115,18 @@ class Registry:
                 short = sorted(digest[:12] for digest in right)
                 raise Violation(f"{call.what} gave {str(call.result)[:12]}, and the channel served {short}")
         return call
+
+    def mirror(self) -> Call:
+        """Copy what stable leads to, and the channel's move, to the other site."""
+        assert self.site is not None
+        dest, stable = self.site.store, [parse_reference(f"{MODEL}:stable")]
+        return self.world.call(
+            "registry", "mirror", lambda: mirror(self.store, stable, dest, with_channels=True).versions
+        )
+
+    def watch(self, number: int) -> Call:
+        """A look of a node that watches `stable` into a folder, as a new process."""
+        return self.world.call(f"watch into folder {number}", self.folders[number].look)
 
     def start(self, version: str) -> Call:
         """Start a rollout in waves to stable."""

@@ -17,10 +17,10 @@ class Choices:
 
     def pick(self, probability: float, options: int) -> int:
         """0, or with this probability one of 1 to `options`."""
+        if not (options and probability):
+            return 0
         draw = self.random.random()
-        value = 0
-        if options and draw < probability:
-            value = 1 + int(draw / probability * options)
+        value = 1 + int(draw / probability * options) if draw < probability else 0
         if self._script is not None:
             position = len(self.taken)
             value = min(self._script[position], options) if position < len(self._script) else 0

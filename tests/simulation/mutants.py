@@ -11,7 +11,7 @@ from enginesmith.registry import leases, marks
 from enginesmith.registry.collection import claim, garbage, references, sweep
 from enginesmith.registry.store import base
 from enginesmith.registry.store.layout import ROLLOUTS, running_rollout_key
-from enginesmith.registry.versions import channels, index, lookup, publish, refresh, rolling, state
+from enginesmith.registry.versions import channels, lookup, publish, refresh, rolling, state
 from pipeline.rollout import advance, operations
 from tests.simulation.store import SimulatedStore
 
@@ -32,7 +32,7 @@ def _all(*patches: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def _everywhere(name: str, value: object, *owners: object) -> Mutant:
-    return lambda: _all(*(mock.patch.object(owner, name, value) for owner in owners))
+    return lambda: _all(*(mock.patch.object(owner, name, value) for owner in owners if hasattr(owner, name)))
 
 
 def _blind_change(store: Any, key: str, make: Any, contains: Any = None) -> bytes | None:
@@ -53,13 +53,11 @@ _CHANGE = base.change
 _SECURE_VERSION = leases.secure_version
 _NEWEST = references._newest
 _FIND_GARBAGE = garbage.find_garbage
-_TAKE_LEASE = leases.take_lease
 _FIND_SERVED = references.find_served_versions
 
 
-def _seen_too_late(store: Any, what: str, lasts: timedelta = leases.PUBLISHING, changes: tuple[str, ...] = ()) -> Any:
-    lease = _TAKE_LEASE(store, what, lasts, changes)
-    return replace(lease, seen=10**6)
+def _seen_later(store: Any) -> Any:
+    return replace(marks.read_state(store), generation=10**6)
 
 
 def _create_over(self: SimulatedStore, key: str, data: bytes) -> bool:
@@ -116,23 +114,17 @@ def _begin_before_the_mark(guard: Any, model: str, channel: str, make: Any) -> A
     return rollout
 
 
-def _clear_all_marks(store: Any, model: str, name: str) -> None:
+def _clear_all_marks(store: Any, model: str, name: str, running: str = "") -> None:
     for _, _, rollout in list(rolling._marks(store, f"{ROLLOUTS}{model}/{name}/")):
         store.remove(running_rollout_key(model, name, rollout))
 
 
-def _clear_unfenced(store: Any, model: str, name: str) -> None:
+def _clear_unfenced(store: Any, model: str, name: str, running: str = "") -> None:
     found = state.read_channel(store, model, name)
     runs = found.active_rollout if found else None
     for _, _, rollout in list(rolling._marks(store, f"{ROLLOUTS}{model}/{name}/")):
         if runs is None or runs.id != rollout:
             store.remove(running_rollout_key(model, name, rollout))
-
-
-def _without_feeds(store: Any, model: str, name: str) -> None:
-    channel = state.read_channel(store, model, name)
-    if channel is None or channel.active_rollout is None:
-        rolling.clear_marks(store, model, name)
 
 
 _KEEP, _KEEP_SERVED = references._Marking.keep, references._Marking._keep_served
@@ -160,6 +152,12 @@ def _snapshots_unsecured(guard: Any, channel: Any) -> Any:
     return _WITH_SNAPSHOTS(_Unsecured(guard.store, guard.lease), channel)
 
 
+def _claim_over(store: Any, change: Any) -> Any:
+    if change.__qualname__.startswith("hold_claim"):
+        return marks.update_state(store, lambda known: change(claim.without_sweeper(known)))
+    return marks.update_state(store, change)
+
+
 _WITH_SNAPSHOTS = refresh.with_snapshots
 
 MUTANTS: dict[str, Mutant] = {
@@ -168,12 +166,12 @@ MUTANTS: dict[str, Mutant] = {
     "a manifest is written over one of the same number": _attribute(SimulatedStore, "create", _create_over),
     "marks are not taken away": _attribute(leases.Guard, "secure", _secure_nothing),
     "a lease that is over still counts for its holder": _attribute(leases.Guard, "secure", _no_lease),
-    "the generation is read after the lease was written": _everywhere("take_lease", _seen_too_late, leases, index),
+    "a lease holds nothing that is marked later": _attribute(leases, "read_state", _seen_later),
     "collections take no notice of leases": _everywhere("list_leases", lambda store: [], leases),
     "what was marked is deleted at once": _attribute(sweep.Sweep, "run", _due_at_once),
     "a mark that was taken away is deleted all the same": _attribute(sweep, "_take", _take_any),
     "a collection goes on after another took over": _attribute(claim.Claim, "check", lambda self: None),
-    "a collection does not look whether another works": _attribute(claim, "SWEEPING", timedelta(seconds=-3600)),
+    "a collection does not look whether another works": _attribute(claim, "update_state", _claim_over),
     "pinned versions go": _attribute(references._Marking, "keep", _keep_without_pins),
     "versions that only a rollout leads to go": _attribute(references._Marking, "_keep_served", _without_rollouts),
     "versions that a channel serves go": _attribute(references._Marking, "_keep_served", _without_channels),
@@ -185,9 +183,12 @@ MUTANTS: dict[str, Mutant] = {
     "a rollout begins while another runs": _attribute(operations, "_serving", _serving_anything),
     "a move does not end the rollout": _attribute(channels, "_end_rollout", lambda rollout, move: rollout),
     "a rollout is marked after it began": _attribute(operations, "begin_rollout", _begin_before_the_mark),
-    "the mark of a rollout that runs is removed": _attribute(rolling, "clear_marks", _clear_all_marks),
-    "a mark is removed while its rollout begins": _attribute(rolling, "clear_marks", _clear_unfenced),
-    "feeds are not written by who looks next": _everywhere("settle_rollout", _without_feeds, advance, operations),
+    "the mark of a rollout that runs is removed": _everywhere(
+        "clear_marks", _clear_all_marks, rolling, advance, operations
+    ),
+    "a mark is removed while its rollout begins": _everywhere(
+        "clear_marks", _clear_unfenced, rolling, advance, operations
+    ),
     "a wave ends by the clock of its controller": _attribute(SimulatedStore, "now", lambda self: self.world.now()),
     "a version is promoted that is not secured": _attribute(channels, "secure_version", lambda *_: None),
     "a snapshot is not secured": _everywhere("with_snapshots", _snapshots_unsecured, channels, rolling),

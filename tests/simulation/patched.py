@@ -1,20 +1,95 @@
-"""Clocks, randomness, threads and pauses of the product's modules, taken from the simulated world."""
+"""Clocks, randomness, threads and pauses of the product's modules, taken from the simulated world; and results of its
+pure functions that all seeds of a process share, since most time of a seed went into reading the same documents."""
 
+import os
 import random
 import secrets
+import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
-from enginesmith.registry import leases
+from enginesmith.core import digest, moments, names
+from enginesmith.registry import leases, manifest, marks
+from enginesmith.registry.builds import records
 from enginesmith.registry.collection import claim
-from tests.one_thread import ROOMS, Inline
+from enginesmith.registry.store import download, layout
+from enginesmith.registry.versions import snapshots, state
 from tests.simulation.world import World
+
+_ROOMS = ("enginesmith", "pipeline", "validation", "builders", "tests")
+# Functions of bytes and texts that return frozen values.
+_PURE: tuple[Callable[..., Any], ...] = (
+    digest.digest_of_bytes,
+    layout.blob_key,
+    layout.is_key,
+    layout.version_prefix,
+    manifest.parse,
+    names.is_name,
+    marks._parse_shard,
+    marks._parse_state,
+    records.read_record,
+    snapshots.parse_snapshot,
+    state.parse_channel,
+    state.parse_history,
+)
+
+
+class _Done:
+    """The future of a call that was made when it was submitted."""
+
+    def __init__(self, work: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._value, self._error = None, None
+        try:
+            self._value = work(*args, **options)
+        except Exception as error:
+            self._error = error
+
+    def result(self, timeout: float | None = None) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class _Inline:
+    """An executor that runs each call where it is submitted."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> "_Inline":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> _Done:
+        return _Done(fn, args, options)
+
+    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
+        return iter([fn(*args) for args in zip(*iterables, strict=False)])
+
+
+class _InlineThread(threading.Thread):
+    """A thread whose work is done where it is started."""
+
+    def start(self) -> None:
+        self.run()
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
+
+    def is_alive(self) -> bool:
+        return False
 
 
 class _Lock:
@@ -42,24 +117,67 @@ def patched(world: World) -> Iterator[None]:
             super().__init__(*args)
             self._lock = _Lock(world)  # type: ignore[assignment]
 
-    with (
-        mock.patch.multiple(time, sleep=world.sleep, time=lambda: world.now().timestamp()),
-        mock.patch.multiple(secrets, token_hex=world.token, randbelow=lambda _: 0),
-        mock.patch.object(random, "uniform", lambda low, high: (low + high) / 2),
-        mock.patch.object(leases, "keep_renewing", world.repeat),
-        mock.patch.object(claim, "Claim", SimulatedClaim),
-    ):
-        held: list[tuple[object, str, object]] = []
-        for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] not in ROOMS:
-                continue
-            for attribute, replacement in (("ThreadPoolExecutor", Inline), ("datetime", clock)):
-                original = vars(module).get(attribute)
-                if original is futures.ThreadPoolExecutor or original is datetime:
-                    held.append((module, attribute, original))
-                    setattr(module, attribute, replacement)
-        try:
+        def check(self) -> None:
+            world.maybe_stall(_LIKELIER)
+            super().check()
+            world.counts_until(self.sweeper.expires)
+
+    secured = leases.Guard.secure
+
+    def secure(self: leases.Guard, wanted: Iterable[str]) -> None:
+        world.maybe_stall(_LIKELIER)
+        world.counts_until(self.lease.expires)
+        secured(self, wanted)
+
+    replacements = {**_CACHED, futures.ThreadPoolExecutor: _Inline, datetime: clock, claim.Claim: SimulatedClaim}
+    places = _places(len(sys.modules))
+    try:
+        with (
+            mock.patch.multiple(time, sleep=world.sleep, time=lambda: world.now().timestamp()),
+            mock.patch.multiple(secrets, token_hex=world.token, randbelow=lambda _: 0),
+            mock.patch.object(os, "getpid", lambda: 1),
+            mock.patch.object(socket, "gethostname", lambda: "host"),
+            mock.patch.object(random, "uniform", lambda low, high: (low + high) / 2),
+            mock.patch.multiple(os, **{name: _as_step(world, getattr(os, name)) for name in _CHANGES}),
+            mock.patch.object(download.threading, "Thread", _InlineThread),
+            mock.patch.object(zlib, "compress", _COMPRESS),
+            mock.patch.object(moments, "steady_s", lambda: world.time.timestamp()),
+            mock.patch.object(leases, "keep_renewing", world.repeat),
+            mock.patch.object(leases.Guard, "secure", secure),
+        ):
+            for space, name, original in places:
+                space[name] = replacements[original]
             yield
-        finally:
-            for module, attribute, original in held:
-                setattr(module, attribute, original)
+    finally:
+        for space, name, original in places:
+            space[name] = original
+
+
+def _as_step(world: World, work: Callable[..., Any]) -> Callable[..., Any]:
+    def step(*args: Any, **options: Any) -> Any:
+        if world.current and world.current.on_step:
+            world.before_request()
+        return work(*args, **options)
+
+    return step
+
+
+# How much likelier a process stands still just before it asks whether its lease or claim still holds.
+_LIKELIER = 5
+_CHANGES = ("link", "mkdir", "rename", "replace", "rmdir", "symlink", "unlink")
+_COMPRESS = lru_cache(1 << 12)(zlib.compress)
+_CACHED: dict[object, Any] = {function: lru_cache(1 << 14)(function) for function in _PURE}
+
+
+@lru_cache(1)
+def _places(modules: int) -> list[tuple[dict[str, Any], str, Any]]:
+    """Where the product's modules have what is replaced: namespace, name, original. modules: how many are imported;
+    with more of them it is looked for again."""
+    originals = {futures.ThreadPoolExecutor, datetime, claim.Claim, *_PURE}
+    return [
+        (vars(module), name, value)
+        for room, module in list(sys.modules.items())
+        if room.partition(".")[0] in _ROOMS and room != __name__
+        for name, value in list(vars(module).items())
+        if isinstance(value, type | FunctionType) and value in originals
+    ]

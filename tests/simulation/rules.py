@@ -10,21 +10,25 @@ from enginesmith.registry.rollouts.waves import ServingNode
 from enginesmith.registry.store.layout import MODELS, blob_key, channel_history_key, manifest_key
 from enginesmith.registry.versions.state import Channel, Move, parse_channel, parse_history
 from tests.simulation.store import Content
-from tests.simulation.world import Violation, World
+from tests.simulation.world import BEGIN, Violation, World
 
 
 @dataclass
 class Rules:
     """Watches one store. published: every manifest that was ever there, by key.  states: those that each channel
     was in, and from which step on.  moves: all that it made.
-    soaking: since when each wave of a rollout lasts, by the true time."""
+    soaking: since when all of each wave of a rollout is reached, by the true time.  served_last: until when a channel
+    led to each version.  grace: of collections.  copies: whether a mirror writes it."""
 
     world: World
     content: Content
+    grace: timedelta
+    copies: bool = False
     published: dict[str, bytes] = field(default_factory=dict)
     states: dict[str, list[tuple[int, Channel]]] = field(default_factory=dict)
     moves: dict[str, list[Move]] = field(default_factory=dict)
     soaking: dict[tuple[str, int], datetime] = field(default_factory=dict)
+    served_last: dict[str, datetime] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, data in self.content.objects.items():
@@ -53,6 +57,8 @@ class Rules:
                 self._manifest_changed(key, before, after)
             case [model, "channels", name]:
                 self._channel_changed(model, name.removesuffix(".json"), before, after)
+            case [model, "pins", name] if after is None:
+                self.served_last[f"{model}@{name.removesuffix('.json')}"] = self.world.time
             case [model, "pins", name] if after is not None and before is None:
                 self._there(model, name.removesuffix(".json"), None, f"pin of {name}")
 
@@ -87,6 +93,8 @@ class Rules:
 
     def _version_removed(self, key: str) -> None:
         model, _, version, _ = key.removeprefix(MODELS).split("/")
+        if self.world.time - self.served_last.get(f"{model}@{version}", BEGIN) < self.grace - timedelta(minutes=1):
+            raise Violation(f"{model}@{version} was deleted within the grace period after a channel or a pin led to it")
         for other, data in self.content.objects.items():
             match other.removeprefix(MODELS).split("/"):
                 case [its, "channels", name] if its == model:
@@ -106,9 +114,13 @@ class Rules:
         for snapshot in new.snapshots.values():
             if blob_key(snapshot) not in self.content.objects:
                 raise Violation(f"channel {name} names snapshot {snapshot[:12]}, which is not there")
-        if old and new.order <= old.order:
-            raise Violation(f"channel {model}:{name} went from {old.order} to {new.order}")
+        if old and (new.moves, new.revision) <= (old.moves, old.revision):
+            raise Violation(f"channel {model}:{name} went back from move {old.moves}, revision {old.revision}")
         self._check_moves(new, old)
+        if new.active_rollout and new.active_rollout.base_manifest != new.manifest:
+            raise Violation(f"rollout {new.active_rollout.id} goes on though its channel was moved")
+        for version in old.served.values() if old else ():
+            self.served_last[f"{model}@{version}"] = self.world.time
         if new.rollout:
             self._check_rollout(new.rollout, old.rollout if old else None)
         self.states.setdefault(f"{model}:{name}", []).append((self.world.steps, new))
@@ -126,23 +138,26 @@ class Rules:
             known.append(new.move)
         if list(moves) != known:
             raise Violation(f"channel {where} has other moves than were made")
+        if self.copies:
+            return  # whose moves say which move they repeat
         whys = [move.why for move in moves if move.why]
         if len(whys) != len(set(whys)):
             raise Violation(f"channel {where} was moved twice by one call")
 
     def _check_rollout(self, new: Rollout, old: Rollout | None) -> None:
-        """One that ended does not go on, and one that runs is not replaced."""
-        if new.soaking:
+        """One that ended does not go on, one that runs is not replaced, and no decision is lost."""
+        if new.is_open:
             self.soaking.setdefault((new.id, new.wave), self.world.time)
         if old is None or old == new:
             return
         if old.id == new.id and old.is_finished:
             raise Violation(f"rollout {new.id} was {old.state} and is {new.state}")
+        if old.id == new.id and new.history[: len(old.history)] != old.history:
+            raise Violation(f"rollout {new.id} lost a decision: {old.history[-1].what}")
         if (new.wave > old.wave or new.state == "done") and old.id == new.id:
             since = self.soaking.get((old.id, old.wave))
             least = timedelta(seconds=old.plan.soaks_s[old.wave])
-            slack = timedelta(seconds=60)  # from reading the store's clock to the write that it is for
-            if since is None or (not self.world.temper.stall and self.world.time - since < least - slack):
+            if since is None or self.world.time - since < least:
                 raise Violation(f"wave {old.wave} of rollout {old.id} ended before its time (from {since})")
         if old.id != new.id and not old.is_finished:
             raise Violation(f"rollout {new.id} began while {old.id} was {old.state}")

@@ -3,19 +3,26 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from shutil import rmtree
 
-from enginesmith.registry.versions import feeds, rolling
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.versions import rolling
 from enginesmith.registry.versions.state import read_channel
 from tests.simulation.actors import GRACE, MODEL, NODES, Registry
 from tests.simulation.choices import Choices, shorten
+from tests.simulation.folders import Folder
 from tests.simulation.patched import patched
 from tests.simulation.rules import Rules
 from tests.simulation.store import Content, SimulatedStore
-from tests.simulation.world import BEGIN, Actor, Temper, Violation, World
+from tests.simulation.world import BEGIN, Actor, Call, Temper, Violation, World
 
 CONTENTS = ("a", "b", "b", "c", "d")
-KINDS = ("publish", "promote", "rollback", "gc", "two gc", "two gc", "pull", "repair", "pin")
-ROLLING = ("start", "start", "abort", "pause", "advance", "advance", "well", "unhealthy", "pull", "promote", "rollback")
+KINDS = ("publish", "promote", "rollback", "gc", "nightly", "nightly", "pull", "repair", "pin", "mirror", "watch")
+COLLECTING = ("publish", "promote", "promote", "publish z", "rollback", "pin")
+ROLLING = (
+    *("start", "start", "abort", "pause", "advance", "advance", "well", "unhealthy", "promote", "rollback"),
+    *("pull", "watch"),
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ def beginning() -> Content:
     """A registry in which version 1 is stable, zeta the candidate, 3 kept for its number, and 2 garbage that is due."""
     world = World(Choices(0, ()), Temper(), name="beginning")
     content = Content()
-    registry = Registry(world, SimulatedStore(world, content), Rules(world, content))
+    registry = Registry(world, SimulatedStore(world, content), Rules(world, content, GRACE))
 
     def work() -> None:
         registry.publish("a")
@@ -43,7 +50,6 @@ def beginning() -> Content:
         registry.publish("z", "zeta")
         for call in world.calls:
             assert call.acknowledged, call.error
-        feeds.set_feed(registry.store, "all", [f"{MODEL}:*"])
         assert registry.collect().acknowledged
 
     with patched(world):
@@ -57,8 +63,12 @@ def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
     temper = _temper(choices)
     world = World(choices, temper, BEGIN + 2 * GRACE)
     content = beginning().copy()
-    rules = Rules(world, content)
-    registry = Registry(world, SimulatedStore(world, content, rules.changed), rules)
+    rules = Rules(world, content, GRACE)
+    site_rules = Rules(world, Content(), GRACE, copies=True)
+    site = Registry(world, SimulatedStore(world, site_rules.content, site_rules.changed, "site"), site_rules)
+    store = SimulatedStore(world, content, rules.changed)
+    folders = [Folder(store, parse_reference(f"{MODEL}:stable"), node) for node in (None, *NODES[:2])]
+    registry = Registry(world, store, rules, site, folders)
     actors = _actors(registry, choices)
     try:
         with patched(world):
@@ -66,6 +76,10 @@ def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
             world.run([Actor("afterwards", lambda: _afterwards(registry))], calm=True)
     except Violation as violation:
         return Failure(seed, str(violation), tuple(choices.taken), tuple(world.trace))
+    finally:
+        for folder in folders:
+            if folder.path:
+                rmtree(folder.path)
     return None
 
 
@@ -92,9 +106,10 @@ def _temper(choices: Choices) -> Temper:
         switch=choices.random.choice((0.02, 0.1, 0.3, 0.6)),
         refuse=some(0.4, 0.03),
         lose=some(0.4, 0.05),
+        ask_again=some(0.4, choices.random.choice((0.03, 0.3))),
         crash=some(0.5, 0.01),
-        stall=some(0.3, 0.004),
-        stall_s=choices.random.choice((600.0, 2400.0, 7200.0)),
+        stall=some(0.5, choices.random.choice((0.004, 0.03))),
+        stall_s=choices.random.choice((600.0, 2400.0, 7200.0, 7200.0)),
         stale=some(0.2, 0.3),
         skew_s=choices.random.choice((0.0, 0.0, 60.0, 4 * 3600.0)),
     )
@@ -104,13 +119,19 @@ def _actors(registry: Registry, choices: Choices) -> list[Actor]:
     """Three to six actors, each with one to three things to do."""
     draw = choices.random
     works: list[Callable[[], object]] = []
+    scene = draw.choice(("any", "rolling", "rolling", "collecting", "collecting", "racing"))
     kinds = draw.sample(KINDS, draw.randint(2, 5))
-    if draw.random() < 0.5:
+    if scene == "rolling":
         kinds = ["start", *draw.sample(ROLLING, draw.randint(2, 5)), *draw.sample(KINDS, draw.randint(0, 2))]
-    for _ in range(draw.randint(3, 6)):
+    elif scene == "collecting":
+        kinds = draw.sample(COLLECTING, draw.randint(1, 3))
+        works += [_work(registry, choices, ["nightly"]) for _ in range(draw.randint(1, 2))]
+    elif scene == "racing":
+        kinds = draw.choice((["publish"], ["promote", "rollback"]))
+    for _ in range(draw.randint(3, 6) - len(works)):
         steps = [_work(registry, choices, kinds) for _ in range(draw.randint(1, 3))]
         works.append(lambda steps=steps: [step() for step in steps])  # type: ignore[misc]
-    return [Actor(f"actor-{number}", work) for number, work in enumerate(works)]
+    return [Actor(f"actor-{number}", work, slow=draw.random() < 0.3) for number, work in enumerate(works)]
 
 
 def _work(registry: Registry, choices: Choices, kinds: Sequence[str]) -> Callable[[], object]:
@@ -118,18 +139,22 @@ def _work(registry: Registry, choices: Choices, kinds: Sequence[str]) -> Callabl
     kind = draw.choice(kinds)
     content, version = draw.choice(CONTENTS), draw.choice(("1", "2", "2", "3", "zeta"))
     node, looks = draw.choice((None, *NODES)), draw.choice((1, 2, 4))
-    wait = draw.choice((0.0, 0.0, 0.0, 600.0, 2400.0))
+    wait, pause = draw.choice((0.0, 0.0, 0.0, 600.0, 2400.0)), draw.choice((1.0, 60.0, 650.0, 1900.0))
+    again, folder = draw.choice((0, 0, 5)), draw.randrange(len(registry.folders))
     works: dict[str, Callable[[], object]] = {
         "publish": lambda: registry.publish(content),
         "promote": lambda: registry.promote(version),
         "rollback": registry.rollback,
         "gc": registry.collect,
-        "two gc": lambda: (registry.collect(), registry.world.sleep(GRACE.total_seconds()), registry.collect()),
+        "publish z": lambda: registry.publish("z", "zeta"),
+        "nightly": lambda: [(registry.collect(), registry.world.sleep(pause)) for _ in range(4)],
         "pull": lambda: registry.pull(f"{MODEL}:stable", node),
+        "mirror": registry.mirror,
+        "watch": lambda: [(registry.watch(folder), registry.world.sleep(pause)) for _ in range(looks)],
         "start": lambda: registry.start(version),
         "abort": registry.abort,
         "pause": registry.pause,
-        "advance": lambda: [registry.advance() for _ in range(looks)],
+        "advance": lambda: [(registry.advance(), registry.world.sleep(pause)) for _ in range(looks)],
         "well": lambda: registry.report(""),
         "unhealthy": lambda: registry.report("unhealthy"),
         "repair": registry.repair,
@@ -139,7 +164,12 @@ def _work(registry: Registry, choices: Choices, kinds: Sequence[str]) -> Callabl
     def work() -> None:
         if wait:
             registry.world.sleep(wait)
-        works[kind]()
+        call = works[kind]()
+        for _ in range(again):  # somebody who insists
+            if not isinstance(call, Call) or call.error is None:
+                break
+            registry.world.sleep(pause)
+            call = works[kind]()
 
     return work
 
@@ -160,6 +190,29 @@ def _afterwards(registry: Registry) -> None:
     if call.result:
         raise Violation(f"after a repair there is still {call.result}")
     registry.pull(f"{MODEL}:stable")
+    _end_copies(registry)
+
+
+def _end_copies(registry: Registry) -> None:
+    """What a killed watcher and a killed mirror left is whole, and the next one brings what the channel serves."""
+    serving = read_channel(registry.store, MODEL, "stable")
+    assert serving is not None
+    for number, folder in enumerate(registry.folders):
+        if folder.path:
+            folder.check()
+            call = registry.watch(number)
+            if call.result != serving.version:
+                raise Violation(f"afterwards, {call.what} gives {call.error or call.result}")
+            folder.check()
+    site = registry.site
+    if site is None or not site.store.content.objects:
+        return
+    for call in (site.collect(), registry.mirror(), site.repair()):
+        if call.error is not None:
+            raise Violation(f"afterwards, {call.what} of the other site ends in {call.error}")
+    copied = read_channel(site.store, MODEL, "stable")
+    if copied is None or copied.manifest != serving.manifest:
+        raise Violation("afterwards, a mirror leads elsewhere")
 
 
 _NOTHING_TO_DO = ("nothing to roll back to", "was deleted since")

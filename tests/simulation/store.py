@@ -7,7 +7,8 @@ that it is out of reach, or undecided where another writer's document is there, 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,20 +23,52 @@ from tests.simulation.world import BEGIN, World
 
 PAGE = 50
 T = TypeVar("T")
+Parts = tuple[str, ...]
+# Parts of the keys of documents for which a writer counts on its lease.
+_COUNTING = ("/manifest.json", "/channels/", "/pins/")
 
 
 class Content:
-    """What a store holds: objects by key, when each was written, and what changed, for stale lists."""
+    """What a store holds: objects by key, when each was written, and what changed, for stale lists. order: the parts of
+    all keys, sorted."""
 
-    def __init__(self, objects: dict[str, bytes] | None = None) -> None:
+    def __init__(self, objects: dict[str, bytes] | None = None, order: Iterable[Parts] = ()) -> None:
         self.objects: dict[str, bytes] = dict(objects or {})
+        self.order: list[Parts] = list(order)
         self.written: dict[str, datetime] = {}
         self.serial: dict[str, int] = {}
         self.changes: list[tuple[datetime, str, bool]] = []
 
     def copy(self) -> Content:
         """Another one with the same objects."""
-        return Content(self.objects)
+        return Content(self.objects, self.order)
+
+    def set(self, key: str, data: bytes | None, now: datetime) -> None:
+        """Write an object, or remove it (None)."""
+        before = self.objects.get(key)
+        if data is None:
+            del self.objects[key]
+        else:
+            self.objects[key] = data
+            self.written[key] = now
+        self.serial[key] = self.serial.get(key, 0) + 1
+        if (before is None) != (data is None):
+            self.changes.append((now, key, before is None))
+            parts = tuple(key.split("/"))
+            place = bisect_left(self.order, parts)
+            self.order[place : place + (before is not None)] = [parts] if data is not None else []
+
+    def page(self, prefix: str, after: Parts | None, hidden: frozenset[str]) -> list[str]:
+        """The next keys of a list, in the order of their parts."""
+        first = tuple(prefix.split("/")[:-1])
+        place = bisect_left(self.order, first) if after is None else bisect_right(self.order, after)
+        found: list[str] = []
+        while len(found) < PAGE and place < len(self.order) and self.order[place][: len(first)] == first:
+            key = "/".join(self.order[place])
+            if key.startswith(prefix) and key not in hidden:
+                found.append(key)
+            place += 1
+        return found
 
 
 class SimulatedStore:
@@ -143,11 +176,11 @@ class SimulatedStore:
     # Lists.
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        past: list[tuple[str, ...]] = []
+        past: list[Parts] = []
         gone = self._stale()
         while True:
             after = past[-1] if past else None
-            keys = self._request(f"LIST {prefix}", lambda after=after: self._page(prefix, after, gone))  # type: ignore[misc]
+            keys = self._request(f"LIST {prefix}", lambda after=after: self.content.page(prefix, after, gone))  # type: ignore[misc]
             yield from keys
             if len(keys) < PAGE:
                 return
@@ -193,12 +226,12 @@ class SimulatedStore:
     def _write(self, what: str, work: Callable[[], T], key: str = "", data: bytes = b"") -> T:
         world = self.world
         world.before_request()
-        fault = 0 if world.calm else world.choices.pick(world.temper.refuse + world.temper.lose, 4)
+        if key and not world.calm and world.choices.pick(world.temper.ask_again, 1):
+            return self._lose(what, work, key, data)
+        fault = 0 if world.calm else world.choices.pick(world.temper.refuse + world.temper.lose, 3)
         if fault in (1, 2):
             world.note(f"{what}: 503, not done")
             raise UnavailableError(f"{self.uri} answers 503")
-        if fault == 4 and key:
-            return self._lose(what, work, key, data)
         result = work()
         world.note(f"{what}{'' if result in (True, None) else ' -> ' + str(result)}")
         world.maybe_crash()
@@ -211,6 +244,7 @@ class SimulatedStore:
         """Do a write, and have its writer ask again because the answer was lost."""
         result, serial = work(), self.content.serial.get(key)
         self.world.note(f"{what}: done ({result}), answer lost, looks again")
+        self.world.sleep((0.0, 0.1, 1.0, 20.0)[self.world.choices.pick(0.7, 3)])
         self.world.before_request()
         if result is True and self.content.serial.get(key) == serial:
             return result
@@ -223,19 +257,12 @@ class SimulatedStore:
         return True
 
     def _set(self, key: str, data: bytes | None) -> None:
-        content = self.content
-        before = content.objects.get(key)
-        if before == data:
-            return
-        if data is None:
-            del content.objects[key]
-        else:
-            content.objects[key] = data
-            content.written[key] = self.world.time
-        content.serial[key] = content.serial.get(key, 0) + 1
-        if (before is None) != (data is None):
-            content.changes.append((self.world.time, key, before is None))
-        self.observe(key, before, data)
+        before = self.content.objects.get(key)
+        if before != data:
+            self.content.set(key, data, self.world.time)
+            if self.world.current and (data is None or any(part in key for part in _COUNTING)):
+                self.world.current.counts_until = None
+            self.observe(key, before, data)
 
     def _stale(self) -> frozenset[str]:
         """Keys that a list does not show, though they were written a moment ago."""
@@ -244,9 +271,3 @@ class SimulatedStore:
             return frozenset()
         since = world.time - timedelta(seconds=world.temper.stale_s)
         return frozenset(key for at, key, came in self.content.changes if came and at > since)
-
-    def _page(self, prefix: str, after: tuple[str, ...] | None, hidden: frozenset[str]) -> list[str]:
-        keys = (key for key in self.content.objects if key.startswith(prefix) and key not in hidden)
-        found = sorted(tuple(key.split("/")) for key in keys)
-        rest = found if after is None else [parts for parts in found if parts > after]
-        return ["/".join(parts) for parts in rest[:PAGE]]

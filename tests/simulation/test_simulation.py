@@ -1,5 +1,8 @@
 """The simulation itself: seeds that pass, planted bugs that are found, runs that repeat and get shorter."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.simulation.choices import Choices, shorten
@@ -19,6 +22,14 @@ def test_every_interleaving_keeps_the_rules(part: int) -> None:
     for seed in range(25 * part, 25 * part + 25):
         failure = run_seed(seed)
         assert failure is None, f"seed {seed}: {failure.why}\n" + "\n".join(failure.trace[-60:])
+
+
+@pytest.mark.slow
+def test_ten_thousand_interleavings_keep_the_rules() -> None:
+    """By the command, on all cores, with seeds that it repeats."""
+    command = [sys.executable, "-m", "tests.simulation", "--from", "0", "--to", "10000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("name", SOON)

@@ -17,6 +17,8 @@ from tests.simulation.choices import Choices
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 # Requests of one run; more is a loop without end.
 MOST_STEPS = 40_000
+# Time that a request takes.
+_REQUEST = timedelta(milliseconds=20)
 
 
 class Crash(BaseException):
@@ -32,13 +34,15 @@ class Temper:
     """How rough a run is. Probabilities for each request, and the most that an actor's clock is off.
 
     switch: another actor has the next turn.  refuse: the store answers 503, nothing is done.  lose: the request is done
-    and its answer lost.  crash: the process ends before or after the request.  stall: it stands still for `stall_s`.
-    stale: a list says what was there up to `stale_s` ago.
+    and its answer lost.  ask_again: the same of a document's write, whose writer looks what became of it.  crash: the
+    process ends before or after the request.  stall: a slow process stands still for `stall_s`.  stale: a list says
+    what was there up to `stale_s` ago.
     """
 
     switch: float = 0.3
     refuse: float = 0.0
     lose: float = 0.0
+    ask_again: float = 0.0
     crash: float = 0.0
     stall: float = 0.0
     stall_s: float = 7200.0
@@ -68,7 +72,9 @@ class Call:
 @dataclass(eq=False)
 class Actor:
     """A process, or a thread of one. skew: what its clock is ahead.  wakes: when it goes on, by the true clock.
-    parent: the process of a thread, which ends with it."""
+    parent: the process of a thread, which ends with it.  slow: whether it stands still now and then.  frozen: until
+    when all of its threads do.  counts_until: the end of the lease or claim that it counts on until its next write.
+    on_step: what is checked at each step."""
 
     name: str
     work: Callable[[], object]
@@ -77,8 +83,23 @@ class Actor:
     dead: bool = False
     done: bool = False
     parent: "Actor | None" = None
+    slow: bool = False
+    frozen: datetime = BEGIN
+    counts_until: datetime | None = None
+    on_step: Callable[[], None] | None = None
     error: BaseException | None = None
     thread: greenlet = field(init=False)
+
+    @property
+    def process(self) -> "Actor":
+        """The process that it is, or is a thread of."""
+        return self.parent or self
+
+    @property
+    def goes_on(self) -> datetime:
+        """When it has a turn again."""
+        frozen = (self.parent or self).frozen
+        return frozen if frozen > self.wakes else self.wakes
 
 
 class World:
@@ -179,18 +200,49 @@ class World:
         """Have the turn go to another actor, or this one stand still or end, if the run's decisions say so."""
         actor = self._running()
         self.steps += 1
+        self.time += _REQUEST
+        if actor.on_step:
+            actor.on_step()
         if self.steps > MOST_STEPS:
             raise Violation(f"no end after {MOST_STEPS} requests")
-        self.time += timedelta(milliseconds=20)
-        if not self.calm:
-            if self.choices.pick(self.temper.stall, 1):
-                self.note(f"stands still for {self.temper.stall_s:g} s")
-                self.sleep(self.temper.stall_s)
-            elif len(self.actors) > 1 and self.choices.pick(self.temper.switch, 1):
-                actor.wakes = self.time
-                self._hub.switch()
-                self._alive(actor)
+        if self.calm:
+            return
+        stood = actor.process.slow and self.maybe_stall()
+        if not stood and len(self.actors) > 1 and self.choices.pick(self.temper.switch, 1):
+            actor.wakes = self.time
+            self._hub.switch()
+            self._alive(actor)
         self.maybe_crash()
+
+    @contextmanager
+    def each_step(self, check: Callable[[], None]) -> Iterator[None]:
+        """Call `check` at each step of whoever has the turn while the block runs; changes of files are steps, too."""
+        actor = self._running()
+        actor.on_step = check
+        yield
+        actor.on_step = None  # unless it was killed: then it changes nothing any more
+
+    def counts_until(self, end: datetime) -> None:
+        """Note that whoever has the turn counts on a lease or claim that ends then, by the store's clock."""
+        self._running().counts_until = end
+
+    def maybe_stall(self, times: int = 1) -> bool:
+        """Have a slow process stand still, or one of its threads, if the run's decisions say so; whether it did. times:
+        how much likelier than at another request.
+
+        Not between a look at the clock and the write that it is for, for longer than the lease or claim lasts: this
+        the protocol does not bear (docs/concepts/registry-protocol.md, "A collection").
+        """
+        actor = self._running()
+        kind = self.choices.pick(self.temper.stall * times, 2) if actor.process.slow and not self.calm else 0
+        ends = self.time + timedelta(seconds=self.temper.stall_s)
+        if not kind or (actor.counts_until and ends > actor.counts_until):
+            return False
+        if kind == 1:
+            actor.process.frozen = ends
+        self.note(f"{'stands' if kind == 1 else 'a thread stands'} still for {self.temper.stall_s:g} s")
+        self.sleep(self.temper.stall_s)
+        return True
 
     def maybe_crash(self) -> None:
         """End the actor that has the turn, if the run's decisions say so."""
@@ -203,7 +255,8 @@ class World:
     def _running(self) -> Actor:
         actor = self.current
         assert actor is not None
-        self._alive(actor)
+        if actor.dead or actor.parent is not None:
+            self._alive(actor)
         return actor
 
     def _alive(self, actor: Actor) -> None:
@@ -223,10 +276,10 @@ class World:
 
     def _next(self, running: list[Actor]) -> Actor:
         """The next one: by a decision among those that are awake; else the one that wakes first."""
-        awake = [actor for actor in running if actor.wakes <= self.time]
+        awake = [actor for actor in running if actor.goes_on <= self.time]
         if not awake:
-            first = min(running, key=lambda actor: actor.wakes)
-            self.time = first.wakes
+            first = min(running, key=lambda actor: actor.goes_on)
+            self.time = first.goes_on
             return first
         if len(awake) == 1:
             return awake[0]

@@ -1,4 +1,4 @@
-"""When a watcher looks: at random times around an interval, later after errors, at once when it is notified.
+"""When a watcher looks: at random times around an interval, later after errors.
 
 An interval of 120 s is 0.0083 requests a second and node, and 417 a second for 50,000 nodes, a thirteenth of what
 Amazon S3 gives one prefix (docs/scale.md). Random times keep nodes that were started together from looking together,
@@ -6,47 +6,22 @@ also after the registry was away.
 """
 
 import random
-import time
 from collections.abc import Callable
 from threading import Event
-from typing import Protocol
 
 # Seconds between two looks, for each document that a look asks for.
 INTERVAL_S = 120.0
 JITTER = 0.2
 # After errors the interval doubles, up to so many times.
 MOST_INTERVALS = 8
-# A notification is answered within this time, at random, so that nodes that get it at once do not ask at once, and not
-# sooner after the last look than this.
-SPREAD_S = 30.0
-LEAST_GAP_S = 10.0
 
 
-class Wake(Protocol):
-    """What shortens the wait for the next look, such as a `NotificationListener`."""
-
-    def wait(self, seconds: float, stop: Event) -> bool:
-        """Wait for so long, or until `stop` is set or there is news; whether there is news."""
-        ...
-
-
-def keep_looking(
-    look: Callable[[], bool],
-    stop: Event,
-    interval_s: Callable[[], float],
-    wake: Wake | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
+def keep_looking(look: Callable[[], bool], stop: Event, interval_s: float) -> None:
     """Call `look` until `stop` is set. look: whether it succeeded.  interval_s: seconds to the next look."""
     failures = 0
     while not stop.is_set():
         failures = 0 if look() else failures + 1
-        looked, seconds = clock(), pause_s(interval_s(), failures)
-        if wake is None:
-            stop.wait(seconds)
-        elif wake.wait(seconds, stop):
-            rest = max(0.0, looked + LEAST_GAP_S - clock())
-            stop.wait(rest + random.uniform(0, min(SPREAD_S, seconds)))  # noqa: S311 - no secret
+        stop.wait(pause_s(interval_s, failures))
 
 
 def pause_s(interval_s: float, failures: int) -> float:

@@ -23,7 +23,7 @@ from enginesmith.client.layouts.ranking import AllGenerations, rank_each
 from enginesmith.client.locate import VersionLocator
 from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.hooks import Hook
-from enginesmith.client.watching.looking import INTERVAL_S, Wake, keep_looking
+from enginesmith.client.watching.looking import INTERVAL_S, keep_looking
 from enginesmith.client.watching.reporting import HookFailed, Reporter
 from enginesmith.client.watching.trust_recheck import TrustRecheck
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, UnknownNameError
@@ -66,8 +66,7 @@ class ChannelWatcher:
 
     locator: finds versions in the registry; called at each look.  machines: what engines are for; more than one where
     the layout holds several.  interval_s: seconds between looks, as `looking` has them.  keep: number of older folders
-    that stay.  say: called with a message when something happens.  wake: what shortens the wait.  reporter: reports to
-    rollouts what is served.
+    that stay.  say: called with a message when something happens.  reporter: reports to rollouts what is served.
 
     Raises InputError for a reference that is no channel.
     """
@@ -86,7 +85,6 @@ class ChannelWatcher:
         keep: int = 2,
         layout: Layout = Plain(),  # noqa: B008 - a frozen value
         say: Callable[[str], object] = print,
-        wake: Wake | None = None,
         reporter: Reporter | None = None,
     ) -> None:
         if reference.channel is None:
@@ -94,10 +92,9 @@ class ChannelWatcher:
         self._locator, self._reference, self._machines, self._policy = locator, reference, machines, policy
         self._fetcher, self._hook, self._keep, self._layout = fetcher, hook, keep, layout
         self._place = layout.at(dest.expanduser().absolute(), reference.model)
-        self._interval_s, self._say, self._wake = interval_s, say, wake
+        self._interval_s, self._say = interval_s, say
         self._trust_recheck = TrustRecheck(self._place, policy.trust)
         self._followed: Channel | None = None
-        self._newest: Channel | None = None
         self.served: Swap | None = None
         self._files: PlacedFiles | None = None
         self._reporter = reporter
@@ -115,13 +112,13 @@ class ChannelWatcher:
         error: a file that somebody is editing must not end the watcher.
         """
         with self.alone():
-            keep_looking(self.try_look, stop, lambda: self._interval_s, self._wake)
+            keep_looking(self.try_look, stop, self._interval_s)
         return self.served
 
-    def try_look(self, channel: Channel | None = None) -> bool:
+    def try_look(self) -> bool:
         """`look`, with errors reported; whether there was none. Raises as `run`."""
         try:
-            self.look(channel)
+            self.look()
         except EnginesmithError as error:
             if self._ends(error):
                 raise
@@ -135,15 +132,12 @@ class ChannelWatcher:
         wrong = isinstance(error, InputError) and not isinstance(error, UnknownNameError)
         return wrong and self.served is None
 
-    def look(self, channel: Channel | None = None) -> Swap:
+    def look(self) -> Swap:
         """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted; report
-        what came of it, where a rollout asks for that.
-
-        channel: its state, by a feed; None: it is read.
-        """
+        what came of it, where a rollout asks for that."""
         locator = self._locator()
         try:
-            swap = self._try(locator, channel)
+            swap = self._try(locator)
         except EnginesmithError as error:
             self._report(locator, error)
             raise
@@ -156,9 +150,9 @@ class ChannelWatcher:
             facts = self.served.facts() if self.served else None
             self._reporter.look(locator, self._reference, followed, facts, error)
 
-    def _try(self, locator: VersionLocator, given: Channel | None) -> Swap:
+    def _try(self, locator: VersionLocator) -> Swap:
         try:
-            swap = self._follow(locator, given)
+            swap = self._follow(locator)
         except EnginesmithError as error:  # about where the channel leads; what is served is another question
             if not self._ends(error):
                 self._trust_recheck.check(None if isinstance(error, UnavailableError) else locator.store)
@@ -167,10 +161,9 @@ class ChannelWatcher:
         self._call_hook(swap)
         return swap
 
-    def _follow(self, locator: VersionLocator, given: Channel | None) -> Swap:
+    def _follow(self, locator: VersionLocator) -> Swap:
         """Swap if the channel leads this node elsewhere; bring again what somebody deleted or overwrote."""
-        channel = given if given is not None and self._is_news(given) else self._read_channel(locator)
-        self._newest = channel
+        channel = self._read_channel(locator)
         if self._leads_as_before(channel, locator):
             self._followed = channel
         if channel != self._followed or self.served is None or not self._is_there():
@@ -186,10 +179,6 @@ class ChannelWatcher:
         self._files = self._followed = None
         self._say(f"what {self._reference} serves was deleted or overwritten, and is brought again")
         return False
-
-    def _is_news(self, given: Channel) -> bool:
-        """Whether a feed's state is no older than what was seen: a feed may be late, and is then passed by."""
-        return self._newest is None or given.order >= self._newest.order
 
     def _leads_as_before(self, channel: Channel, locator: VersionLocator) -> bool:
         """Whether a state changed, and leads this node where it led before, with the same documents: a rollout reaches
@@ -251,13 +240,6 @@ class ChannelWatcher:
         if failure := self._hook(swap.facts()):
             raise HookFailed(f"{failure}; it is called again at the next look")
         write_whole(marker, swap.identity.encode())
-
-    def recheck_trust(self) -> None:
-        """Check without a request whether what is served is trusted, and report where it is so no longer."""
-        try:
-            self._trust_recheck.check(None)
-        except EnginesmithError as error:
-            self._complain(str(error))
 
     def _complain(self, text: str) -> None:
         """Report an error, once for as long as it stays the same."""

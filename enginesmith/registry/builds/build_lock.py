@@ -18,6 +18,7 @@ from enginesmith.core.constraints import Count
 from enginesmith.core.digest import canonical_json
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UndecidedError
 from enginesmith.core.origin import Presence, this_process
+from enginesmith.core.text import precise_now
 from enginesmith.registry import leases
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import BUILD_LOCKS, build_lock_key
@@ -64,8 +65,8 @@ def hold_build_lock(
 
     what: the work, for the messages of waiting runs.  say: called with the holder in words, whenever it changes.
     """
-    me, now = this_process(), leases.stamp(leases.now())
-    mine = LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, now)
+    me = this_process()
+    mine = LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, precise_now())
     mine = _take(store, name, mine, say)
     try:
         with leases.keep_renewing(_Beat(store, name, mine), BEAT_S):
@@ -103,7 +104,7 @@ def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object
         if data != seen:
             seen, since = data or b"", time.monotonic()
         if holder is None or holder.gone or time.monotonic() - since > DEAD_AFTER_S:
-            mine = replace(mine, since=leases.stamp(leases.now()))
+            mine = replace(mine, since=precise_now())
             with suppress(UndecidedError):  # the next read shows who wrote
                 if store.replace(key, canonical_json(encode(mine)), data):
                     return mine

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
 from enginesmith.core import parsing
@@ -29,7 +29,7 @@ OVER = ("done", "built", "cached", "failed", "refused", "cancelled")
 # The number of newest runs that are kept, of each model and of all.
 MOST_OF_MODEL = 20
 MOST = 2000
-# A run that began longer ago is dead, whatever its document says; a younger one that runs is never deleted.
+# A run whose document was not written for so long is dead, whatever it says; one that runs is never deleted before.
 LONGEST_RUN_S = 48 * 3600
 _ID = re.compile(r"([0-9]{8}T[0-9]{6}Z)\.(.+)\.([0-9a-f]{6})")
 _LIVE_BYTES = 8 << 20
@@ -187,6 +187,13 @@ def read_live(store: Store, run: str) -> dict[str, str]:
         return {}
 
 
+def find_ages(store: Store) -> dict[str, timedelta]:
+    """Run -> how long ago its document was written, by the store's clock: that of its machine may be wrong."""
+    written = dict(store.stamps(RUNS))
+    now = store.now()
+    return {key.removeprefix(RUNS).removesuffix(".json"): now - at for key, at in written.items()}
+
+
 def surplus(store: Store) -> list[str]:
     """The names of runs beyond the number that is kept, oldest first. Lists keys, and reads no document."""
     seen: dict[str, int] = {}
@@ -201,10 +208,11 @@ def surplus(store: Store) -> list[str]:
 def prune(store: Store) -> list[str]:
     """Delete surplus runs that cannot still be running, and return their names. The next `enginesmith registry gc`
     deletes their logs."""
-    gone = []
-    for run in surplus(store):
-        begun = datetime.fromisoformat(run.partition(".")[0])
-        if (datetime.now(UTC) - begun).total_seconds() <= LONGEST_RUN_S:
+    gone: list[str] = []
+    runs = surplus(store)
+    ages = find_ages(store) if runs else {}
+    for run in runs:
+        if (age := ages.get(run)) is not None and age.total_seconds() <= LONGEST_RUN_S:
             with suppress(EnginesmithError):  # a run that cannot be read is not running
                 if (found := read_run(store, run)) is not None and found.state == "running":
                     continue

@@ -12,23 +12,26 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from threading import Lock
 
+from enginesmith.core import moments
 from enginesmith.core.errors import ConflictError, EnginesmithError
 from enginesmith.registry import leases
-from enginesmith.registry.marks import SKEW, MarkState, Sweeper, update_state
+from enginesmith.registry.marks import MarkState, Sweeper, update_state
 from enginesmith.registry.store.base import Store
 
-# A collection that did not renew its claim for so long, and for SKEW more, counts as dead; itself for SKEW less.
+# A collection that did not renew its claim for so long, by the store's clock, counts as dead.
 SWEEPING = timedelta(minutes=8)
 RENEW_S = 60.0
 
 
 @dataclass
 class Claim:
-    """The claim of this process. state: the marks' state when it was last written."""
+    """The claim of this process. state: the marks' state when it was last written.  begun: of `steady_s`, before the
+    store was asked for the time that this write is of."""
 
     store: Store
     sweeper: Sweeper
     state: MarkState
+    begun: float
     _lock: Lock = field(default_factory=Lock)
 
     def renew(self) -> None:
@@ -37,7 +40,7 @@ class Claim:
 
     def check(self) -> None:
         """Raise ConflictError if another collection may count this one as dead; asked before each deletion."""
-        if leases.now() > self.sweeper.expires - SKEW:
+        if moments.steady_s() > leases.end_of(self.begun, SWEEPING):
             raise ConflictError("this collection stood still so long that another may count it as dead; run it again")
 
     def begin_generation(self, shards: Iterable[str]) -> int:
@@ -70,13 +73,12 @@ class Claim:
                 raise ConflictError("another collection counted this one as dead and took over; run it again")
             after = change(known)
             generation = after.latest if own_generation else known.sweeper.generation
-            return replace(
-                after, sweeper=replace(known.sweeper, expires=leases.now() + SWEEPING, generation=generation)
-            )
+            return replace(after, sweeper=replace(known.sweeper, expires=now + SWEEPING, generation=generation))
 
         with self._lock:
+            begun, now = moments.steady_s(), self.store.now()
             self.state = update_state(self.store, make)
-            self.sweeper = self.state.sweeper or self.sweeper
+            self.sweeper, self.begun = self.state.sweeper or self.sweeper, begun
 
 
 def without_sweeper(state: MarkState) -> MarkState:
@@ -89,18 +91,19 @@ def without_sweeper(state: MarkState) -> MarkState:
 @contextmanager
 def hold_claim(store: Store) -> Iterator[Claim]:
     """Hold the claim to collect while the block runs. Raises ConflictError while another collection holds it."""
-    me = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", leases.now() + SWEEPING)
+    begun, now = moments.steady_s(), store.now()
+    me = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
 
     def change(known: MarkState) -> MarkState:
         other = known.sweeper
-        if other is not None and other.id != me.id and leases.now() < other.expires + SKEW:
+        if other is not None and other.id != me.id and now < other.expires:
             raise ConflictError(
                 f"another collection ({other.by}) is at work, until {leases.stamp(other.expires)} at the latest if it "
                 "died; run again when it is done"
             )
         return replace(without_sweeper(known), sweeper=me)
 
-    claim = Claim(store, me, update_state(store, change))
+    claim = Claim(store, me, update_state(store, change), begun)
     try:
         with leases.keep_renewing(claim.renew, RENEW_S):
             yield claim

@@ -11,7 +11,7 @@ from itertools import islice
 from enginesmith.core.digest import is_digest
 from enginesmith.core.names import is_name
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import BLOBS, FEEDS, MODELS, RUNS, TIMING, blob_key, manifest_key
+from enginesmith.registry.store.layout import BLOBS, MODELS, RUNS, TIMING, blob_key, manifest_key
 from enginesmith.registry.store.parallel import side_by_side
 
 Version = tuple[str, str]
@@ -24,8 +24,7 @@ class RegistryInventory:
     """The documents of a registry. folders: each version's documents, a manifest among them or not.
 
     others: the remaining documents under models/: channels, policies, pins.  outside: documents not under models/ that
-    name blobs: runs name their logs, timing documents the timing caches, feeds their
-    shards."""
+    name blobs: runs name their logs, timing documents the timing caches."""
 
     folders: dict[Version, tuple[str, ...]]
     others: tuple[str, ...]
@@ -47,7 +46,7 @@ def inventory(store: Store) -> RegistryInventory:
                 folders.setdefault((model, version), []).append(key)
             case _:
                 others.append(key)
-    outside = (*store.list(RUNS), *store.list(TIMING), *store.list(FEEDS))
+    outside = (*store.list(RUNS), *store.list(TIMING))
     return RegistryInventory(
         {version: tuple(keys) for version, keys in sorted(folders.items())}, tuple(others), outside
     )

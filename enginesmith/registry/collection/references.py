@@ -46,7 +46,7 @@ def find_references(
     rules: Rules,
 ) -> References:
     """Read what names blobs: the documents of the versions that are kept, channels (canary reports), policies, pins,
-    runs (logs), timing documents and feeds (shards). stored: digests of the blobs.
+    runs (logs) and timing documents. stored: digests of the blobs.
 
     Raises IntegrityError for a channel, or a manifest of a kept version, that cannot be read, as it may have named
     anything, and InputError for a channel of a newer format.

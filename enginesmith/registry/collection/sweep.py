@@ -1,9 +1,10 @@
 """One sweep: mark new garbage, and delete what was marked before, is due, and still is garbage.
 
-The order is what makes it safe (docs/guides/retention.md has the argument): the marks are read, then the leases, then
-the references, once. What is deleted was marked before the sweep began, is due, is garbage by these references, and was
-not marked under a lease that was held when the leases were read; and its mark still lies in its shard, unchanged, at
-the swap that makes it going. A writer that came in between took the mark away, so that the swap does not find it.
+The order is what makes it safe (docs/concepts/registry-protocol.md has the argument): the marks are read, then the
+leases, then the references, once. What is deleted was marked before the sweep began, is due, is garbage by these
+references, and was not marked under a lease that was held when the leases were read; and its mark still lies in its
+shard, unchanged, at the swap that makes it going. A writer that came in between took the mark away, so that the swap
+does not find it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -60,11 +61,11 @@ class Sweep:
             for name, mark in (*shard.waiting.items(), *shard.going.items())
             if state.counts(mark)
         }
-        now = leases.now()
+        now = self.store.now()
         oldest = min((lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None)
         found = find_garbage(self.store, self.rules)
         self._mark(found)
-        garbage, latest = set(found.names), leases.now() - self.grace
+        garbage, latest = set(found.names), self.store.now() - self.grace
         due = {
             name: mark
             for name, mark in before.items()
@@ -80,7 +81,7 @@ class Sweep:
 
     def _mark(self, found: Garbage) -> None:
         """Mark new garbage, unmark what is needed again, and take over what a dead collection left."""
-        garbage, state, now = by_shard(found.names), self.claim.state, leases.now()
+        garbage, state, now = by_shard(found.names), self.claim.state, self.store.now()
         fresh = any(
             here - _counted(self.shards.get(shard, MarkShard()), state.counts).keys() for shard, here in garbage.items()
         )

@@ -5,7 +5,7 @@ moves the channel ends the rollout by the same write, and what halts a rollout i
 """
 
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
 from annotated_types import Len
@@ -87,9 +87,10 @@ class Rollout:
     """A rollout of a version to a channel.
 
     manifest: digest of the version's.  base, base_manifest: the version that the channel serves meanwhile, and its
-    manifest's digest.  wave: index of the open one.  opened, soaking: when it
-    was opened, and when all of it was reached (None: not yet).  raised: when `reach` grew last.  approved: number of
-    waves that a person has approved; waived: of those whose gates without data a person lets pass.
+    manifest's digest.  wave: index of the open one.  opened: when it was.
+    since: when a look first saw that `reach` is what it is, later by the pauses since; None: no look has.  paused: when
+    it was, until a look has taken the pause off.  approved: number of waves that a person has approved; waived: of
+    those whose gates without data a person lets pass.
     nodes: how many there are at least, by the plan or the reports of the rollout before; None: not known.  shares_ppm:
     of each wave the share of places that keeps it within its share of `nodes`; none: the plan's.
     losses: what the channel serves and the version has not, as whoever started it accepted.
@@ -109,8 +110,7 @@ class Rollout:
     wave: Count
     reach: tuple[Slice, ...]
     opened: Timestamp
-    raised: Timestamp
-    soaking: Timestamp | None
+    since: Timestamp | None
     history: Annotated[tuple[Decision, ...], Len(1)]
     approved: Count = 0
     waived: Count = 0
@@ -143,6 +143,16 @@ class Rollout:
         return replace(self.target, share_ppm=self.shares_ppm[self.wave]) if self.shares_ppm else self.target
 
     @property
+    def is_open(self) -> bool:
+        """Whether all of the open wave is reached."""
+        return any(item.covers(self.aim) for item in self.reach)
+
+    @property
+    def soaking(self) -> str | None:
+        """Since when all of the open wave is reached; None where a part is not, or no look has seen that it is."""
+        return self.since if self.is_open else None
+
+    @property
     def where(self) -> str:
         """'model:channel'."""
         return f"{self.model}:{self.channel}"
@@ -166,21 +176,32 @@ class Rollout:
 
 def open_wave(rollout: Rollout, wave: int, at: datetime) -> Rollout:
     """The rollout with its wave of this index opened: at once, or by its first step."""
-    plan, now = rollout.plan, format_time(at)
-    before = replace(rollout, wave=wave, opened=now, raised=now, soaking=None)
-    if plan.step_ppm is None:
-        return replace(before, reach=add_slice(rollout.reach, before.aim), soaking=now)
-    return raise_reach(before, at)
+    before = replace(rollout, wave=wave, opened=format_time(at), since=None)
+    if rollout.plan.step_ppm is None:
+        return replace(before, reach=add_slice(rollout.reach, before.aim))
+    return raise_reach(before)
 
 
-def raise_reach(rollout: Rollout, at: datetime) -> Rollout:
+def raise_reach(rollout: Rollout) -> Rollout:
     """The rollout with one more step of its open wave reached."""
-    target, now = rollout.aim, format_time(at)
+    target = rollout.aim
     like = [item for item in rollout.reach if (item.region, item.label) == (target.region, target.label)]
     share = max((item.share_ppm for item in like), default=0) + (rollout.plan.step_ppm or WHOLE)
-    whole = share >= target.share_ppm
-    item = target if whole else replace(target, share_ppm=share)
-    return replace(rollout, reach=add_slice(rollout.reach, item), raised=now, soaking=now if whole else None)
+    item = target if share >= target.share_ppm else replace(target, share_ppm=share)
+    return replace(rollout, reach=add_slice(rollout.reach, item), since=None)
+
+
+def count_time(rollout: Rollout, now: datetime) -> Rollout:
+    """The rollout, whose time runs from now on where no look has seen what it reaches, without a pause that has ended.
+
+    now: by the store's clock, read after the rollout: its writer may have stood still between its own reading of the
+    clock and the write.
+    """
+    if rollout.state != "running" or (rollout.since and not rollout.paused):
+        return rollout
+    pause = now - parse_time(rollout.paused) if rollout.paused else timedelta(0)
+    since = parse_time(rollout.since) + pause if rollout.since else now
+    return replace(rollout, since=format_time(since), paused=None)
 
 
 def format_time(at: datetime) -> str:

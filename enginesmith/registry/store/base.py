@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from enginesmith.core.errors import ConflictError, InputError, UnavailableError, UndecidedError
@@ -23,7 +23,6 @@ from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_
 
 __all__ = [
     "Documents",
-    "Doubting",
     "FileStore",
     "Store",
     "absolute_uri",
@@ -216,15 +215,6 @@ class Store(Protocol):
 
     def sweep(self) -> int:
         """Delete what `strays` lists, and return how many; nothing of a running process is deleted."""
-        ...
-
-
-@runtime_checkable
-class Doubting(Protocol):
-    """A store whose blobs may come from a copy of them, which can be damaged."""
-
-    def doubt(self, digest: str) -> None:
-        """Look at a blob's copy again, or read it elsewhere, because other bytes came from it. Raises nothing."""
         ...
 
 

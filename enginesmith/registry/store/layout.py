@@ -20,7 +20,6 @@ A key is a relative path with '/' between its parts::
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
-    feeds/<feed>.json                                     where the channels of a group lead (`registry.versions.feeds`)
     rollouts/<model>/<channel>/<rollout>.json             marks one that may run (`registry.versions.rolling`)
     serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
     turns/<digest>.json                                   a build lock (`enginesmith.registry.builds.build_lock`)
@@ -72,7 +71,6 @@ BUILD_LOCKS = "turns/"
 MARKS = "gc/condemned.json"
 MARK_SHARDS = "gc/marks/"
 RUNS = "runs/"
-FEEDS = "feeds/"
 HISTORY = "history/"
 TOTALS = "history/totals.json"
 TIMING = "timing/"
@@ -190,11 +188,6 @@ def channel_key(model: str, channel: str) -> str:
 def channel_history_key(model: str, channel: str) -> str:
     """Key of the moves and rollouts of a channel before its state."""
     return f"{MODELS}{check_model(model)}/histories/{check_channel(channel)}.json"
-
-
-def feed_key(feed: str) -> str:
-    """Key of the root of a feed."""
-    return f"{FEEDS}{check_channel(feed)}.json"
 
 
 def running_rollout_key(model: str, channel: str, rollout: str) -> str:

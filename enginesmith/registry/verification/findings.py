@@ -7,8 +7,6 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature", "stale")
-# What a feed is called, before its name.
-FEED = "feed "
 # What a channel's snapshot is called among the things that a blob is part of.
 SNAPSHOT = "snapshot"
 

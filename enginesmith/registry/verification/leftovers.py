@@ -74,7 +74,8 @@ def check_leases(found: Findings) -> None:
     """Leases and garbage marks that cannot be read, and leases of writers that died."""
     try:
         read_shards(found.store, read_state(found.store).shards)
-        over = [lease for lease in leases.list_leases(found.store) if not lease.is_held(leases.now())]
+        now = found.store.now()
+        over = [lease for lease in leases.list_leases(found.store) if not lease.is_held(now)]
     except IntegrityError as error:
         found.add("edited", LEASES, str(error))
         return

@@ -1,4 +1,4 @@
-"""Checks what is served: versions, channels, feeds; and notes which blobs they need."""
+"""Checks what is served: versions and channels; and notes which blobs they need."""
 
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ from enginesmith.registry.manifest import Manifest, Misplaced
 from enginesmith.registry.registered_specs import registrations
 from enginesmith.registry.store.layout import MODELS, registered_key
 from enginesmith.registry.trust.requirement import find_misplaced
-from enginesmith.registry.verification.findings import FEED, SNAPSHOT, Findings
-from enginesmith.registry.versions import feeds, lookup, refresh
+from enginesmith.registry.verification.findings import SNAPSHOT, Findings
+from enginesmith.registry.versions import lookup, refresh
 from enginesmith.registry.versions.lookup import engine_sizes, find_lost
 from enginesmith.registry.versions.state import Move, read_channel, read_history
 
@@ -55,21 +55,6 @@ def _check_channel(found: Findings, model: str, name: str) -> None:
     for move in moves:
         for digest in move.canary:
             found.needed.setdefault(digest, []).append(f"{where} canary report of the move to {move.version}")
-
-
-def check_feeds(found: Findings) -> None:
-    """Feeds that lead elsewhere than their channels do, or cannot be read; their shards are needed."""
-    for name in feeds.feed_names(found.store):
-        what = f"{FEED}{name}"
-        try:
-            if faults := feeds.find_feed_faults(found.store, name):
-                found.add("stale", what, "; ".join(faults[:3]) + (f" and {len(faults) - 3} more" if faults[3:] else ""))
-            for digest in filter(None, feeds.read_feed(found.store, name).shards):
-                found.needed.setdefault(digest, []).append(f"{what} shard")
-        except IntegrityError:  # told above
-            continue
-        except EnginesmithError as error:
-            found.add("stale", what, str(error))
 
 
 def take_registered(found: Findings) -> None:

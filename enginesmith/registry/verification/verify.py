@@ -9,7 +9,7 @@ from enginesmith.registry.store.layout import BLOBS, blob_key
 from enginesmith.registry.verification.blobs import check_blobs
 from enginesmith.registry.verification.findings import Findings, Verification
 from enginesmith.registry.verification.leftovers import check_documents, check_leases, check_litter, check_series
-from enginesmith.registry.verification.served import check_feeds, check_model, take_registered, take_version
+from enginesmith.registry.verification.served import check_model, take_registered, take_version
 from enginesmith.registry.versions import lookup
 
 
@@ -28,7 +28,6 @@ def verify(
     for model in lookup.models(store):
         check_model(found, model)
     take_registered(found)
-    check_feeds(found)
     stored = []
     for key in store.list(BLOBS):
         digest = key.rpartition("/")[2]

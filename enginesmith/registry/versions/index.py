@@ -20,6 +20,7 @@ from typing import Annotated
 
 from annotated_types import Predicate, doc
 
+from enginesmith.core import moments
 from enginesmith.core.codec import encode, parse_as
 from enginesmith.core.constraints import Count, Format
 from enginesmith.core.digest import canonical_json, digest_of_bytes
@@ -167,9 +168,10 @@ def hold_change(store: Store, models: Iterable[str], what: str, lasts: timedelta
     """`leases.hold_lease` for a block that changes versions or channels of these models; their entries are written anew
     when it ends. Where that fails the lease stays, so that nobody trusts the entries."""
     names = tuple(sorted(set(models)))
+    begun = moments.steady_s()
     lease = take_lease(store, what, lasts, names)
     try:
-        yield Guard(store, lease)
+        yield Guard(store, lease, begun)
     finally:
         with suppress(EnginesmithError):  # out of reach, or damaged: the lease expires, and a collection does the rest
             refresh_index(store, names)

@@ -1,20 +1,19 @@
-"""Writes what repeats the state of a channel: the snapshots of its versions, and the feeds.
+"""Writes the snapshots of the versions that a channel serves, which its state names.
 
-Both are made from the state and the documents of the versions, and may be made anew at any time. Two writers who
-refresh at once agree: each reads the state first and the rest after it, and writes by compare-and-swap, so that what is
-written last was read last.
+They are made from the documents of the versions, and may be made anew at any time. Two writers who refresh at once
+agree: each reads the state first and the documents after it, and writes by compare-and-swap, so that what is written
+last was read last.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
 from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNameError
+from enginesmith.core.errors import IntegrityError, UnknownNameError
 from enginesmith.registry.leases import Guard, hold_lease
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.versions.feeds import update_feeds
 from enginesmith.registry.versions.lookup import channel_names, load
 from enginesmith.registry.versions.snapshots import pack_snapshot, read_documents
 from enginesmith.registry.versions.state import Channel, change_channel, read_channel, read_history
@@ -38,42 +37,26 @@ def with_snapshots(guard: Guard, channel: Channel) -> Channel:
 
 
 def refresh_channel(guard: Guard, model: str, channel: str) -> None:
-    """Write the snapshots of a channel's versions, and the feeds that cover it, unless they are as they should be."""
-    found = change_channel(
-        guard.store, model, channel, lambda state: with_snapshots(guard, state) if state is not None else None
-    )
-    if found is not None:
-        update_feeds(guard, found)
+    """Write the snapshots of a channel's versions, unless they are as they should be."""
+    change_channel(guard.store, model, channel, lambda state: with_snapshots(guard, state) if state else None)
 
 
-def write_feeds(guard: Guard, channel: Channel) -> None:
-    """Write a state that was just made into the feeds. Raises what the store raises, with the message that the channel
-    has moved."""
-    try:
-        update_feeds(guard, channel)
-    except EnginesmithError as error:
-        raise type(error)(
-            f"{channel.model}:{channel.name} leads to version {channel.version}, but a feed could not be written, and "
-            f"nodes that follow it stay where they are: {error}; `enginesmith registry fsck --repair` writes it"
-        ) from error
-
-
-def refresh_version(store: Store, manifest: Manifest) -> None:
+def refresh_version(guard: Guard, manifest: Manifest) -> None:
     """Refresh the channels that serve a version, after evidence was added to it."""
-    served = list(_serving(store, manifest))
-    if not served:
-        return
-    with hold_lease(store, f"refreshing the channels of {manifest.model}") as guard:
-        for channel in served:
-            refresh_channel(guard, manifest.model, channel)
-
-
-def _serving(store: Store, manifest: Manifest) -> Iterator[str]:
-    for name in channel_names(store, manifest.model):
+    for name in channel_names(guard.store, manifest.model):
         with suppress(IntegrityError):  # a damaged channel is `verify`'s to tell
-            channel = read_channel(store, manifest.model, name)
+            channel = read_channel(guard.store, manifest.model, name)
             if channel and manifest.version in channel.served.values():
-                yield name
+                refresh_channel(guard, manifest.model, name)
+
+
+def refresh_models(store: Store, models: Iterable[str]) -> None:
+    """Refresh all channels of models, whose writers may have died before they did."""
+    for model in sorted(set(models)):
+        with hold_lease(store, f"refreshing the channels of {model}") as guard:
+            for name in channel_names(store, model):
+                with suppress(IntegrityError):
+                    refresh_channel(guard, model, name)
 
 
 def find_fault(store: Store, channel: Channel) -> str | None:

@@ -1,21 +1,22 @@
 """Reads and changes the rollout in a channel's state, and finds the rollouts that may be unfinished.
 
 A document under `rollouts/` marks such a rollout, so that a controller of ten thousand models lists those alone. It is
-written before the rollout begins, by an id that only this attempt has, and removed when the rollout has ended and the
-feeds say so: a writer that is killed leaves a mark too many, and a look at it writes the rest (`settle_rollout`).
+written before the rollout begins, by an id that only this attempt has, and removed when the rollout has ended: a writer
+that is killed leaves a mark too many, which the next look removes (`clear_marks`).
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from enginesmith.core.digest import canonical_json
-from enginesmith.core.errors import ConflictError
+from enginesmith.core.errors import ConflictError, EnginesmithError, IntegrityError
 from enginesmith.core.names import is_name
-from enginesmith.registry.leases import Guard, hold_lease
+from enginesmith.registry.leases import Guard, version_name
+from enginesmith.registry.marks import unmark
 from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.layout import ROLLOUTS, running_rollout_key
-from enginesmith.registry.versions.feeds import are_feeds_current, update_feeds
 from enginesmith.registry.versions.refresh import with_snapshots
 from enginesmith.registry.versions.state import Channel, change_channel, read_channel
 
@@ -49,6 +50,9 @@ def change_rollout(store: Store, before: Rollout, after: Rollout) -> Channel:
 
     Raises ConflictError, with what the other writer did, where one was faster.
     """
+    if after.is_finished:  # see `channels._move`; a mark that cannot be removed must not keep a rollout from its end
+        with suppress(ConflictError, IntegrityError):
+            unmark(store, [version_name(before.model, before.version)])
 
     def make(state: Channel | None) -> Channel | None:
         if state is None or state.rollout != before:
@@ -76,38 +80,32 @@ def running_rollouts(store: Documents) -> list[tuple[str, str]]:
     return sorted({where[:2] for where in _marks(store, ROLLOUTS)})
 
 
-def settle_rollout(store: Store, model: str, name: str) -> None:
-    """Write what repeats a channel's state, where it is late: the feeds, and last the marks of rollouts that will not
-    go on, which are removed."""
-    channel = read_channel(store, model, name)
-    if channel is not None and not are_feeds_current(store, channel):
-        with hold_lease(store, f"writing the feeds of {model}:{name}") as guard:
-            update_feeds(guard, channel)
-    running = channel.active_rollout if channel else None
-    clear_marks(store, model, name, running.id if running else "")
-
-
-def clear_marks(store: Store, model: str, name: str, running: str = "") -> None:
-    """Remove the marks of a channel's rollouts that do not run. running: the id of the one that is known to.
+def clear_marks(store: Store, model: str, name: str) -> None:
+    """Remove the marks of a channel's rollouts that do not run. What cannot be removed is left to the next look: a mark
+    too many costs a look, and leads nobody.
 
     A mark may be of a rollout that is about to begin. So the state is written anew first: who read it before begins
     nothing with that id any more.
     """
-    for _, _, rollout in list(_marks(store, f"{ROLLOUTS}{model}/{name}/")):
-        if rollout == running:
-            continue
-        runs = False
+    with suppress(EnginesmithError):
+        for _, _, rollout in list(_marks(store, f"{ROLLOUTS}{model}/{name}/")):
+            if not _runs(store, model, name, rollout):
+                store.remove(running_rollout_key(model, name, rollout))
 
-        def fence(state: Channel | None, rollout: str = rollout) -> Channel | None:
-            nonlocal runs
-            last = state.rollout if state else None
-            runs = last is not None and last.id == rollout and not last.is_finished
-            begun = state is None or (last is not None and last.id == rollout)
-            return None if state is None or begun else replace(state, revision=state.revision + 1)
 
-        change_channel(store, model, name, fence)
-        if not runs:
-            store.remove(running_rollout_key(model, name, rollout))
+def _runs(store: Store, model: str, name: str, rollout: str) -> bool:
+    """Whether a channel's rollout of this id runs; where not, it will not begin any more."""
+    runs = False
+
+    def fence(state: Channel | None) -> Channel | None:
+        nonlocal runs
+        last = state.rollout if state else None
+        runs = last is not None and last.id == rollout and not last.is_finished
+        begun = state is None or (last is not None and last.id == rollout)
+        return None if state is None or begun else replace(state, revision=state.revision + 1)
+
+    change_channel(store, model, name, fence)
+    return runs
 
 
 def _marks(store: Documents, prefix: str) -> Iterator[tuple[str, str, str]]:

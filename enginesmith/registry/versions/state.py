@@ -6,8 +6,8 @@ leaves the state before or the state after (docs/decisions/0026-one-document-for
 
 It holds the last move and the last rollout alone, so that nodes may read it after every change. The moves and rollouts
 before those are in the channel's history, a document that grows. Who replaces a move or a rollout writes it there
-first, so that the two documents together always hold all moves. Everything else that repeats the state (feeds, the
-marks of running rollouts, the index) is written after it, and anew by whoever looks next.
+first, so that the two documents together always hold all moves. What else repeats the state (the index, the
+marks of running rollouts) is mended by whoever looks next.
 """
 
 from collections.abc import Callable, Mapping
@@ -96,11 +96,6 @@ class Channel:
         return self.move.proven_only
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Of two states of a channel the newer has the greater one."""
-        return self.moves, self.revision
-
-    @property
     def active_rollout(self) -> Rollout | None:
         """The rollout that is not finished."""
         return self.rollout if self.rollout and not self.rollout.is_finished else None
@@ -117,12 +112,6 @@ class Channel:
         """The versions that nodes get, by the digest of the manifest."""
         rollout = self.active_rollout
         return {self.manifest: self.version} | ({rollout.manifest: rollout.version} if rollout else {})
-
-    def shorten(self) -> "Channel":
-        """What nodes need of it, for feeds: no rollout that is finished, and of one that runs no decision but the
-        first."""
-        rollout = self.active_rollout
-        return replace(self, rollout=replace(rollout, history=rollout.history[:1]) if rollout else None)
 
     def to_bytes(self) -> bytes:
         """The document as it is stored; below `MAX_BYTES`, as its texts and the number of waves are limited."""

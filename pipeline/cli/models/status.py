@@ -55,16 +55,16 @@ def status(
 def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
     """Print the runs, or one of them. Returns whether something still runs."""
     from enginesmith.registry.builds.runs import find_run, read_runs, run_ids
-    from pipeline.orchestration.runs.views import view_run
+    from pipeline.orchestration.runs.views import view_runs
 
     if name is not None:
-        one = view_run(find_run(store, name))
+        (one,) = view_runs(store, [find_run(store, name)])
         if as_json:
             emit_json(one.to_json())
         else:
             _print_run(one, steps)
         return one.state == "running"
-    found = [view_run(run) for run in read_runs(store, run_ids(store)[:limit])]
+    found = view_runs(store, read_runs(store, run_ids(store)[:limit]))
     if as_json:
         emit_json({"runs": [one.summary() for one in found]})
     elif found:

@@ -109,7 +109,7 @@ def _print_heading(facts: VersionStatus) -> None:
 @click.option(
     "--repair",
     is_flag=True,
-    help="Move corrupt blobs away, so that the next build makes them again; write snapshots and feeds anew.",
+    help="Move corrupt blobs away, so that the next build makes them again; write snapshots anew.",
 )
 @registry_option
 @json_option
@@ -126,7 +126,6 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
                 **found,
                 "moved_away": list(repairs.blobs),
                 "channels_written": list(repairs.channels),
-                "feeds_written": list(repairs.feeds),
             }
         )
     else:
@@ -314,18 +313,16 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
         echo(f"moved away: {digest}; build again to restore it")
     for channel in repairs.channels:
         echo(f"written anew: the snapshots of {channel}")
-    for feed in repairs.feeds:
-        echo(f"written anew: feed {feed}")
     faults = [problem for problem in result.problems if problem.fault]
     left = [problem for problem in faults if problem.kind != "stale"]
-    if len(left) < len(faults) and not (repairs.channels or repairs.feeds):
+    if len(left) < len(faults) and not repairs.channels:
         say("`enginesmith registry fsck --repair` writes what is stale anew")
     if left:
         say(
             "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "
             "version, models/NAME/versions/VERSION, and run `enginesmith registry gc`"
         )
-    mended = bool(faults) and not left and bool(repairs.channels or repairs.feeds)
+    mended = bool(faults) and not left and bool(repairs.channels)
     verdict = "sound" if result.sound else "mended" if mended else "DAMAGED"
     read = format_bytes(result.size_bytes)
     echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {read} read")

@@ -1,1 +1,1 @@
-"""Commands about what nodes serve: pull and watch, layouts, feeds, rollouts."""
+"""Commands about what nodes serve: pull and watch, layouts, rollouts."""

@@ -1,6 +1,5 @@
 """The commands of rollouts: start, status, watch, receive, pause, resume, abort."""
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,13 +16,13 @@ from enginesmith.cli.options import (
     why_option,
 )
 from enginesmith.cli.tables import echo, print_table
-from enginesmith.core.errors import EnginesmithError, UnknownNameError
+from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginesmith.core.origin import user
 from enginesmith.core.text import pluralize
 from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.versions.rolling import read_rollout, running_rollouts, settle_rollout
+from enginesmith.registry.versions.rolling import read_rollout, running_rollouts
 from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.cli.serving.rollout_options import GivenPlan, describe_plan, waves_options
 
@@ -198,13 +197,10 @@ def receive_reports(host: str, port: int, registry: str) -> None:
 
 
 def _named(store: Store, where: str | None) -> list[Channel]:
-    """The channel of this name, or (None) those whose rollout may be unfinished. What a killed writer has not written
-    of one is written."""
+    """The channel of this name, or (None) those whose rollout is not finished."""
     wheres = [parse_channel(where, STABLE)] if where else running_rollouts(store)
-    with suppress(EnginesmithError):  # who may only read shows the state, which others settle
-        for named in wheres:
-            settle_rollout(store, *named)
-    return [found for named in wheres if (found := read_channel(store, *named))]
+    found = [channel for named in wheres if (channel := read_channel(store, *named))]
+    return found if where else [channel for channel in found if channel.active_rollout]
 
 
 def _as_json(found: Any) -> dict[str, object]:

@@ -29,7 +29,7 @@ from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.definitions import RegistryMetric
 from pipeline.orchestration.metrics.live import Trouble, family
-from pipeline.orchestration.runs.views import RunView, view_run
+from pipeline.orchestration.runs.views import RunView, view_runs
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -125,7 +125,7 @@ class Looker:
         known = run_ids(self._store)
         shown = set(sorted({model_of(run) for run in known})[:MOST_MODELS])
         read = [run for run in known if model_of(run) in shown][:MOST_RUNS]
-        runs = [view_run(run) for run in read_runs(self._store, read)]
+        runs = view_runs(self._store, read_runs(self._store, read))
         newest = {item.model: item.versions[-1] for item in list_all(self._store)}
         self._look_at(newest)
         drawn = set(list(newest)[:MOST_MODELS])

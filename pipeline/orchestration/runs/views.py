@@ -1,11 +1,13 @@
 """A run's state as it reads at a moment: whether its driver is lost, how long it took, how long it will still take."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from enginesmith.core.origin import Presence
-from enginesmith.registry.builds.runs import OVER, RunItem, RunState
+from enginesmith.registry.builds.runs import OVER, RunItem, RunState, find_ages
+from enginesmith.registry.store.base import Store
 
 # A driver that has missed this many signs of life counts as dead, also on another machine.
 MISSED_BEATS = 3
@@ -27,14 +29,14 @@ class StepTime:
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as it is read at `at`."""
+    """A run as it is read at `at`, by the clock of its machine."""
 
     run: RunState
     at: datetime
 
     @property
     def silent_s(self) -> float:
-        """Seconds since its driver was last heard, by this machine's clock."""
+        """Seconds since its driver was last heard."""
         return max(0.0, _seconds(self.run.heard_at, self.at))
 
     @property
@@ -121,9 +123,19 @@ class RunView:
         return {**self.summary(), "heard_at": self.run.heard_at, "spent": spent, "items": items}
 
 
-def view_run(run: RunState, at: datetime | None = None) -> RunView:
-    """A run as it is read at `at`; None for now."""
-    return RunView(run, at or datetime.now(UTC))
+def view_runs(store: Store, runs: Iterable[RunState]) -> list[RunView]:
+    """Runs as they are read now: what runs was heard when its document was written, by the store's clock."""
+    found = list(runs)
+    ages = find_ages(store) if any(run.state == "running" for run in found) else {}
+    return [RunView(run, _later(_moment(run.heard_at), ages.get(run.id, timedelta(0)))) for run in found]
+
+
+def _later(moment: datetime, age: timedelta) -> datetime:
+    """A moment and what has passed since; the moment itself where that is no time that a computer knows."""
+    try:
+        return moment + age
+    except OverflowError:
+        return moment
 
 
 def _moment(stamp: str) -> datetime:

@@ -3,13 +3,17 @@
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from enginesmith.core import moments
 from enginesmith.core.digest import digest_of_bytes
 from enginesmith.core.errors import IntegrityError
+from enginesmith.registry import marks
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES, blob_key, check_key
 from tests.waiting import PATIENCE_S
@@ -48,6 +52,18 @@ class StoreClock:
 
     now: datetime = datetime(2026, 11, 1, 12, tzinfo=UTC)
     written: dict[str, datetime] = field(default_factory=dict)
+
+
+def set_clocks(monkeypatch: pytest.MonkeyPatch, begin: datetime) -> Callable[[timedelta], None]:
+    """Have every store in memory and this machine share a clock that stands still; what moves it."""
+    clock = StoreClock(begin)
+    monkeypatch.setattr(MemoryStore, "now", lambda store: store._do("now", lambda: clock.now))
+    monkeypatch.setattr(moments, "steady_s", lambda: clock.now.timestamp())
+
+    def move(by: timedelta) -> None:
+        clock.now += by
+
+    return move
 
 
 @dataclass
@@ -142,7 +158,7 @@ class MemoryStore:
         return ((key, self.clock.written.get(key, self.clock.now)) for key, _ in self.sizes(prefix))
 
     def now(self) -> datetime:
-        return self.clock.now
+        return self._do("now", lambda: self.clock.now)
 
     def discard(self, digest: str) -> None:
         self.remove(blob_key(digest))
@@ -223,3 +239,12 @@ def seeded(seed: int) -> Choose:
         return last[0]
 
     return choose
+
+
+def mark_late(store: Any, name: str) -> Callable[[], bool]:
+    """Mark a name as a collection does that had looked before the name was served; gives whether it is still marked."""
+    shard = marks.shard_of(name)
+    marks.update_state(store, lambda known: replace(known, generation=1, latest=1, shards=(shard,)))
+    tombstone = marks.Tombstone(datetime(2026, 1, 1, tzinfo=UTC), 1)
+    marks.update_shard(store, shard, lambda known: replace(known, waiting={name: tombstone}))
+    return lambda: name in marks.read_shards(store, [shard])[shard].waiting

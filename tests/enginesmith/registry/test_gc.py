@@ -5,7 +5,6 @@ from datetime import timedelta
 import pytest
 
 from enginesmith.core.errors import ConflictError, IntegrityError, UnknownNameError
-from enginesmith.registry import leases
 from enginesmith.registry.builds.records import recall, remember
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.evidence.attestations import attest
@@ -57,8 +56,8 @@ def test_in_two_steps_and_not_before_the_grace_is_over(store: Store, monkeypatch
     names = {"digits@1", engine_of_old, str(old.engines[0].report)}
     assert states(store) == dict.fromkeys(names, "new") and set(store.list()) == before
     assert states(store, delete=True) == dict.fromkeys(names, "waiting") and left(store) == ["1", "2"]
-    later = leases.now() + timedelta(days=8)
-    monkeypatch.setattr(leases, "now", lambda: later)
+    later = store.now() + timedelta(days=8)
+    monkeypatch.setattr(type(store), "now", lambda _: later)
     assert states(store) == dict.fromkeys(names, "due") and left(store) == ["1", "2"]
     found = collect(store, ONE, delete=True)
     assert {item.name: item.state for item in found.items} == dict.fromkeys(names, "deleted")
@@ -188,12 +187,11 @@ def test_an_edited_manifest_stays_where_it_is_served(memory: MemoryStore) -> Non
     assert memory.has(str(one.engines[0].digest))
 
 
-def test_leases_of_the_dead_are_found_and_go(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_of_the_dead_are_found_and_go(memory: MemoryStore) -> None:
     publish(memory, "a")
     lease = take_lease(memory, "publishing digits")
     assert verify(memory).problems == () and collect(memory, ONE).leases[0].startswith("publishing digits (")
-    later = leases.now() + timedelta(hours=2)
-    monkeypatch.setattr(leases, "now", lambda: later)
+    memory.clock.now += timedelta(hours=1)
     (problem,) = verify(memory).problems
     assert problem.kind == "stray" and lease.id in problem.what
     collect(memory, ONE, delete=True)

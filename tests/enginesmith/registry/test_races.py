@@ -9,7 +9,6 @@ import pytest
 from enginesmith.core.errors import ConflictError, EnginesmithError, IntegrityError, UnknownNameError
 from enginesmith.core.names import Reference
 from enginesmith.exchange.mirror import mirror
-from enginesmith.registry import leases
 from enginesmith.registry.collection.claim import SWEEPING
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.gc import collect
@@ -20,7 +19,16 @@ from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.publish import find_published
 from tests.enginesmith.registries import engine, publish_engines
-from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
+from tests.enginesmith.registry.memory import (
+    Actor,
+    Killed,
+    MemoryStore,
+    after,
+    in_turns,
+    interleave,
+    seeded,
+    set_clocks,
+)
 from tests.one_thread import registry_in_one_thread
 
 RULES = Rules(versions=1, moves=1)
@@ -40,14 +48,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Callable[[timedelta], None]:
     """A clock that stands still until it is moved."""
-    moment = [START]
-    monkeypatch.setattr(leases, "now", lambda: moment[0])
+    move = set_clocks(monkeypatch, START)
     beginnings()
-    moment[0] += GRACE
-
-    def move(by: timedelta) -> None:
-        moment[0] += by
-
+    move(GRACE)
     return move
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from enginesmith.core.digest import canonical_json
 from enginesmith.core.origin import this_process
-from enginesmith.registry import leases
+from enginesmith.core.text import precise_now
 from enginesmith.registry.builds.build_lock import LockHolder
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import build_lock_key
@@ -93,7 +93,7 @@ def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch
     monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", noting(names))
     assert project.build().code == 0 and len(names) == 2
     store, here = open_store(project.registry, create=True), this_process()
-    stamp = leases.stamp(leases.now())
+    stamp = precise_now()
     for name in names:
         holder = LockHolder("compiling tiny", "elsewhere", here.namespace, 7, 1, "0", 0, stamp)
         store.replace(build_lock_key(name), canonical_json(asdict(holder)), None)

@@ -33,10 +33,13 @@ def at(seconds: float) -> datetime:
 
 
 def look(store: Any, seconds: float) -> Rollout:
-    """The controller's look at a rollout."""
+    """The controller's look at a rollout; and one more in the same second where it reached more nodes, which sees that,
+    so that the time of it begins."""
     store.clock.now = at(seconds)
-    found = advance(store, *WHERE, at(seconds))
+    found = advance(store, *WHERE)
     assert found is not None
+    if found.action in ("wave", "raised"):
+        advance(store, *WHERE)
     return found
 
 
@@ -72,6 +75,13 @@ def registry() -> tuple[Any, Manifest, Manifest]:
 
 def begin(store: Any, manifest: Manifest, wanted: RolloutPlan, seconds: float = 0, by: str = "ada") -> Rollout:
     return start(store, manifest, "stable", wanted, Operator(by, at(seconds), "a better one"))
+
+
+def begin_and_look(store: Any, manifest: Manifest, wanted: RolloutPlan) -> Rollout:
+    """A rollout whose first wave's time has begun."""
+    rollout = begin(store, manifest, wanted)
+    look(store, 0)
+    return rollout
 
 
 def served(store: Any, node: ServingNode) -> str:
@@ -191,7 +201,7 @@ class Fleet:
 
     def _control(self, state: str) -> str:
         self.store.clock.now = at(self.second)
-        found = advance(self.store, *WHERE, at(self.second))
+        found = advance(self.store, *WHERE)
         if found is None:
             return state
         if not self.actions or self.actions[-1][1:] != (found.action, found.why):

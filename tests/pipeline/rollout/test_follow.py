@@ -1,17 +1,15 @@
 """The controller's loop: by whose clock it decides, and what it says."""
 
-from datetime import UTC, datetime
-
-import pytest
+from datetime import UTC, datetime, timedelta
 
 from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.feeds import set_feed
 from enginesmith.registry.versions.rolling import read_rollout, running_rollouts
 from pipeline.rollout import advance as advancing
 from pipeline.rollout.follow import RolloutFollower
-from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, plan, registry, tell
+from tests.enginesmith.registry.memory import MemoryStore
+from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, begin_and_look, look, plan, registry, tell
 
 SOAK_S = 6 * 3600
 
@@ -22,39 +20,58 @@ def test_a_soak_begins_and_ends_by_the_stores_clock_whatever_a_controllers_says(
     assert datetime.now(UTC) > at(SOAK_S)  # this machine's clock is ahead of the store's, which stands still in 2026
     store.clock.now = at(60)
     follower = RolloutFollower(store, None, len)
-    assert follower.look() and follower.last[WHERE].action == "waiting"
-    store.clock.now = at(SOAK_S)
-    assert follower.look() and follower.last[WHERE].action == "wave"
+    for seconds, action in ((60, "waiting"), (SOAK_S + 59, "waiting"), (SOAK_S + 60, "wave")):
+        store.clock.now = at(seconds)
+        assert follower.look() and follower.last[WHERE].action == action
     opened = read_rollout(store, *WHERE).opened
-    assert datetime.fromisoformat(opened) == at(SOAK_S)
+    assert datetime.fromisoformat(opened) == at(SOAK_S + 60)
+
+
+def test_a_writer_that_stands_still_before_its_write_takes_nothing_from_a_soak():
+    """The start, and the step to the next wave, are written an hour after their writers asked for the time."""
+    store, _, two = registry()
+    store.clock.now = at(3600)
+    begin(store, two, plan("5%", "100%", soak=600, step=None), seconds=0)
+    assert [look(store, seconds).action for seconds in (3660, 4259, 4260)] == ["waiting", "waiting", "wave"]
+
+    class Slow(MemoryStore):
+        def replace(self, key, data, expected):
+            self.clock.now += timedelta(hours=1)
+            return super().replace(key, data, expected)
+
+    store, _, two = registry()
+    begin_and_look(store, two, plan("5%", "100%", soak=600, step=500_000))
+    slow = Slow(store.objects, clock=store.clock)
+    store.clock.now = at(600)
+    assert advancing.advance(slow, *WHERE).action == "wave" and store.clock.now == at(4200)
+    assert [look(store, seconds).action for seconds in (4201, 4230, 4231)] == ["waiting", "waiting", "raised"]
+    assert [look(store, seconds).action for seconds in (4830, 4831)] == ["waiting", "done"]
 
 
 def test_a_node_whose_clock_is_wrong_is_neither_silent_nor_alive_for_ever():
     for wrong_s in (-7 * 3600, 7 * 3600):
         store, _, two = registry()
-        rollout = begin(store, two, plan("100%", health_ppm=950_000, soak=SOAK_S))
+        rollout = begin_and_look(store, two, plan("100%", health_ppm=950_000, soak=SOAK_S))
         tell(store, rollout, wrong_s, NODES[:20])  # by their clocks
         store.clock.written = dict.fromkeys(store.clock.written, at(30))
-        assert advancing.advance(store, *WHERE, at(60)).gates[0].verdict == "pass"
-        assert "went silent" in advancing.advance(store, *WHERE, at(900)).gates[0].why
+        assert look(store, 60).gates[0].verdict == "pass"
+        assert "went silent" in look(store, 900).gates[0].why
 
 
-def test_a_step_whose_feed_could_not_be_written_is_said_and_made_up_for(monkeypatch: pytest.MonkeyPatch):
+def test_a_mark_that_could_not_be_removed_is_removed_by_the_next_look():
     store, _, two = registry()
-    set_feed(store, "all", ["*:*"])
-    rollout = begin(store, two, plan("100%", health_ppm=950_000))
-    tell(store, rollout, 10, NODES, "unhealthy")
-    said, steps = [], []
-    follower = RolloutFollower(store, None, said.append, steps.append)
+    tell(store, begin(store, two, plan("100%", health_ppm=950_000)), 10, NODES, "unhealthy")
+    steps = []
+    follower = RolloutFollower(store, None, len, steps.append)
 
-    def fail(*_):
-        raise UnavailableError("503 Slow Down")
+    class ReadOnly(MemoryStore):
+        def remove(self, key):
+            raise UnavailableError("503 Slow Down")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(advancing, "settle_rollout", fail)
-        assert follower.look()  # it goes on until that is written, too
-    assert [step.action for step in steps] == ["halted"] and "not written everywhere yet: 503" in said[-1]
+    follower.store = ReadOnly(store.objects, clock=store.clock)
+    assert not follower.look() and [step.action for step in steps] == ["halted"]
     assert running_rollouts(store) == [WHERE]
+    follower.store = store
     assert not follower.look() and running_rollouts(store) == [] and len(steps) == 1
 
 

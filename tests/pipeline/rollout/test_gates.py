@@ -3,6 +3,7 @@
 import pytest
 
 from enginesmith.registry.rollouts.reports import Heard
+from enginesmith.registry.rollouts.state import count_time
 from pipeline.rollout import gates
 from pipeline.rollout.gates import GateResult
 from tests.pipeline.rollout.fleet import NODES
@@ -11,7 +12,7 @@ from tests.pipeline.rollout.test_advance import at, begin, plan, registry
 
 def judge(failing: int, count: int, health_ppm: int, second: float = 31, **options: int) -> GateResult:
     store, _, two = registry()
-    rollout = begin(store, two, plan("50%", "100%", health_ppm=health_ppm, **options))
+    rollout = count_time(begin(store, two, plan("50%", "100%", health_ppm=health_ppm, **options)), at(0))
     reports = tuple(report(node.name, second - 1, index < failing) for index, node in enumerate(NODES[:count]))
     (found,) = gates.judge_gates(rollout, Heard(count, reports), (), at(second))
     return found

@@ -8,15 +8,13 @@ from enginesmith.core.errors import ConflictError, EnginesmithError
 from enginesmith.registry.leases import hold_lease
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.feeds import find_feed_faults, set_feed
 from enginesmith.registry.versions.rolling import read_rollout, running_rollouts
 from enginesmith.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations
-from pipeline.rollout.advance import advance
 from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
-from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, look, plan, registry, served
+from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, begin_and_look, look, plan, registry, served
 
 
 def test_of_two_who_start_one_wins_and_the_other_is_told():
@@ -39,10 +37,10 @@ def test_of_two_who_start_one_wins_and_the_other_is_told():
 def test_two_controllers_at_once_do_no_harm():
     for seed in range(10):
         store, _, two = registry()
-        begin(store, two, plan("10%", "100%", soak=60))
+        begin_and_look(store, two, plan("10%", "100%", soak=60))
         for seconds in (60, 120, 121):
             actors = [Actor("one"), Actor("two")]
-            works = [(a, lambda a=a: advance(store.seen_by(a), *WHERE, at(seconds))) for a in actors]  # noqa: B023
+            works = [(a, lambda a=a: look(store.seen_by(a), seconds)) for a in actors]  # noqa: B023
             interleave(works, seeded(seed))
             assert all(actor.error is None for actor in actors)
         assert read_rollout(store, *WHERE).state == "done" and read_channel(store, *WHERE).moves == 2
@@ -53,10 +51,10 @@ def test_two_controllers_at_once_do_no_harm():
 @pytest.mark.parametrize("seconds", [0, 60, 120])
 def test_a_controller_killed_anywhere_loses_nothing(steps, seconds):
     store, _, two = registry()
-    begin(store, two, plan("10%", "100%", soak=60))
+    begin_and_look(store, two, plan("10%", "100%", soak=60))
     for earlier in range(0, seconds, 60):
         look(store, earlier)
-    _kill(store, steps, lambda seen: advance(seen, *WHERE, at(seconds)))
+    _kill(store, steps, lambda seen: look(seen, seconds))
     for later in (60, 120, 180):
         look(store, seconds + later)
     assert read_rollout(store, *WHERE).state == "done" and read_channel(store, *WHERE).version == "2"
@@ -96,10 +94,10 @@ def _die(actor):
 def test_an_abort_and_a_controller_at_once_agree():
     for steps in range(0, 40, 3):
         store, _, two = registry()
-        begin(store, two, plan("100%", soak=60))
+        begin_and_look(store, two, plan("100%", soak=60))
         one, two_ = Actor("controller"), Actor("ada")
         works = [
-            (one, lambda one=one, store=store: advance(store.seen_by(one), *WHERE, at(60))),
+            (one, lambda one=one, store=store: look(store.seen_by(one), 60)),
             (two_, lambda a=two_, store=store: operations.abort(store.seen_by(a), *WHERE, Operator("ada", at(60)))),
         ]
         interleave(works, after(one, steps))
@@ -132,7 +130,7 @@ def test_a_promotion_never_takes_back_a_move_of_somebody_else():
     for steps in range(0, 60, 3):
         store, _, two = registry()
         three = publish_engines(store, [engine(store, data=b"three")], "three", channel=None).manifest
-        begin(store, two, plan("100%", soak=60))
+        begin_and_look(store, two, plan("100%", soak=60))
         one, eve = Actor("controller"), Actor("eve")
 
         seen_by_one, seen_by_eve = store.seen_by(one), store.seen_by(eve)
@@ -141,21 +139,7 @@ def test_a_promotion_never_takes_back_a_move_of_somebody_else():
             with hold_lease(seen, "a writer that knows no rollouts") as guard:
                 channels.point(guard, three, "stable", "eve")
 
-        interleave([(one, lambda seen=seen_by_one: advance(seen, *WHERE, at(60))), (eve, move)], after(one, steps))
+        interleave([(one, lambda seen=seen_by_one: look(seen, 60)), (eve, move)], after(one, steps))
         versions = [item.version for item in read_history(store, read_channel(store, *WHERE)).moves]
         assert versions in (["1", "3"], ["1", "2", "3"]), (steps, versions, one.error, eve.error)
         assert served(store, NODES[0]) == "3"
-
-
-def test_a_start_that_is_late_with_a_feed_takes_no_abort_back():
-    for steps in range(20, 75):
-        store, _, two = registry()
-        set_feed(store, "all", ["*:*"])
-        ada, bob = Actor("ada"), Actor("bob")
-        starts, ends = store.seen_by(ada), store.seen_by(bob)
-        works = [
-            (ada, lambda seen=starts, two=two: begin(seen, two, plan("100%"))),
-            (bob, lambda seen=ends: operations.abort(seen, *WHERE, Operator("bob", at(1)))),
-        ]
-        interleave(works, after(ada, steps))
-        assert find_feed_faults(store, "all") == [] and ada.error is None, steps

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from pathlib import Path
 
-from enginesmith.core.errors import IntegrityError, RelayError, UnavailableError
+from enginesmith.core.errors import IntegrityError, UnavailableError
 from enginesmith.registry.store.files import count_io
 from enginesmith.registry.store.http.place import HttpLocation
 
@@ -76,7 +76,7 @@ def exchange(
 ) -> Iterator[HTTPResponse]:
     """Send one request and give its answer: 200, 206 or 304. target: the path, with a query.
 
-    The connection is kept if the body was read to its end. Raises AbsentError, RelayError, UnavailableError for a
+    The connection is kept if the body was read to its end. Raises AbsentError, UnavailableError for a
     request that the server refuses, and `FAILURES` for one that is worth another attempt.
     """
     connection, answer = _send(place, method, target, {**(headers or {}), **_authorization()})
@@ -101,7 +101,7 @@ def read_whole(
 ) -> tuple[int, bytes, str]:
     """Status (200 or 304), body and ETag of a GET, asked again where that may help. most: bytes of the body.
 
-    Raises AbsentError, RelayError and UnavailableError; IntegrityError for a longer body.
+    Raises AbsentError and UnavailableError; IntegrityError for a longer body.
     """
     for pause in pauses(attempts):
         try:
@@ -187,7 +187,7 @@ def _raise_status(place: HttpLocation, target: str, answer: HTTPResponse) -> Non
     if status in _MISSING:
         raise AbsentError(f"{where}: {reason or 'not there'} ({status})")
     if status == 503:
-        raise RelayError(f"{where}: {reason or 'what it reads from does not answer'}; run again later")
+        raise UnavailableError(f"{where}: {reason or 'what it reads from does not answer'}; run again later")
     if status in _PASSING:
         raise HTTPException(f"status {status} {reason}")
     if status in (401, 407):

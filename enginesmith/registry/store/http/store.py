@@ -8,7 +8,7 @@ those of any registry.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from http.client import HTTPResponse, IncompleteRead
@@ -161,12 +161,10 @@ class HttpStore:
 
     def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
-        for _ in range(2):
-            _, data, _ = read_whole(self.place, self.place.path(blob_key(digest)), most, attempts=self.attempts)
-            if hashlib.sha256(data).hexdigest() == digest:
-                return data
-            self.doubt(digest)
-        raise self._other_bytes(digest)
+        _, data, _ = read_whole(self.place, self.place.path(blob_key(digest)), most, attempts=self.attempts)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise self._other_bytes(digest)
+        return data
 
     @contextmanager
     def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
@@ -176,17 +174,6 @@ class HttpStore:
             yield found.fill
         finally:
             found.close()
-
-    def doubt(self, digest: str) -> None:
-        """Ask the server to read a blob's file again, because other bytes came from it; it fetches a damaged one anew.
-
-        Raises nothing: what comes next is verified like what came before.
-        """
-        with (
-            suppress(IntegrityError, UnavailableError, *FAILURES),
-            exchange(self.place, "HEAD", self.place.path(blob_key(digest)), {"Cache-Control": "no-cache"}) as answer,
-        ):
-            answer.read()
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
@@ -227,24 +214,19 @@ class HttpStore:
         yield from sorted(f"{name}/" if is_folder else name for name, is_folder in entries if is_key(name))
 
     def _stream_verified(self, digest: str, sink: BinaryIO) -> str:
-        """Write a blob's bytes to `sink` and return its digest; other bytes are read once more."""
-        size, start = self.size(digest), sink.tell()
+        """Write a blob's bytes to `sink` and return its digest."""
+        left, sha = self.size(digest), hashlib.sha256()
         block = memoryview(bytearray(_READ_BYTES))
-        for _ in range(2):
-            sink.seek(start)
-            sink.truncate()
-            sha, left = hashlib.sha256(), size
-            with self.open_range(digest, 0, size) as fill:
-                while left:
-                    view = block[: min(left, len(block))]
-                    fill(view)
-                    sha.update(view)
-                    sink.write(view)
-                    left -= len(view)
-            if sha.hexdigest() == digest:
-                return digest
-            self.doubt(digest)
-        raise self._other_bytes(digest)
+        with self.open_range(digest, 0, left) as fill:
+            while left:
+                view = block[: min(left, len(block))]
+                fill(view)
+                sha.update(view)
+                sink.write(view)
+                left -= len(view)
+        if sha.hexdigest() != digest:
+            raise self._other_bytes(digest)
+        return digest
 
     def _refuse(self) -> NoReturn:
         raise InputError(

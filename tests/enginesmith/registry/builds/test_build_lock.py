@@ -12,7 +12,7 @@ import pytest
 
 from enginesmith.core.digest import canonical_json, digest_of
 from enginesmith.core.origin import this_process
-from enginesmith.registry import leases
+from enginesmith.core.text import precise_now
 from enginesmith.registry.builds import build_lock
 from enginesmith.registry.builds.build_lock import LockHolder, hold_build_lock, remove_stale_locks
 from enginesmith.registry.store.base import Store, open_store
@@ -25,7 +25,7 @@ NAME = digest_of("what is worked on")
 
 def other(store: Store, **changed: object) -> LockHolder:
     """Somebody's turn, on another machine unless said otherwise."""
-    stamp = leases.stamp(leases.now())
+    stamp = precise_now()
     holder = replace(LockHolder("compiling", "elsewhere", "", 1, 1, "0", 0, stamp), **changed)  # type: ignore[arg-type]
     store.replace(build_lock_key(NAME), canonical_json(asdict(holder)), store.read(build_lock_key(NAME)))
     return holder
@@ -75,10 +75,10 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
 
 def test_who_works_says_since_when(tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
-    before = leases.stamp(leases.now())
+    before = precise_now()
     with hold_build_lock(store, NAME, "mine"):
         holder = build_lock._read(store.read(build_lock_key(NAME)))
-        assert holder and before <= holder.since <= leases.stamp(leases.now())
+        assert holder and before <= holder.since <= precise_now()
 
 
 def test_another_thing_needs_no_wait(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_a_dead_holder_left_behind_is_collected(tmp_path: Path) -> None:
     other(store)
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is not None
-    late = (leases.now() - build_lock.STALE_AFTER - timedelta(minutes=1)).timestamp()
+    late = (store.now() - build_lock.STALE_AFTER - timedelta(minutes=1)).timestamp()
     os.utime(tmp_path / "r" / build_lock_key(NAME), (late, late))
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is None

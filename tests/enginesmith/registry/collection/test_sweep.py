@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from enginesmith.core.errors import ConflictError, EnginesmithError
-from enginesmith.registry import leases, marks
+from enginesmith.registry import marks
 from enginesmith.registry.collection import claim, references, sweep
 from enginesmith.registry.collection.claim import SWEEPING, hold_claim
 from enginesmith.registry.collection.references import Rules
@@ -20,7 +20,7 @@ from enginesmith.registry.store.layout import MARK_SHARDS, MARKS, blob_key, mani
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
 from tests.enginesmith.registries import engine, publish_engines
-from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave
+from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, set_clocks
 from tests.one_thread import registry_in_one_thread
 from tests.waiting import PATIENCE_S
 
@@ -39,13 +39,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[timedelta], None]]:
     """A clock that stands still until it is moved."""
-    moment = [datetime(2026, 1, 1, tzinfo=UTC)]
-    monkeypatch.setattr(leases, "now", lambda: moment[0])
-
-    def move(by: timedelta) -> None:
-        moment[0] += by
-
-    yield move
+    yield set_clocks(monkeypatch, datetime(2026, 1, 1, tzinfo=UTC))
 
 
 @pytest.fixture
@@ -189,7 +183,7 @@ def test_a_collection_that_stood_still_deletes_nothing_after_another_took_over(
             step,
             other.error,
         )
-        # A deletion that was already on its way is not decided by a swap: retention.md says so ("Where clocks count").
+        # A deletion that was already on its way is not decided by a swap: registry-protocol.md says so.
         if len(slow.calls) > step and slow.calls[step] == "remove":
             continue
         assert verify(store).sound, step
@@ -222,7 +216,7 @@ def test_marks_of_a_generation_that_was_not_published_count_for_nothing(due: Mem
         raise KeyboardInterrupt
     name = "ab" + "0" * 62
     due.objects[blob_key(name)] = b"garbage"
-    update_shard(due, "ab", lambda _: MarkShard({name: Tombstone(leases.now() - 9 * GRACE, generation)}))
+    update_shard(due, "ab", lambda _: MarkShard({name: Tombstone(due.now() - 9 * GRACE, generation)}))
     assert read_state(due).abandoned == (generation,) and read_state(due).generation < generation
     states = {item.name: item.state for item in collect(due, ONE, GRACE).items}
     assert states[name] == "new"
@@ -305,11 +299,11 @@ def test_a_claim_is_renewed_while_a_collection_works(
                 assert renewed.wait(PATIENCE_S), "a collection that reads does not renew its claim"
             return super().read(key)
 
-    began, slow = leases.now(), Slow(due.objects)
+    began, slow = due.now(), Slow(due.objects)
     # Nothing new is marked, which would write the claim anyway.
     found = collect(slow, Rules(versions=2, moves=1), GRACE, delete=True)
     assert {item.name: item.state for item in found.items}["digits@1"] == "deleted"
-    assert leases.now() - began > SWEEPING
+    assert due.now() - began > SWEEPING
     with hold_claim(due), pytest.raises(ConflictError, match=r"another collection .* is at work"):
         gather(due)
     with hold_lease(due, "writing"):  # no lock on writers
@@ -319,11 +313,11 @@ def test_a_claim_is_renewed_while_a_collection_works(
 def test_a_killed_collection_holds_up_the_next_for_minutes(
     due: MemoryStore, clock: Callable[[timedelta], None]
 ) -> None:
-    killed = Sweeper("killed", "elsewhere 1", leases.now() + SWEEPING)
+    killed = Sweeper("killed", "elsewhere 1", due.now() + SWEEPING)
     marks.update_state(due, lambda known: replace(known, sweeper=killed))
     with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is at work"):
         gather(due)
-    clock(timedelta(minutes=14))
+    clock(timedelta(minutes=8))
     gather(due)
     assert read_state(due).sweeper is None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.errors import InputError, IntegrityError, RelayError, UnavailableError
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.base import Store, absolute_uri, open_store, split_places
 from enginesmith.registry.store.http import requests
 from enginesmith.registry.store.http.store import HttpStore
@@ -170,7 +170,6 @@ def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site
     for read in (behind.read_blob, behind.path):
         with pytest.raises(IntegrityError, match="other bytes"):
             read(digest)
-    assert any(headers.get("Cache-Control") == "no-cache" for method, _, headers in site.seen if method == "HEAD")
     with pytest.raises(IntegrityError, match="not have"):
         behind.size("0" * 64)
     with pytest.raises(IntegrityError, match="ends before"):
@@ -183,7 +182,7 @@ def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site
 @pytest.mark.parametrize(
     ("status", "error", "words"),
     [
-        (503, RelayError, "told"),
+        (503, UnavailableError, "told"),
         (401, UnavailableError, "ENGINESMITH_CACHE_TOKEN_FILE"),
         (302, UnavailableError, "302"),
     ],

@@ -1,11 +1,13 @@
 import json
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.names import parse_reference
+from enginesmith.registry import pins
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
@@ -13,6 +15,7 @@ from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.state import read_history
 from tests.enginesmith.registries import engine, in_child, on_each_store, publish_engines, report
+from tests.enginesmith.registry.memory import MemoryStore, mark_late
 
 
 def published(store: Store, *contents: object) -> list:
@@ -155,3 +158,24 @@ def test_racing_promotions_lose_no_move(store: Store) -> None:
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
     channel = lookup.read_channel(store, "digits", "stable")
     assert channel is not None and sorted(move.by for move in read_history(store, channel).moves) == sorted(names)
+
+
+@pytest.mark.parametrize("way", ["promoted", "rolled back", "unpinned"])
+def test_what_is_served_no_more_has_its_whole_grace_period(way: str) -> None:
+    """A collection that looked before version 2 was served marks it while it is; nobody may delete it by that mark."""
+    store: Any = MemoryStore()
+    one, two, three = published(store, "a", "b", "c")
+    channels.promote(store, one, "stable")
+    if way == "unpinned":
+        pins.pin(store, two)
+    else:
+        channels.promote(store, two, "stable")
+    is_marked = mark_late(store, "digits@2")
+    assert is_marked()
+    if way == "unpinned":
+        pins.unpin(store, "digits", "2")
+    elif way == "promoted":
+        channels.promote(store, three, "stable")
+    else:
+        channels.rollback(store, "digits", "stable")
+    assert not is_marked()

@@ -3,6 +3,7 @@
 import json
 import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from enginesmith.client.locate import VersionLocator
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.names import parse_reference
+from enginesmith.registry.gc import collect
+from enginesmith.registry.leases import PUBLISHING
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key
@@ -20,6 +23,7 @@ from enginesmith.registry.versions.snapshots import parse_snapshot
 from enginesmith.registry.versions.state import Channel, read_channel
 from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, report
 from tests.enginesmith.registry.counting import CountingStore
+from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, interleave
 
 KEY = channel_key("digits", "stable")
 
@@ -64,6 +68,28 @@ def test_evidence_comes_into_the_snapshot_of_every_channel_that_serves_the_versi
         (key,) = found.documents.list(f"models/digits/versions/{one.version}/attestations/")
         assert found.documents.read(key) == store.read(key) is not None
     assert verify(store).problems == ()
+
+
+def test_evidence_of_a_killed_writer_comes_into_the_snapshot_when_its_lease_is_over() -> None:
+    """A failed validation that was attached must reach the nodes, wherever its process ended."""
+    beginning = MemoryStore()
+    one = published(beginning, b"one")
+    alone = Actor("alone")
+    interleave([(alone, partial(_attest, MemoryStore(dict(beginning.objects)).seen_by(alone), one))], after(alone, 99))
+    late = 0
+    for step in range(1, alone.steps + 1):
+        store, actor = MemoryStore(dict(beginning.objects)), Actor("validates", kill_at=step)
+        interleave([(actor, partial(_attest, store.seen_by(actor), one))], after(actor, 99))
+        assert isinstance(actor.error, Killed)
+        late += not verify(store).sound
+        store.clock.now += PUBLISHING
+        collect(store, delete=True)
+        assert verify(store).problems == (), step
+    assert late > 1
+
+
+def _attest(store: MemoryStore, manifest: Manifest) -> None:
+    add_attestation(store, manifest, report(manifest.engines[0], "failed"))
 
 
 def test_only_these_functions_add_evidence() -> None:

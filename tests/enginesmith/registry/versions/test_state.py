@@ -10,7 +10,7 @@ import pytest
 from enginesmith.client.locate import VersionLocator
 from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError
 from enginesmith.core.names import parse_reference
-from enginesmith.registry import gc, leases
+from enginesmith.registry import gc
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.rollouts.state import MOST_DECISIONS, MOST_WHY
 from enginesmith.registry.rollouts.waves import MOST_WAVES
@@ -126,14 +126,14 @@ def test_a_channel_that_was_deleted_goes_on_with_its_history(store: Store) -> No
     assert versions(store) == ["1", "2", "4"] and state(store).moves == 3
 
 
-def test_a_collection_keeps_what_a_channel_led_to_and_what_its_rollout_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collection_keeps_what_a_channel_led_to_and_what_its_rollout_brings() -> None:
     store, _, two = fleet.registry()
     fleet.begin(store, two, fleet.plan("50%", "100%"))
     publish_engines(store, [engine(store, data=b"three")], "three", channel=None)
     rules = gc.Rules(versions=1, moves=0)
     kept = gc.collect(store, rules).kept
     assert kept["digits@1"] == ("channel stable",) and kept["digits@2"] == ("rollout stable",)
-    monkeypatch.setattr(leases, "now", lambda now=leases.now: now() + 8 * (gc.GRACE / 7))
+    store.clock.now += 8 * (gc.GRACE / 7)
     for _ in range(2):
         gc.collect(store, rules, gc.GRACE * 0, delete=True)
     assert {fleet.served(store, node) for node in fleet.NODES} == {"1", "2"}

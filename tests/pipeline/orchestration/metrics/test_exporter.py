@@ -1,6 +1,7 @@
 """The metrics of a registry, from its own documents, after real builds; and the dashboard that shows them."""
 
 import json
+import os
 import re
 import threading
 from pathlib import Path
@@ -73,10 +74,11 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "registry", create=True)
 
 
-def test_runs_that_go_on_and_runs_that_were_lost(store: Store) -> None:
+def test_runs_that_go_on_and_runs_that_were_lost(store: Store, tmp_path: Path) -> None:
     lost, done = running(1), run_state(2, "other", state="failed")
     for run in (lost, done):
         store.create(run_key(run.id), run.to_bytes())
+    os.utime(tmp_path / "registry" / run_key(lost.id), (0, 0))
     view = Looker(store).look()
     counts = {state: count for (state,), count in view.values[definitions.RUNS].items() if count}
     assert counts == {"lost": 1, "failed": 1}

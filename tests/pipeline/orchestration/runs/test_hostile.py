@@ -17,7 +17,8 @@ from enginesmith.registry.store.layout import run_key
 from pipeline.orchestration.artifacts import description, percent
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.exporter import Looker
-from pipeline.orchestration.runs.views import view_run
+from pipeline.orchestration.runs.views import view_runs
+from tests.enginesmith.registry.memory import MemoryStore
 from tests.hostile import damaged, documents
 from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, running
 from tests.pipeline.projects import Project
@@ -27,6 +28,8 @@ FEW = settings(max_examples=int(os.environ.get("ENGINESMITH_HOSTILE_EXAMPLES", "
 RUN = running(predicted=EXPECTED, retries=("x",), log="a" * 64, seconds=1.0, ended_at="2026")
 PAST = Past("digits", "sm_89", "fp16", 1000, 10.0, 500.0, "built", "2026-01-01T00:00:00+00:00")
 TALLY = {"state": "built", "target": "t", "backend": "b", "count": 1, "seconds": 1.0, "buckets": [1] * len(BUCKETS_S)}
+STORE = MemoryStore()
+STORE.create(run_key(RUN.id), b"")
 TOTALS = {"format": 1, "buckets_s": list(BUCKETS_S), "builds": [TALLY], "hits": 1, "misses": 1}
 
 
@@ -38,7 +41,7 @@ def hostile(valid: bytes) -> st.SearchStrategy[bytes]:
 @given(hostile(RUN.to_bytes()))
 def test_a_run_is_read_and_shown_or_refused(data: bytes) -> None:
     try:
-        one = view_run(parse_run("runs/x.json", data))
+        (one,) = view_runs(STORE, [parse_run("runs/x.json", data)])
     except IntegrityError as error:
         assert str(error).startswith("runs/x.json: ")
         return

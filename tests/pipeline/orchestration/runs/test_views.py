@@ -7,8 +7,10 @@ import pytest
 
 from enginesmith.core.origin import this_process
 from enginesmith.registry.builds.runs import RunItem, RunState
+from enginesmith.registry.store.layout import run_key
 from pipeline.orchestration.artifacts import description, percent
-from pipeline.orchestration.runs.views import RunView, StepTime
+from pipeline.orchestration.runs.views import RunView, StepTime, view_runs
+from tests.enginesmith.registry.memory import MemoryStore
 from tests.pipeline.orchestration.runs.runs import BEGAN, EXPECTED, UNIT, run_state, running, stamp
 
 
@@ -25,6 +27,17 @@ def test_a_slow_driver_is_not_a_dead_one() -> None:
     )
     assert silent.counts == "1 lost"
     assert at(run_state(), 10**6).lost == "", "what is over is not lost"
+
+
+def test_a_sign_of_life_ages_by_the_stores_clock() -> None:
+    """The run says what the clock of its machine says; months lie between that, the store's and this machine's."""
+    store, run = MemoryStore(), running()
+    store.create(run_key(run.id), run.to_bytes())
+    store.clock.now += timedelta(seconds=29)
+    (one,) = view_runs(store, [run])
+    assert (one.state, one.silent_s, one.took_s) == ("running", 29, 29)
+    store.clock.now += timedelta(seconds=71)
+    assert view_runs(store, [run])[0].lost.startswith("no sign of life since 2026-01-01 00:00:00 UTC, 100 s ago")
 
 
 def test_a_driver_of_this_machine_that_is_gone_is_lost_at_its_first_missed_beat() -> None:

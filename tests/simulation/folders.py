@@ -1,0 +1,60 @@
+"""Folders that nodes watch a channel into: real files, in memory where the system has a place for that."""
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginesmith.client.fetch import BlobFetcher
+from enginesmith.client.locate import VersionLocator
+from enginesmith.client.resolve import Policy
+from enginesmith.client.watching.watch import ChannelWatcher
+from enginesmith.core.digest import digest_of_file
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.names import Reference
+from enginesmith.registry.rollouts.waves import ServingNode
+from tests.simulation.store import SimulatedStore
+from tests.simulation.world import Violation
+
+_IN_MEMORY = Path("/dev/shm")
+
+
+@dataclass
+class Folder:
+    """A folder that one node watches a channel into. path: made at the first look."""
+
+    store: SimulatedStore
+    reference: Reference
+    node: ServingNode | None
+    path: Path | None = None
+
+    def look(self) -> str:
+        """Look once, as a new process, and return the version that is served then. Each change of a file is a step at
+        which the process may be killed; then it changes no file any more."""
+        if self.path is None:
+            self.path = Path(tempfile.mkdtemp(prefix="watched-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
+        watcher = ChannelWatcher(
+            lambda: VersionLocator(self.store, node=self.node),
+            self.reference,
+            [Machine()],
+            self.path,
+            policy=Policy(),
+            fetcher=BlobFetcher,
+            say=lambda _: None,
+        )
+        with self.store.world.each_step(self.check):
+            return watcher.once().version
+
+    def check(self) -> None:
+        """Raise Violation unless the folder leads to nothing, or to a whole engine and its description."""
+        current = self.path and self.path / "current"
+        if not current or not os.path.lexists(current):
+            return
+        found = sorted(current.glob("*.json"))
+        if len(found) != 1:
+            raise Violation(f"a watched folder has {len(found)} descriptions")
+        described = json.loads(found[0].read_bytes())
+        engine = current / described["file"]
+        if not engine.is_file() or digest_of_file(engine) != described["digest"]:
+            raise Violation(f"a watched folder has no whole engine of {described['version']}")
