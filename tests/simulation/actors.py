@@ -74,7 +74,6 @@ class Registry:
     def collect(self) -> Call:
         """Collect garbage, as a nightly job does."""
         return self.world.call(
-            "registry",
             "gc",
             lambda: len([i for i in collect(self.store, Kept(1, 0), GRACE, delete=True).items if i.state == "deleted"]),
         )
@@ -89,7 +88,7 @@ class Registry:
                 f"{item.kind} {item.what}" for item in found.problems if item.fault or item.kind == "unsettled"
             )
 
-        return self.world.call("registry fsck --repair", work)
+        return self.world.call("verify --repair", work)
 
     def pin(self, version: str) -> Call:
         """Pin a version."""
@@ -121,7 +120,7 @@ class Registry:
         assert self.site is not None
         dest, stable = self.site.store, [parse_reference(f"{MODEL}:stable")]
         return self.world.call(
-            "registry", "mirror", lambda: mirror(self.store, stable, dest, with_channels=True).versions
+            "mirror", lambda: mirror(self.store, stable, dest, with_channels=True).versions
         )
 
     def watch(self, number: int) -> Call:

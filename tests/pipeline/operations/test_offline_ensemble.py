@@ -15,7 +15,7 @@ from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
-from pipeline.operations.offline import bundle, imports
+from pipeline.operations.offline import imports
 from pipeline.operations.offline.ensemble_bundle import write_ensemble_bundle
 from pipeline.operations.offline.imports import Imported, import_results
 from tests import stateful_ensembles
@@ -26,8 +26,7 @@ from validation.gpu.results import Results
 
 def run_here(patch: pytest.MonkeyPatch) -> None:
     """Jobs run in this process: each of its own costs a second."""
-    for module in (bundle, imports):
-        patch.setattr(module, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+    patch.setattr(imports, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
 
 
 @pytest.fixture(autouse=True)
