@@ -118,7 +118,7 @@ def _opened(path: Path) -> Iterator[tuple[ModelSpec, EngineTimer, Session]]:
     """A spec, its fp32 engine, and a session of that."""
     options = RunOptions(registry=str(path.parent / "registry"))
     with open_run(str(path), options, Progress(), keep_state=False) as run, tempfile.TemporaryDirectory() as folder:
-        timer = EngineTimer.of_graph(run.spec, run.context)
+        timer = EngineTimer.of_graph(run)
         with open_engine(fetch_engine(run.context.store, timer.engine, Path(folder))) as session:
             yield run.spec, timer, session
 

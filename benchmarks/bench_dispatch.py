@@ -30,8 +30,8 @@ from builders.execution.ray import RayExecutor
 from enginesmith.core.types import BuildRequest, TensorSpec
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.composition import InProcess
-from pipeline.compile.plan import Selection, plan_builds
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.plan import plan_builds
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.engines import BuildEngine, build
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof, Unit
@@ -74,7 +74,7 @@ def planned(count: int, store: Store, context: RunContext, size_mib: int = 0) ->
     units: list[Unit] = []
     for index in range(-(-count // len(TARGETS))):
         graph = Graph(GraphVariant("fp32"), blob, TENSOR, TENSOR, scales=f"{index:064x}")
-        units += plan_builds(spec, exported, [graph], Selection(), context).units
+        units += plan_builds(exported, [graph], Work(spec, context)).units
     return units[:count]
 
 

@@ -28,14 +28,13 @@ from builders.execution.jobs import Job, Watch, ignore_event, result_type
 from builders.execution.local import LocalExecutor
 from enginesmith.core.codec import decode, encode
 from enginesmith.registry.store.base import Store, open_store
-from pipeline.compile.composition import InProcess, prepare
-from pipeline.compile.plan import Selection
+from pipeline.compile.composition import Run
 from pipeline.compile.run_context import RunContext
 from pipeline.orchestration import planned_catalog
 from pipeline.orchestration.catalog import gather_specs
 from pipeline.orchestration.run import RunOptions
 from pipeline.spec.model import load_spec
-from pipeline.values import EngineRecord
+from pipeline.values import Recorded
 
 TARGETS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
 PRECISIONS = ["fp32", "fp16", "bf16"]
@@ -106,9 +105,10 @@ def fill(folder: Path, models: int) -> None:
     for index in range(models):
         canned.model = index
         spec = load_spec(write_model(folder / f"model-{index}", index))
-        for unit in prepare(spec, Selection(), context, InProcess()).plan.units:
+        run = Run(spec, context)
+        for unit in (unit for batch in run.prepare() for unit in batch.plan.units):
             engine = store.put_bytes(unit.request.key.encode())
-            record = EngineRecord(unit.request.key, engine, 64, ".noop", 1.0, ())
+            record = Recorded(unit.request.key, engine, 64, ".noop", 1.0, ())
             context.remember("build", {"build": unit.request.key}, encode(record), [engine])
 
 

@@ -14,7 +14,7 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.requirements import Requirement, for_target
 from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 from pipeline.compile.steps.engines import BuildEngine
-from pipeline.values import EngineRecord
+from pipeline.values import Recorded
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class BuildNothing:
 
     build: BuildEngine
 
-    def run(self, context: WorkerContext) -> EngineRecord:
+    def run(self, context: WorkerContext) -> Recorded:
         """The record of the engine."""
         install()
         return self.build.run(context)

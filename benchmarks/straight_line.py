@@ -15,7 +15,7 @@ from builders.backends.shape_profiles import profiles
 from enginesmith.core.digest import digest_of_file
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.types import BuildRequest, Engine
-from pipeline.compile.plan import PlanCandidate, Selection, candidates
+from pipeline.compile.plan import PlanCandidate, candidates
 from pipeline.compile.steps.keys import metrics_of
 from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
 from pipeline.quantization.schemes.cast import emulate
@@ -27,7 +27,7 @@ from pipeline.sources.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
-from pipeline.values import GraphVariant
+from pipeline.values import GraphVariant, Selection
 from validation.comparison.sessions import drift_checks
 from validation.comparison.tasks import task_checks
 from validation.data.samples import Samples

@@ -28,7 +28,8 @@ def build(
     """The outcome of exporting, quantizing, building, proving and publishing the engines of a spec, in this process.
 
     spec: a file (of a model or of an ensemble), 'registered:MODEL[@DIGEST]', or a file in a bucket ('s3://bucket/specs/model.yaml').
-    registry: a path, file://, s3://, gs:// or az:// URI; None: the spec's publication.registry, else ./registry.
+    registry: a path, file://, s3://, gs:// or az:// URI; None: as `--registry` (the variable
+        ENGINESMITH_REGISTRY, the spec's publication.registry, ./registry).
     targets, precisions, backends: which of the spec's to build: ['cpu', 'l4'], or one text, 'cpu,l4'; None: all.
     executor: where units are built: 'local', in processes of this machine, or 'ray'.
     jobs: processes that run at the same time; None: one per CPU.

@@ -10,8 +10,9 @@ from enginesmith.core.reports.free_running import FreeRunning
 from enginesmith.core.reports.proof import Report, Verdict, judge
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildFailure
+from enginesmith.registry.manifest import EngineEntry
 from pipeline.quantization.notes import describe_share
-from pipeline.values import Attributed, Built, Json, Proof
+from pipeline.values import Attributed, BuildPlan, Built, Exported, Json, Proof
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,15 @@ class JudgedUnit:
         if self.report:
             return self.report.reason
         return self.built.failure.reason if self.built.failure else "it was not built"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A model whose units were built and judged. units: those of the plan that are not refused, in its order."""
+
+    exported: Exported
+    plan: BuildPlan
+    units: tuple[JudgedUnit, ...]
 
 
 def make_report(
@@ -79,29 +89,79 @@ def make_report(
 
 
 @dataclass(frozen=True)
-class EngineResult:
-    """What became of one unit. digest, size_bytes: of the engine, None without one.
+class UnitResult:
+    """What became of one unit. entry: of the version, or as it would be published.
 
-    checks: how many passed and failed.
-    status: 'proven', 'unproven', 'failed' or 'refused', for `reason`.  metrics: task metrics of the engine, by name.
-    seconds: that its build took, 0 where it was cached.  notes: what a person should know.
+    size_bytes: of the engine with its shards, None without one.  report, built: None of one that is refused, and of an
+    ensemble.  metrics: task metrics of the engine, by name.
     """
 
-    target: str
-    precision: str
-    backend: str
-    digest: str | None
-    size_bytes: int | None
-    status: str
-    reason: str
-    checks: Mapping[str, int]
-    notes: tuple[str, ...] = ()
+    entry: EngineEntry
+    size_bytes: int | None = None
+    report: Report | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    cached: bool = False
-    seconds: float = 0.0
+    built: Built | None = None
     attributed: tuple[Attributed, ...] = ()
-    free_running: tuple[FreeRunning, ...] = ()
-    failure: BuildFailure | None = None
+
+    @property
+    def target(self) -> str:
+        """'sm_89'."""
+        return self.entry.target
+
+    @property
+    def precision(self) -> str:
+        """'int8'."""
+        return self.entry.precision
+
+    @property
+    def backend(self) -> str:
+        """'tensorrt-rtx'."""
+        return self.entry.backend
+
+    @property
+    def digest(self) -> str | None:
+        """Of the engine, None without one."""
+        return self.entry.digest
+
+    @property
+    def status(self) -> str:
+        """'proven', 'unproven', 'failed' or 'refused', for `reason`."""
+        return self.entry.status
+
+    @property
+    def reason(self) -> str:
+        """Why the status is what it is."""
+        return self.entry.reason
+
+    @property
+    def checks(self) -> Mapping[str, int]:
+        """How many passed and failed."""
+        return self.entry.checks
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know."""
+        return self.entry.notes
+
+    @property
+    def free_running(self) -> tuple[FreeRunning, ...]:
+        """Drift along sequences."""
+        return self.report.free_running if self.report else ()
+
+    @property
+    def cached(self) -> bool:
+        """Whether the engine was there before this run."""
+        return self.built is not None and self.built.cached
+
+    @property
+    def seconds(self) -> float:
+        """That its build took, 0 where it was cached."""
+        return self.built.record.seconds if self.built and self.built.record and not self.built.cached else 0.0
+
+    @property
+    def failure(self) -> BuildFailure | None:
+        """Of its build."""
+        return self.built.failure if self.built else None
 
     @property
     def unit(self) -> str:
@@ -151,7 +211,7 @@ class Outcome:
     model: str
     version: str | None
     cached: bool
-    engines: tuple[EngineResult, ...]
+    engines: tuple[UnitResult, ...]
     metrics: Mapping[str, Mapping[str, float]]
     channel: str | None = None
     channel_refusal: str | None = None
@@ -163,7 +223,7 @@ class Outcome:
     narrowed: str | None = None
 
     @property
-    def failed(self) -> tuple[EngineResult, ...]:
+    def failed(self) -> tuple[UnitResult, ...]:
         """The units whose build or proof failed, those of graphs first."""
         own = tuple(engine for engine in self.engines if engine.status == "failed")
         return (*(engine for graph in self.graphs.values() for engine in graph.failed), *own)

@@ -16,6 +16,7 @@ from enginesmith.core.types import (
     Precision,
     QuantizationScheme,
     QuantizedState,
+    Target,
     TensorSpec,
     WeightLevels,
 )
@@ -60,6 +61,27 @@ class OnnxModel:
         count = pluralize(sum(many for _, many in self.integer_nodes), "node computes", "nodes compute")
         kinds = ", ".join(f"{many} {operator}" for operator, many in self.integer_nodes)
         return f"{count} in int8, as the model came ({kinds})"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of a spec that a run asks for; empty means all."""
+
+    targets: tuple[Target, ...] = ()
+    precisions: tuple[Precision, ...] = ()
+    backends: tuple[str, ...] = ()
+
+    def covers(self, target: Target, precision: Precision, backend: str) -> bool:
+        """Whether the run asks for this unit."""
+        return (
+            (not self.targets or target in self.targets)
+            and (not self.precisions or precision in self.precisions)
+            and (not self.backends or backend in self.backends)
+        )
+
+
+# All of a spec.
+EVERYTHING = Selection()
 
 
 @dataclass(frozen=True)
@@ -122,13 +144,19 @@ class SearchResult:
     ended: str = ""
 
 
+# Stands in the notes of a unit whose graph failed.
+NOT_BUILT = "it was not built, because the graph that it is built from failed its own checks"
+
+
 @dataclass(frozen=True)
-class EngineRecord:
-    """A built engine as it is on record by its build key. digest, blake3: of its file (`Built`).
+class Recorded:
+    """A built engine as it is on record by its build key. digest, blake3: of its file; blake3 is None where the worker
+    did not have the library.
 
     build: its build key.  seconds: that the compiler took.  requires: as in `Engine`.
     extras: what the build left beside the engine (`Engine.extras`), name -> digest.
-    refitted_from: as in `Built`.  shards: files that the engine's file names.
+    refitted_from: digest of the engine that this one has its kernels from, and other weights.
+    shards: files that the engine's file names.
     """
 
     build: str
@@ -350,47 +378,27 @@ class BuildPlan:
 
 @dataclass(frozen=True)
 class Built:
-    """A unit with its engine in the store, or with the failure that took its place.
-
-    blake3: of the engine's file; None of one that was put on record without the library.
-    extras: what the build left beside the engine (`Engine.extras`), name -> digest.
-    refitted_from: digest of the engine that this one has its kernels from, and other weights.
-    shards: as in `EngineRecord`.
-    """
+    """A unit with what is on record of its engine, or with the failure that took its place; neither of one that was not
+    built, because its graph failed. cached: whether the engine was there before this run."""
 
     unit: Unit
-    digest: str | None = None
-    size_bytes: int = 0
-    suffix: str = ""
-    requires: tuple[Requirement, ...] = ()
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    record: Recorded | None = None
     cached: bool = False
     failure: BuildFailure | None = None
-    blake3: str | None = None
-    extras: tuple[tuple[str, str], ...] = ()
-    refitted_from: str | None = None
-    shards: Shards = ()
+
+    @property
+    def digest(self) -> str | None:
+        """Digest of the engine's file; None without one."""
+        return self.record.digest if self.record else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Of the engine, or that there is none."""
+        if self.record:
+            return self.record.notes
+        return (NOT_BUILT,) if self.unit.action == "failed" and not self.failure else ()
 
     @property
     def blob(self) -> EngineBlob:
         """The engine in the store, of a unit that has one."""
-        return EngineBlob(self.unit.request, self.digest or "", self.suffix)
-
-    @classmethod
-    def from_record(cls, unit: Unit, found: EngineRecord, cached: bool = False) -> "Built":
-        """The unit with the engine that is on record for it."""
-        return cls(
-            unit,
-            found.digest,
-            found.size_bytes,
-            found.suffix,
-            found.requires,
-            found.notes,
-            found.seconds,
-            cached,
-            blake3=found.blake3,
-            extras=tuple(sorted(found.extras.items())),
-            refitted_from=found.refitted_from,
-            shards=found.shards,
-        )
+        return EngineBlob(self.unit.request, self.digest or "", self.record.suffix if self.record else "")

@@ -16,7 +16,7 @@ from enginesmith.core.address import HttpAddress, parse_address
 from enginesmith.core.errors import InputError
 from enginesmith.core.text import visible_json, write_line
 from enginesmith.core.types import PRECISIONS
-from enginesmith.registry.store.layout import DEFAULT_REGISTRY
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY, REGISTRY_VARIABLE
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -172,7 +172,7 @@ def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Co
     return click.option(
         "--registry",
         metavar="URI",
-        envvar="ENGINESMITH_REGISTRY",
+        envvar=REGISTRY_VARIABLE,
         default=default,
         show_default=shown,
         show_envvar=True,

@@ -25,13 +25,12 @@ from threading import Event
 from typing import Literal
 
 from enginesmith.client.fetch import BlobFetcher, Progress, silent
-from enginesmith.client.judging import locate_and_rank
 from enginesmith.client.layouts.base import Layout, Placed, hold
 from enginesmith.client.layouts.plain import Plain
 from enginesmith.client.layouts.ranking import ALL_GENERATIONS, AllGenerations, rank_each
 from enginesmith.client.layouts.triton import Triton
 from enginesmith.client.layouts.triton_config import DynamicBatching
-from enginesmith.client.locate import VersionLocator
+from enginesmith.client.locate import VersionLocator, locate_and_rank
 from enginesmith.client.pull import Pulled, download_best, download_each, download_engine
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginesmith.client.watching.health import Health, HealthCommand, HealthUrl

@@ -41,7 +41,7 @@ class Capabilities:
     tensors of such an engine can be tapped.
     thread_safe: whether several threads may run one session at once. Any other is run by the thread that opened it.
     schemes_by_target: whether its quantized graphs depend on the target (`optional_methods.SchemesByTarget`).
-    rounds_activations: whether products with int4 weights round their activations to 8 bits, block by block.
+    rounds_activations: whether products with weights in blocks round their activations to 8 bits, block by block.
     shards: whether it compiles graphs whose weights lie in files beside them, as those of over 1 GiB do.
     gpu_tools: entries of `versions()` that engines for CPUs are made without: they are in no such engine's toolchain.
     options: names of options that others may read or set.

@@ -1,17 +1,17 @@
 """Why an engine is built and a proof made: what changed since the last build of the unit, by names that the spec's
-owner knows."""
+owner knows; and what the newest engine of each unit was built from, on record by model."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from enginesmith.core.digest import digest_of_file, digest_of_path, is_digest
+from enginesmith.core.codec import encode
+from enginesmith.core.digest import digest_of, digest_of_file, digest_of_path, is_digest
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.compile.closure.code import Root, backend_root, find_code
-from pipeline.compile.last_builds import Inputs, LastBuild, recall_builds
-from pipeline.compile.run_context import NotOnRecord, RunContext
+from pipeline.compile.run_context import NotOnRecord, RunContext, Work
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely, calibration_digest
 from pipeline.compile.steps.export_model import ExportModel
 from pipeline.compile.steps.exports import place_of, source_digests
@@ -22,24 +22,99 @@ from pipeline.compile.steps.search import SearchQuantization
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Json
 
+# What steps read, by stage ('export', 'calibration', 'golden', 'proof'), then by name: a digest, or a value as text.
+Inputs = dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class BuildSources:
+    """What engines were built from. reads: see `Exported`.  onnx, golden: digests."""
+
+    inputs: Inputs
+    reads: str
+    onnx: str
+    golden: str
+
+
+@dataclass(frozen=True)
+class LastBuild:
+    """The build of a unit's newest engine."""
+
+    request: BuildRequest
+    sources: BuildSources
+
+
+@dataclass(frozen=True)
+class _NamedBuild:
+    request: BuildRequest
+    from_: str
+
+
+@dataclass(frozen=True)
+class _LatestBuilds:
+    """The record of a model's last builds. units: by unit.  from_: sources by their digest, which units share."""
+
+    units: Mapping[str, _NamedBuild]
+    from_: Mapping[str, BuildSources]
+
+
+def recall_builds(model: str, context: RunContext) -> dict[str, LastBuild]:
+    """The last build of each unit of a model that has one."""
+    known = context.recall("latest-builds", {"model": model}, _LatestBuilds) or _LatestBuilds({}, {})
+    return {
+        unit: LastBuild(found.request, known.from_[found.from_])
+        for unit, found in known.units.items()
+        if found.from_ in known.from_
+    }
+
+
+def remember_builds(
+    model: str,
+    built: Sequence[BuildRequest],
+    reads: str,
+    read_sources: Callable[[], BuildSources],
+    context: RunContext,
+    new: bool,
+) -> None:
+    """Note what these engines were built from, so that the next plan can say what has changed since.
+
+    reads: see `Exported`.  read_sources: reads the files; called only for a version that is new, or where a request or
+    `reads` is another than at the last build.
+    """
+    known = recall_builds(model, context)
+    before = [known.get(request.unit) for request in built]
+    if not new and all(
+        last and (last.request, last.sources.reads) == (request, reads)
+        for last, request in zip(before, built, strict=True)
+    ):
+        return
+    sources = read_sources()
+    builds = {**known, **{request.unit: LastBuild(request, sources) for request in built}}
+    named = {unit: (last, digest_of(encode(last.sources))) for unit, last in sorted(builds.items())}
+    units = {unit: _NamedBuild(last.request, name) for unit, (last, name) in named.items()}
+    value = _LatestBuilds(units, {name: last.sources for last, name in named.values()})
+    context.remember("latest-builds", {"model": model}, encode(value), [])
+
+
 # Followed by a module.
 _CODE = "code of "
 _SHAPES = ("inputs.", "outputs", "dims.")
 _LONGEST, _MOST_MODULES = 60, 3
 
 
-def inputs_of(spec: ModelSpec, context: RunContext) -> Inputs:
+def inputs_of(work: Work) -> Inputs:
     """What each stage reads now: 'export', 'calibration', 'golden' and 'proof', as far as nothing must be run for it.
 
     Raises ModelError for a source file that is missing or leads out of the spec's folder.
     """
+    spec = work.spec
     calibration, golden = spec.calibration, spec.golden
     observing = [ObservePart, ObservePartRemotely, MergeParts] if calibration else []
     searching = [SearchQuantization] if calibration and spec.quantization.searches else []
     metric = golden.model_dump(mode="json", include={"metric"})["metric"] if golden else None
     limits = spec.validation.model_dump(mode="json", include={"limits", "contract"}, exclude_unset=True)
     return {
-        "export": _export_inputs(spec, context),
+        "export": _export_inputs(work),
         "calibration": {
             **({f"calibration data {calibration.data}": calibration_digest(spec)} if calibration else {}),
             **_flatten(spec.model_dump(mode="json", include={"calibration", "quantization"})),
@@ -57,9 +132,10 @@ def inputs_of(spec: ModelSpec, context: RunContext) -> Inputs:
     }
 
 
-def _export_inputs(spec: ModelSpec, context: RunContext) -> dict[str, str]:
+def _export_inputs(work: Work) -> dict[str, str]:
+    spec = work.spec
     try:
-        read = source_digests(spec, context)
+        read = source_digests(spec, work.context)
     except NotOnRecord:  # a large ONNX file that changed: what else it names shows when it is read
         read = {"files": {spec.source_file: digest_of_file(spec.file(spec.source_file))}, "packages": {}}
     return {
@@ -132,18 +208,17 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
 class Causes:
     """What changed for each unit of a model since it was built last."""
 
-    spec: ModelSpec
-    context: RunContext
+    work: Work
 
     @cached_property
     def before(self) -> Mapping[str, LastBuild]:
         """Those builds, by unit; what is on record of them is read when it is asked for."""
-        return recall_builds(self.spec.model, self.context)
+        return recall_builds(self.work.spec.model, self.work.context)
 
     @cached_property
     def inputs(self) -> Inputs:
         """What the steps read now; files are read when it is asked for."""
-        return inputs_of(self.spec, self.context)
+        return inputs_of(self.work)
 
     def list_changes(self, unit: str, *stages: str) -> list[str]:
         """What differs from what these stages read at the unit's last build; nothing where there was none."""

@@ -1,30 +1,34 @@
-"""The six steps in order, in the only place that has it: spec in, proven engines out. A runner carries them out."""
+"""The six steps in order, in the only place that has it: spec in, proven engines out. A runner carries them out.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+What a step gives may come in batches, each made when it is asked for: the graphs that are the exported model itself,
+then those that wait for calibration, then those that wait for a search of int8. The units of one batch are built and
+proven while the next batch is made, so that the first proof comes as early as it can.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from enginesmith.core.errors import EnginesmithError
 from pipeline.compile.caches.judged import JudgedCache
 from pipeline.compile.caches.plan import check_required_caches, plan_caches
-from pipeline.compile.missed import MissedGraphs, find_missed, search_missed
 from pipeline.compile.plan import (
-    Selection,
     buildable_variants,
     candidates,
     check_required,
-    describe_narrowing,
+    find_missed,
     find_unserved,
     plan_builds,
+    search_missed,
 )
-from pipeline.compile.publication.attributed import publish_attributions
-from pipeline.compile.publication.draft import draft_version
+from pipeline.compile.publication.draft import VersionDraft, draft_version
 from pipeline.compile.publication.pages import draw_page
-from pipeline.compile.publication.publish import publish_version
-from pipeline.compile.run_context import RunContext, fail_step
-from pipeline.compile.steps.attributions import attribute
+from pipeline.compile.publication.publish import publish_attributions, publish_version
+from pipeline.compile.run_context import Work, fail_step
+from pipeline.compile.steps.attributions import attribute, find_suspects
 from pipeline.compile.steps.calibration import merge, observe, parts_of
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import export
@@ -32,15 +36,11 @@ from pipeline.compile.steps.graphs import is_exported, quantize
 from pipeline.compile.steps.latency import measure
 from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.search import choose, find_searched_kinds
-from pipeline.compile.suspects import find_suspects
-from pipeline.outcome import JudgedUnit, Outcome
+from pipeline.outcome import Judged, JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, PlannedCaches, RunConcluded
 from pipeline.spec.consistency import matches_unit
-from pipeline.spec.model import ModelSpec
 from pipeline.values import (
-    Attributed,
     BuildPlan,
-    Built,
     Exported,
     Graph,
     GraphVariant,
@@ -90,235 +90,194 @@ class InProcess:
             return [future.result() for future in futures]
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A model exported, quantized and planned: all that `enginesmith plan` needs. ranges: what calibration observed, or
-    failed of.
+IN_PROCESS = InProcess()
 
-    missed: graphs of the plan that a search shall take the place of.
-    """
+
+@dataclass(frozen=True)
+class Quantized:
+    """Graphs of a model that are ready together. ranges: what calibration observed, or failed of; None without it."""
 
     exported: Exported
-    ranges: Observed | StepFailure | None
+    graphs: tuple[Graph, ...]
+    ranges: Observed | StepFailure | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model with graphs that are ready together, and the plan of the units that are built from them."""
+
+    exported: Exported
     graphs: tuple[Graph, ...]
     plan: BuildPlan
-    missed: tuple[MissedGraphs, ...] = ()
-
-    @property
-    def ready(self) -> BuildPlan:
-        """The units that wait for no search."""
-        waiting = {graph.variant for kind in self.missed for graph in kind.graphs}
-        return replace(self.plan, units=tuple(unit for unit in self.plan.units if unit.graph.variant not in waiting))
 
 
-def prepare(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Prepared:
-    """The first three steps: export, quantize, plan; with the search of what plain int8 ranges missed."""
-    return search_int8(prepare_plainly(spec, selection, context, run), spec, selection, context, run)
+@dataclass(frozen=True)
+class Run(Work):
+    """One run of a spec: its steps as methods, each of which takes what the one before gave."""
 
+    runner: StepRunner = IN_PROCESS
 
-def prepare_plainly(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Prepared:
-    """The first three steps: export, quantize, plan."""
-    exported = export_served(spec, selection, context, run)
-    return quantize_all(buildable_variants(spec, selection, exported), spec, exported, selection, context, run)
+    def export(self) -> Exported:
+        """The model as canonical ONNX with its golden set; what the run leaves out is said. Raises what `export` and
+        `find_unserved` raise."""
+        for name in find_unserved(self.spec, self.selection):
+            reason = f"no backend of the spec ({', '.join(self.spec.backends)}) builds for it"
+            self.context.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
+        return self.runner.call(export, self)
 
-
-def export_served(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Exported:
-    """The first step, after what the run leaves out was told."""
-    for name in find_unserved(spec, selection):
-        reason = f"no backend of the spec ({', '.join(spec.backends)}) builds for it"
-        context.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
-    return run.call(export, spec, context)
-
-
-def quantize_all(
-    variants: Sequence[GraphVariant],
-    spec: ModelSpec,
-    exported: Exported,
-    selection: Selection,
-    context: RunContext,
-    run: StepRunner,
-) -> Prepared:
-    """The model in these variants, and the plan of the units that are built from them."""
-    ranges = calibrate(spec, exported, context, run)
-    choices = search_asked(find_searched_kinds(variants, spec, exported), spec, exported, ranges, context, run)
-    graphs = run.map(quantize, variants, spec, exported, ranges, choices, context)
-    plan = run.call(plan_builds, spec, exported, graphs, selection, context)
-    return Prepared(exported, ranges, tuple(graphs), plan, find_missed(plan, spec, exported))
-
-
-def search_int8(
-    plain: Prepared, spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner
-) -> Prepared:
-    """The same with searched graphs in the place of those that missed their limits, and planned anew."""
-    if not plain.missed:
-        return plain
-    ranges = None if isinstance(plain.ranges, StepFailure) else plain.ranges
-    found = run.call(search_missed, plain.missed, spec, plain.exported, ranges, context)
-    searched = {graph.variant: graph for graph in found}
-    graphs = tuple(searched.get(graph.variant, graph) for graph in plain.graphs)
-    late = run.call(plan_builds, spec, plain.exported, [*searched.values()], selection, context)
-    by_name = {unit.name: unit for unit in late.units}
-    units = tuple(by_name.get(unit.name, unit) for unit in plain.plan.units)
-    return replace(plain, graphs=graphs, plan=replace(plain.plan, units=units), missed=())
-
-
-def calibrate(
-    spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner
-) -> Observed | StepFailure | None:
-    """`observe_all`, or why the samples could not be observed."""
-    try:
-        return observe_all(spec, exported, context, run)
-    except EnginesmithError as error:
-        return fail_step("calibrate", error, context)
-
-
-def observe_all(spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner) -> Observed | None:
-    """What calibration samples show, observed in as many parts as the spec says; None when there are none.
-
-    Raises what observing raises.
-    """
-    parts = run.map(observe, parts_of(spec, exported), spec, exported, context)
-    return parts[0] if len(parts) == 1 else run.call(merge, parts, spec, context) if parts else None
-
-
-def search_asked(
-    kinds: Sequence[Searched],
-    spec: ModelSpec,
-    exported: Exported,
-    ranges: Observed | StepFailure | None,
-    context: RunContext,
-    run: StepRunner,
-) -> Mapping[Searched, SearchResult | StepFailure]:
-    """What the searches that the spec asks for chose, by kind of int8, or why there is none: calibration failed, or the
-    search, which is one job for all kinds."""
-    if not kinds or isinstance(ranges, StepFailure):
-        return dict.fromkeys(kinds, ranges) if isinstance(ranges, StepFailure) else {}
-    try:
-        return run.call(choose, kinds, spec, exported, ranges, context)
-    except EnginesmithError as error:
-        return dict.fromkeys(kinds, fail_step("search int8", error, context))
-
-
-def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Outcome:
-    """All six steps: export, quantize, plan, build, validate, publish; then which node drifted in what failed.
-
-    Raises what a step raises.
-    """
-    check_required_caches(plan_caches(spec, selection, None, context))
-    exported = export_served(spec, selection, context, run)
-    plan, judged = judge_all(spec, exported, selection, context, run)
-    # One by one: two engines at once would time each other.
-    judged = [run.call(measure, item, spec, exported, context) for item in judged]
-    caches = _make_caches(spec, selection, exported, context, run) if spec.compile_cache else []
-    draft = draft_version(spec, exported, plan, judged, context, caches, describe_narrowing(spec, selection))
-    outcome = run.call(publish_version, draft, draw_page, context)
-    # What is proven is published by now: it does not wait for what failed.
-    if attributed := attribute_failures(judged, spec, exported, context, run):
-        outcome = run.call(publish_attributions, outcome, draft, attributed, draw_page, context)
-    context.progress.emit(RunConcluded(outcome))
-    return outcome
-
-
-def _make_caches(
-    spec: ModelSpec, selection: Selection, exported: Exported, context: RunContext, run: StepRunner
-) -> list[JudgedCache]:
-    from pipeline.compile.caches.step import make_cache  # imports numpy, which other runs on record do without
-
-    units = plan_caches(spec, selection, exported, context)
-    context.progress.emit(PlannedCaches(units))
-    return run.map(make_cache, units, spec, exported, context)
-
-
-def judge_all(
-    spec: ModelSpec, exported: Exported, selection: Selection, context: RunContext, run: StepRunner
-) -> tuple[BuildPlan, list[JudgedUnit]]:
-    """Every unit, planned, built and judged, in the order of the spec.
-
-    Those of the model as it was exported wait for no calibration, so that the first proof comes as early as it can.
-    When a step raises, they are finished and on record before that is raised.
-    """
-    variants = buildable_variants(spec, selection, exported)
-    plain = find_plain(variants, spec, exported, selection)
-    first = plan_plain(plain, spec, exported, selection, context, run)
-    with ThreadPoolExecutor(1) as aside:
-        # In this context: what a runner knows of its run is kept in variables of it.
-        early = aside.submit(copy_context().run, judge_units, first.wanted, spec, exported, context, run)
+    def quantize(self, exported: Exported) -> Iterator[Quantized]:
+        """The model in every variant that the selection needs: first what is the exported model itself, which waits for
+        no calibration."""
+        variants = buildable_variants(self.spec, self.selection, exported)
+        plain = [variant for variant in variants if is_exported(variant, exported)]
         others = [variant for variant in variants if variant not in plain]
-        prepared = quantize_all(others, spec, exported, selection, context, run)
-        told = {unit.name for unit in first.units}
-        fresh = tuple(unit for unit in prepared.plan.units if unit.name not in told)
-        ready, built = build_all(
-            replace(prepared, plan=replace(prepared.plan, units=fresh)), spec, selection, context, run
-        )
-        judged = run.map(validate, built, spec, exported, context)
-    known = {unit.name: unit for unit in (*first.units, *ready.plan.units)}
-    verdicts = {item.built.unit.name: item for item in (*early.result(), *judged)}
-    names = [item.unit for item in candidates(spec, selection) if item.unit in known]
-    plan = BuildPlan(spec.model, tuple(known[name] for name in names))
-    return plan, [verdicts[unit.name] for unit in plan.wanted]
+        if plain:
+            yield self._write(plain, exported)
+        ranges = self._calibrate(exported)
+        choices = self._search(find_searched_kinds(others, self.spec, exported), exported, ranges)
+        yield self._write(others, exported, ranges, choices)
+
+    def plan(self, graphs: Iterable[Quantized]) -> Iterator[Prepared]:
+        """The units of each batch of graphs, each unit once; those whose int8 graph missed its limits come last, with
+        the graph that a search puts in its place. Where the spec requires a unit that is not the exported model itself,
+        no batch comes before that one: it may turn out to be refused, and then nothing is to be built."""
+        known = set[str]()
+        for batch in _merge(graphs) if self._waits else graphs:
+            for ready in self._plan_batch(batch):
+                units = tuple(unit for unit in ready.plan.units if unit.name not in known)
+                known |= {unit.name for unit in units}
+                yield replace(ready, plan=replace(ready.plan, units=units))
+
+    def build_and_prove(self, plan: Iterable[Prepared]) -> Judged:
+        """Every unit built and judged, in the order of the spec. When a step raises, what is under way is finished and
+        on record before that is raised. Raises EnginesmithError where a unit that must be is refused."""
+        batches, judging = list[Prepared](), list[Future[list[JudgedUnit]]]()
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
+            for batch in plan:
+                batches.append(batch)
+                if batch.plan.units:
+                    self.context.progress.emit(Planned(batch.plan))
+                    check_required(batch.plan)
+                # In this context: what a runner knows of its run is kept in variables of it.
+                judging.append(pool.submit(copy_context().run, self._judge, batch))
+        verdicts = {item.built.unit.name: item for future in judging for item in future.result()}
+        whole = self._in_order([unit for batch in batches for unit in batch.plan.units])
+        return Judged(batches[-1].exported, whole, tuple(verdicts[unit.name] for unit in whole.wanted))
+
+    def prepare(self) -> Iterator[Prepared]:
+        """The first three steps, for who does not go on as `compile_model` does."""
+        return self.plan(self.quantize(self.export()))
+
+    def time(self, judged: Judged) -> Judged:
+        """The same with latency reports, where the spec asks for them. One by one: two engines at once would time each
+        other."""
+        units = tuple(self.runner.call(measure, item, judged.exported, self) for item in judged.units)
+        return replace(judged, units=units)
+
+    def draft(self, judged: Judged, caches: Sequence[JudgedCache] = ()) -> VersionDraft:
+        """What `publish` would publish. Raises OSError for a file of the spec that is gone."""
+        return draft_version(judged, caches, self)
+
+    def publish(self, judged: Judged) -> Outcome:
+        """The version that holds what passed; then which node drifted in what failed."""
+        judged = self.time(judged)
+        draft = self.draft(judged, self._make_caches(judged.exported) if self.spec.compile_cache else ())
+        outcome = self.runner.call(publish_version, draft, draw_page, self.context)
+        # What is proven is published by now: it does not wait for what failed.
+        broken = find_suspects(judged.units) if self.spec.validation.attribution != "off" else []
+        if broken:
+            reference, golden = judged.exported.model.digest, judged.exported.golden
+            attributed = self.runner.map(attribute, broken, reference, golden, self)
+            outcome = self.runner.call(publish_attributions, outcome, draft, attributed, draw_page, self.context)
+        self.context.progress.emit(RunConcluded(outcome))
+        return outcome
+
+    def observe(self, exported: Exported) -> Observed | None:
+        """What calibration samples show, observed in as many parts as the spec says; None when there are none. Raises
+        what observing raises."""
+        parts = self.runner.map(observe, parts_of(self.spec, exported), exported, self)
+        return parts[0] if len(parts) == 1 else self.runner.call(merge, parts, self) if parts else None
+
+    def _calibrate(self, exported: Exported) -> Observed | StepFailure | None:
+        """`observe`, or why the samples could not be observed."""
+        try:
+            return self.observe(exported)
+        except EnginesmithError as error:
+            return fail_step("calibrate", error, self.context)
+
+    def _search(
+        self, kinds: Sequence[Searched], exported: Exported, ranges: Observed | StepFailure | None
+    ) -> Mapping[Searched, SearchResult | StepFailure]:
+        """What the searches that the spec asks for chose, by kind of int8, or why there is none: calibration failed, or
+        the search, which is one job for all kinds."""
+        if not kinds or isinstance(ranges, StepFailure):
+            return dict.fromkeys(kinds, ranges) if isinstance(ranges, StepFailure) else {}
+        try:
+            return self.runner.call(choose, kinds, exported, ranges, self)
+        except EnginesmithError as error:
+            return dict.fromkeys(kinds, fail_step("search int8", error, self.context))
+
+    def _write(
+        self,
+        variants: Sequence[GraphVariant],
+        exported: Exported,
+        ranges: Observed | StepFailure | None = None,
+        choices: Mapping[Searched, SearchResult | StepFailure] | None = None,
+    ) -> Quantized:
+        graphs = self.runner.map(quantize, variants, exported, ranges, choices or {}, self)
+        return Quantized(exported, tuple(graphs), ranges)
+
+    @cached_property
+    def _waits(self) -> bool:
+        """Whether the spec requires a unit that is not the exported model in fp32."""
+        others = [item.unit for item in candidates(self.spec, self.selection) if item.precision != "fp32"]
+        return any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in others)
+
+    def _plan_batch(self, batch: Quantized) -> Iterator[Prepared]:
+        exported, ranges = batch.exported, batch.ranges
+        plan = self.runner.call(plan_builds, exported, batch.graphs, self)
+        missed = find_missed(plan, self.spec, exported)
+        waiting = {graph.variant for kind in missed for graph in kind.graphs}
+        ready = tuple(unit for unit in plan.units if unit.graph.variant not in waiting)
+        yield Prepared(exported, batch.graphs, replace(plan, units=ready))
+        if missed:
+            observed = None if isinstance(ranges, StepFailure) else ranges
+            graphs = self.runner.call(search_missed, missed, exported, observed, self)
+            yield Prepared(exported, graphs, self.runner.call(plan_builds, exported, graphs, self))
+
+    def _judge(self, batch: Prepared) -> list[JudgedUnit]:
+        built = self.runner.map(build, batch.plan.wanted, self)
+        return self.runner.map(validate, built, batch.exported, self)
+
+    def _in_order(self, units: Sequence[Unit]) -> BuildPlan:
+        known = {unit.name: unit for unit in units}
+        names = [item.unit for item in candidates(self.spec, self.selection) if item.unit in known]
+        return BuildPlan(self.spec.model, tuple(known[name] for name in names))
+
+    def _make_caches(self, exported: Exported) -> list[JudgedCache]:
+        from pipeline.compile.caches.step import make_cache  # imports numpy, which other runs on record do without
+
+        units = plan_caches(self.spec, self.selection, exported, self.context)
+        self.context.progress.emit(PlannedCaches(units))
+        return self.runner.map(make_cache, units, self.spec, exported, self.context)
 
 
-def find_plain(
-    variants: Sequence[GraphVariant], spec: ModelSpec, exported: Exported, selection: Selection
-) -> list[GraphVariant]:
-    """The variants that are the exported model itself; none where the spec requires a unit of another one, which may
-    turn out to be refused: then nothing is to be built."""
-    plain = [variant for variant in variants if is_exported(variant, exported)]
-    others = [item.unit for item in candidates(spec, selection) if item.variant not in plain]
-    waits = any(matches_unit(pattern, unit) for pattern in spec.build.required for unit in others)
-    return [] if waits else plain
+def compile_model(run: Run) -> Outcome:
+    """All six steps: export, quantize, plan, build, validate, publish. Raises what a step raises."""
+    check_required_caches(plan_caches(run.spec, run.selection, None, run.context))
+    exported = run.export()
+    graphs = run.quantize(exported)
+    plan = run.plan(graphs)
+    judged = run.build_and_prove(plan)
+    return run.publish(judged)
 
 
-def plan_plain(
-    variants: Sequence[GraphVariant],
-    spec: ModelSpec,
-    exported: Exported,
-    selection: Selection,
-    context: RunContext,
-    run: StepRunner,
-) -> BuildPlan:
-    """The plan of the units of the exported model itself. Raises EnginesmithError where one that must be is refused."""
-    if not variants:
-        return BuildPlan(spec.model, ())
-    graphs = run.map(quantize, variants, spec, exported, None, {}, context)
-    plan = run.call(plan_builds, spec, exported, graphs, selection, context)
-    context.progress.emit(Planned(plan))
-    check_required(plan)
-    return plan
+def list_graphs(plan: Iterable[Prepared]) -> tuple[Graph, ...]:
+    """The graphs of all batches, each variant once: what a search gave stands in the place of what missed."""
+    return tuple({graph.variant: graph for batch in plan for graph in batch.graphs}.values())
 
 
-def judge_units(
-    units: Sequence[Unit], spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner
-) -> list[JudgedUnit]:
-    """Some units, built and then judged."""
-    return run.map(validate, run.map(build, units, spec, context), spec, exported, context)
-
-
-def build_all(
-    plain: Prepared, spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner
-) -> tuple[Prepared, list[Built]]:
-    """Every unit of the plan, built; what waits for a search of int8 is built after it, and the others beside it."""
-    if plain.ready.units:
-        context.progress.emit(Planned(plain.ready))
-        check_required(plain.ready)
-    with ThreadPoolExecutor(1) as aside:
-        # In this context: what a runner knows of its run is kept in variables of it.
-        searching = aside.submit(copy_context().run, search_int8, plain, spec, selection, context, run)
-        built = run.map(build, plain.ready.wanted, spec, context)
-        ready = searching.result()
-    known, early = {item.unit.name: item for item in built}, {unit.name for unit in plain.ready.units}
-    late = replace(ready.plan, units=tuple(unit for unit in ready.plan.units if unit.name not in early))
-    if plain.missed:
-        context.progress.emit(Planned(late))
-        check_required(late)
-        known |= {item.unit.name: item for item in run.map(build, late.wanted, spec, context)}
-    return ready, [known[unit.name] for unit in ready.plan.wanted]
-
-
-def attribute_failures(
-    judged: Sequence[JudgedUnit], spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner
-) -> list[Attributed]:
-    """Which node drifted, for each graph and engine of which a check failed; none where the spec wants no
-    attribution."""
-    broken = find_suspects(judged) if spec.validation.attribution != "off" else []
-    return run.map(attribute, broken, spec, exported.model.digest, exported.golden, context) if broken else []
+def _merge(batches: Iterable[Quantized]) -> list[Quantized]:
+    """Batches as one."""
+    found = list(batches)
+    return [replace(found[-1], graphs=tuple(graph for batch in found for graph in batch.graphs))]

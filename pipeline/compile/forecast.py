@@ -5,34 +5,34 @@ made first (`prepare`), so that every build key is complete, or left open: a uni
 'unknown'.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Concatenate, cast
 
 from enginesmith.core.codec import encode
 from enginesmith.registry.store.base import Store
 from pipeline.cache_unit import CacheUnit
 from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.causes import Causes
-from pipeline.compile.composition import InProcess, calibrate, search_asked
-from pipeline.compile.missed import MissedGraphs, find_missed, search_follows, search_missed
+from pipeline.compile.composition import InProcess, Item, P, Quantized, Run, Value
 from pipeline.compile.plan import (
+    MissedGraphs,
     PlanCandidate,
-    Selection,
-    buildable_variants,
     candidates,
+    find_missed,
     plan_builds,
+    search_follows,
+    search_missed,
 )
-from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext
+from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, Work
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import recorded_export
 from pipeline.compile.steps.graphs import quantize, write_graph
 from pipeline.compile.steps.proofs import validate
-from pipeline.compile.steps.search import find_searched_kinds
 from pipeline.progress.events import Progress
 from pipeline.spec.consistency import matches_unit
-from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Graph, Json, Observed, Searched, SearchResult, StepFailure, Unit
+from pipeline.values import Exported, Graph, Json, Observed, StepFailure, Unit
 
 
 @dataclass(frozen=True)
@@ -61,55 +61,66 @@ def open_records(store: Store) -> RunContext:
     return _RecordReader(store, OnlyRecords(), OnlyRecords(), Progress())
 
 
-def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnRecord:
-    """The export and the graphs of a selection as far as they are on record. context: of `open_records`."""
+class _Recalling(InProcess):
+    """Leaves out graphs that are not on record, and takes one without its checks, which may have failed, where these
+    are not. missing: the steps that are lacking."""
+
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+
+    def map(
+        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
+    ) -> list[Value]:
+        """The values that are on record. Raises NotOnRecord for other steps than that of a graph."""
+        if step.__name__ != quantize.__name__:
+            return super().map(step, items, *arguments, **named)
+        found = [self._recall(step, item, *arguments, **named) for item in items]
+        return [value for values in found for value in values]
+
+    def _recall(
+        self, step: Callable[Concatenate[Item, P], Value], item: Item, *arguments: P.args, **named: P.kwargs
+    ) -> list[Value]:
+        with suppress(NotOnRecord):
+            return [step(item, *arguments, **named)]
+        try:
+            return [cast("Value", write_graph(item, *arguments, **named))]  # type: ignore[arg-type]
+        except NotOnRecord as lacking:
+            self.missing.append(str(lacking))
+            return []
+
+
+def on_record(run: Run) -> OnRecord:
+    """The export and the graphs of a run as far as they are on record. Its context is of `open_records`."""
     try:
-        exported = recorded_export(spec, context)
+        exported = recorded_export(run)
     except NotOnRecord as step:
         return OnRecord(missing=(str(step),))
     if exported is None:
         return OnRecord(missing=("export",))
+    recalling, batches = _Recalling(), list[Quantized]()
     missing = [] if exported.golden else ["golden set"]
-    variants = list(buildable_variants(spec, selection, exported))
-    ranges: Observed | StepFailure | None = None
-    choices: Mapping[Searched, SearchResult | StepFailure] = {}
     try:
-        ranges = calibrate(spec, exported, context, InProcess())
-        kinds = find_searched_kinds(variants, spec, exported)
-        choices = search_asked(kinds, spec, exported, ranges, context, InProcess())
+        batches.extend(replace(run, runner=recalling).quantize(exported))
     except NotOnRecord as step:
         missing.append(str(step))
-        variants = [variant for variant in variants if variant.precision == "fp32"]
-    graphs: list[Graph] = []
-    for variant in variants:
-        with suppress(NotOnRecord):  # with its checks, which may have failed
-            graphs.append(quantize(variant, spec, exported, ranges, choices, context))
-            continue
-        try:
-            graphs.append(write_graph(variant, spec, exported, ranges, choices, context))
-        except NotOnRecord as step:
-            missing.append(str(step))
-    found = OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))
-    return _search_on_record(found, exported, ranges, spec, selection, context)
+    ranges = batches[-1].ranges if batches else None
+    known = OnRecord(
+        exported,
+        tuple(graph for batch in batches for graph in batch.graphs),
+        tuple(dict.fromkeys([*missing, *recalling.missing])),
+    )
+    return _search_on_record(known, exported, None if isinstance(ranges, StepFailure) else ranges, run)
 
 
-def _search_on_record(
-    known: OnRecord,
-    exported: Exported,
-    ranges: Observed | StepFailure | None,
-    spec: ModelSpec,
-    selection: Selection,
-    context: RunContext,
-) -> OnRecord:
+def _search_on_record(known: OnRecord, exported: Exported, ranges: Observed | None, run: Run) -> OnRecord:
     """The same with searched graphs in the place of those that missed their limits; without these where the search is
     not on record."""
     if not any(graph.proof.failed for graph in known.graphs):
         return known
     searched, waiting = list[Graph](), list[MissedGraphs]()
-    for missed in find_missed(plan_builds(spec, exported, known.graphs, selection, context), spec, exported):
+    for missed in find_missed(plan_builds(exported, known.graphs, run), run.spec, exported):
         try:
-            observed = None if isinstance(ranges, StepFailure) else ranges
-            searched += search_missed([missed], spec, exported, observed, context)
+            searched += search_missed([missed], exported, ranges, run)
         except NotOnRecord:
             waiting.append(missed)
     others = [graph for kind in waiting for graph in kind.graphs]
@@ -185,34 +196,30 @@ class Forecast:
         return [*(unit.action for unit in self.units), *(unit.action for unit in self.caches)].count(action)
 
 
-def foresee(
-    spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext, made: Collection[str] = ()
-) -> Forecast:
-    """Every unit of the selection with its action and the cause of it, by name. context: of `open_records`.
+def foresee(known: OnRecord, run: Run, made: Collection[str] = ()) -> Forecast:
+    """Every unit of a run with its action and the cause of it, by name. Its context is of `open_records`.
 
     made: names of the steps that were not on record and were carried out for this forecast.
     """
-    causes, planned = Causes(spec, context), dict[str, Unit]()
+    causes, planned = Causes(run), dict[str, Unit]()
     if known.exported is not None:
-        plan = plan_builds(spec, known.exported, known.graphs, selection, context)
+        plan = plan_builds(known.exported, known.graphs, run)
         planned = {unit.name: unit for unit in plan.units}
-    wanted = candidates(spec, selection)
-    units = tuple(_foresee_unit(spec, item, planned.get(item.unit), known, causes, context) for item in wanted)
-    caches = plan_caches(spec, selection, known.exported, context)
-    forecast = Forecast(spec.model, units, (), known.missing, caches)
+    wanted = candidates(run.spec, run.selection)
+    units = tuple(_foresee_unit(item, planned.get(item.unit), known, causes, run) for item in wanted)
+    caches = plan_caches(run.spec, run.selection, known.exported, run.context)
+    forecast = Forecast(run.spec.model, units, (), known.missing, caches)
     return replace(forecast, changes=tuple(_changes(forecast, known, causes, (*made, *known.missing))))
 
 
-def _foresee_unit(
-    spec: ModelSpec, item: PlanCandidate, unit: Unit | None, known: OnRecord, causes: Causes, context: RunContext
-) -> UnitForecast:
+def _foresee_unit(item: PlanCandidate, unit: Unit | None, known: OnRecord, causes: Causes, work: Work) -> UnitForecast:
     if unit is None or known.exported is None:
-        required = any(matches_unit(pattern, item.unit) for pattern in spec.build.required)
+        required = any(matches_unit(pattern, item.unit) for pattern in work.spec.build.required)
         return UnitForecast(item, "unknown", _explain_unknown(item, known, causes), required)
     reason, again = unit.reason, False
     if unit.action == "cached":
         try:
-            validate(build(unit, spec, context), spec, known.exported, context)
+            validate(build(unit, work), known.exported, work)
         except NotOnRecord:  # the engine runs here, and its proof is not on record
             changed = "; ".join(causes.list_changes(unit.name, *_PROVING)) or "no such proof is on record"
             reason, again = f"{reason}; it is proven again: {changed}", True
@@ -228,7 +235,7 @@ def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> st
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
     none = "no engine for this unit yet" if name not in causes.before else f"not on record: {', '.join(known.missing)}"
     after = "quantized" if exported else "exported"
-    follows = item.variant.searched and search_follows(causes.spec)
+    follows = item.variant.searched and search_follows(causes.work.spec)
     searched = ", and searched if plain ranges miss the limits" if follows else ""
     return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}{searched}"
 

@@ -1,4 +1,9 @@
-"""The plan: spec x targets x precisions x backends -> units, each with its build key, its action and the reason."""
+"""The plan: spec x targets x precisions x backends -> units, each with its build key, its action and the reason.
+
+int8 graphs that plain ranges gave and that miss their limits are searched: what int8 takes, and how. The search is
+asked for the very limits that the graph was judged by, on calibration samples; its graph is judged by the golden set
+like any other. A search that fails leaves the graph failed, and every other unit alone.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -9,36 +14,23 @@ from builders.backends import discovery as backends
 from builders.backends.optional_methods import get_scheme
 from builders.backends.shape_profiles import profiles
 from enginesmith.core.errors import EnginesmithError, InputError
-from enginesmith.core.reports.proof import describe
+from enginesmith.core.reports.proof import OVERLAP, describe
 from enginesmith.core.state import with_int8_states
+from enginesmith.core.text import pluralize
 from enginesmith.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.compile.causes import Causes
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import Work, stops_run
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
+from pipeline.compile.steps.graphs import quantize
+from pipeline.compile.steps.search import search_for_limits
+from pipeline.progress.events import Finished
 from pipeline.spec.consistency import matches_unit
 from pipeline.spec.model import ModelSpec
-from pipeline.values import BuildPlan, Exported, Graph, GraphVariant, Unit
+from pipeline.values import BuildPlan, Exported, Graph, GraphVariant, Observed, Searched, SearchResult, Selection, Unit
 
 # TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give. A CPU engine
 # takes any shape, and its request then names only the first of them.
 MOST_PROFILES = 64
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The part of a spec that a run asks for; empty means all."""
-
-    targets: tuple[Target, ...] = ()
-    precisions: tuple[Precision, ...] = ()
-    backends: tuple[str, ...] = ()
-
-    def covers(self, target: Target, precision: Precision, backend: str) -> bool:
-        """Whether the run asks for this unit."""
-        return (
-            (not self.targets or target in self.targets)
-            and (not self.precisions or precision in self.precisions)
-            and (not self.backends or backend in self.backends)
-        )
 
 
 @dataclass(frozen=True)
@@ -107,19 +99,18 @@ def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
     return missing
 
 
-def plan_builds(
-    spec: ModelSpec, exported: Exported, graphs: Sequence[Graph], selection: Selection, context: RunContext
-) -> BuildPlan:
+def plan_builds(exported: Exported, graphs: Sequence[Graph], work: Work) -> BuildPlan:
     """Decide for every unit whose graph is known whether it is built, already there, refused, or has failed with its
     graph, which no target's engine can put right; and say why."""
-    by_variant, causes = {graph.variant: graph for graph in graphs}, Causes(spec, context)
+    spec = work.spec
+    by_variant, causes = {graph.variant: graph for graph in graphs}, Causes(work)
     model, units = exported.model, list[Unit]()
-    for item in candidates(spec, selection):
+    for item in candidates(spec, work.selection):
         graph = by_variant.get(item.variant)
         if graph is None and _refuse_shards(exported, item.backend):
             graph = Graph(item.variant, model.digest, model.inputs, model.outputs)  # none was written for a refusal
         if graph is not None:
-            units.append(_unit(spec, exported, item, graph, causes, context))
+            units.append(_unit(exported, item, graph, causes, work))
     return BuildPlan(spec.model, tuple(units))
 
 
@@ -134,11 +125,10 @@ def check_required(plan: BuildPlan) -> None:
         )
 
 
-def _unit(
-    spec: ModelSpec, exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes, context: RunContext
-) -> Unit:
-    request, aside = _request(spec, item, graph), ""
-    required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
+def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes, work: Work) -> Unit:
+    context = work.context
+    request, aside = _request(work.spec, item, graph), ""
+    required = any(matches_unit(pattern, request.unit) for pattern in work.spec.build.required)
     searched = f"; {graph.searched}" if graph.searched else ""
     if reason := _refusal(exported, item, request, graph.idle):
         return Unit(request, graph, "refused", reason + (searched if graph.idle else ""), required)
@@ -203,3 +193,89 @@ def _buckets_for(backend: Backend, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
 def _profiles(inputs: tuple[TensorSpec, ...], dims: tuple[Dim, ...]) -> tuple[ShapeProfile, ...]:
     # One more than allowed is enough to refuse by: a few dims with many buckets combine to millions.
     return tuple(itertools.islice(profiles(inputs, dims), MOST_PROFILES + 1))
+
+
+# Failed checks that no other choice of int8 nodes can mend.
+_BEYOND = (OVERLAP, "repeats", "runs", "outputs", "shape", "measured")
+
+
+@dataclass(frozen=True)
+class MissedGraphs:
+    """The graphs of one kind of int8 that missed their limits."""
+
+    kind: Searched
+    graphs: tuple[Graph, ...]
+
+    @property
+    def name(self) -> str:
+        """'int8 (uint8 activations)'."""
+        return self.kind.name
+
+    @property
+    def why(self) -> str:
+        """'plain ranges missed quantization sqnr_db of logits at golden: 12.1, limit 15 (and 2 more)'."""
+        first, *others = self.graphs[0].proof.failed
+        more = f" (and {len(others)} more)" if others else ""
+        return f"plain ranges missed {describe(replace(first, note=''))}{more}"
+
+
+def search_follows(spec: ModelSpec) -> bool:
+    """Whether int8 is searched where plain ranges miss the limits."""
+    asked = spec.quantization
+    return "int8" in spec.precisions and asked.search == "when-needed" and not asked.searches and bool(spec.calibration)
+
+
+def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[MissedGraphs, ...]:
+    """The graphs of a plan that a search may mend, by kind; none where the spec wants no search or has one already,
+    where the weights lie in shards, which a search would hold in memory, and where the exported model has failed."""
+    if not search_follows(spec) or exported.proof.failed or exported.model.shards:
+        return ()
+    failed = {unit.graph.variant: unit.graph for unit in plan.units if unit.action == "failed"}
+    found: dict[Searched, list[Graph]] = {}
+    for variant, graph in failed.items():
+        if variant.searched and graph.recipe and not any(check.name in _BEYOND for check in graph.proof.failed):
+            found.setdefault(variant.searched, []).append(graph)
+    return tuple(MissedGraphs(kind, tuple(graphs)) for kind, graphs in found.items())
+
+
+def search_missed(
+    missed: Sequence[MissedGraphs], exported: Exported, ranges: Observed | None, work: Work
+) -> tuple[Graph, ...]:
+    """Graphs in the place of those that missed their limits, searched together and judged anew; where the search fails,
+    the same ones. Each says why it was searched and what came of it.
+
+    Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
+    """
+    for item in missed:
+        work.context.progress.emit(Finished(f"plain {item.name}", words=f"{item.why}; it is searched what int8 takes"))
+    try:
+        choices = search_for_limits([item.kind for item in missed], exported, ranges, work)
+        pairs = [(item, graph) for item in missed for graph in item.graphs]
+        made = [(item, quantize(graph.variant, exported, ranges, choices, work)) for item, graph in pairs]
+        beside = describe_deciding(work.spec)
+        return tuple(_describe_search(graph, item.why, choices[item.kind], beside) for item, graph in made)
+    except EnginesmithError as error:
+        if stops_run(error):
+            raise
+        names = " and ".join(item.name for item in missed)
+        work.context.progress.emit(Finished(f"search {names}", "failed", str(error)))
+        told = f"the search that followed failed: {error}"
+        return tuple(replace(graph, searched=told) for item in missed for graph in item.graphs)
+
+
+def describe_deciding(spec: ModelSpec) -> str:
+    """What a search does about a task metric that decides: nothing, which is said; '' where none does."""
+    metrics = spec.golden.metrics if spec.golden else ()
+    deciding = [item.name for item in metrics if item.decides_for("int8")]
+    if not deciding:
+        return ""
+    return f"; its trials were held to decibels, not to {' and '.join(deciding)}, by which the graph is judged"
+
+
+def _describe_search(graph: Graph, why: str, choice: SearchResult, beside: str = "") -> Graph:
+    """The graph with what came of the search that made it. beside: what else is to be said of it."""
+    share = f"{choice.share:.1%} of the weighted multiplications"
+    left = f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"
+    ended = f"; it {choice.ended}: timeouts.quantization_s gives it longer" if choice.ended else ""
+    searched = f"searched, because {why}: {share} in int8, {left}{ended}{beside}"
+    return replace(graph, searched=searched, notes=(searched, *graph.notes))

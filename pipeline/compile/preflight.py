@@ -8,7 +8,7 @@ checks, which say the same, one at a time, and what headers do not show.
 import math
 import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from builders.onnx_graphs.shard_names import graph_bytes, list_weight_files
 from enginesmith.core.errors import EnginesmithError, ModelError
 from enginesmith.core.state import step_inputs
 from enginesmith.core.text import format_bytes
-from enginesmith.core.types import Precision, TensorSpec
+from enginesmith.core.types import TRAITS, TensorSpec
 from enginesmith.user_code.entry_point import missing_function, source_files
 from pipeline.sources.arguments import wrong_arguments
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
@@ -29,10 +29,6 @@ from pipeline.spec.value_types import Loc
 _LFS = b"version https://git-lfs.github.com/spec/"
 POINTER = "is a Git LFS pointer in the place of the file; run `git lfs pull`"
 _PICKLE = b"\x80"
-# Of a weight in an engine, at least. ONNX Runtime packs them for its kernels: mapped files do not hold them.
-_BITS: Mapping[Precision, int] = {
-    "fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int8-dynamic": 8, "fp8": 8, "int4": 4,
-}  # fmt: skip
 
 Mistake = tuple[Loc, str]
 
@@ -162,7 +158,8 @@ def _memory_too_small(spec: ModelSpec) -> Iterator[Mistake]:
     path = spec.file(spec.source_file)
     size = graph_bytes(path)
     if list_weight_files(path) and size > MOST_EMBEDDED_BYTES:
-        most = max(_BITS[precision] for precision in spec.precision_list())
+        # ONNX Runtime packs weights for its kernels: mapped files do not hold them.
+        most = max(TRAITS[precision].bits for precision in spec.precision_list())
         held_mib = (size * most // 32) >> 20
         if held_mib > spec.build.memory_mib:
             needed = f"an engine with {most} bits a weight holds {held_mib} MiB of them"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from builders.backends.installed import PackageNotFoundError, version, versions_of
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
@@ -25,7 +25,10 @@ from enginesmith.registry.builds.build_lock import hold_build_lock
 from enginesmith.registry.builds.records import RecordSource, StoredRecords, recall_from, remember
 from enginesmith.registry.store.base import Store
 from pipeline.progress.events import Finished, Progress, Waiting
-from pipeline.values import StepFailure
+from pipeline.values import EVERYTHING, Selection, StepFailure
+
+if TYPE_CHECKING:
+    from pipeline.spec.model import ModelSpec  # with pydantic, which no worker needs
 
 Recalled = TypeVar("Recalled")
 
@@ -105,6 +108,15 @@ class RunContext:
         """Run a job in an executor and emit its events under `name`, from the moment when it leaves the queue."""
         with self.progress.watch(name):
             return executor.run(job, lambda event: self.progress.emit(replace(event, name=name)))
+
+
+@dataclass(frozen=True)
+class Work:
+    """A spec, the context to work on it in, and the part of it that is wanted: what every step takes."""
+
+    spec: "ModelSpec"
+    context: RunContext
+    selection: Selection = EVERYTHING
 
 
 def versions(*distributions: str) -> dict[str, str]:

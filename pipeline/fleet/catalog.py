@@ -20,7 +20,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from enginesmith.client.judging import locate_engines
+from enginesmith.client.locate import locate_engines
 from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
 from enginesmith.core.hardware.machine import Machine

@@ -19,7 +19,9 @@ from enginesmith.registry.registered_specs import find
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.buckets import EXAMPLES, bucket_at, is_in_bucket
 from enginesmith.registry.store.files import make_folder, reachable, start_atomic_write
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY, REGISTRY_VARIABLE
 from pipeline.intake.bundle import MOST_BYTES
+from pipeline.spec.ensembles.model import EnsembleSpec, load_any
 from pipeline.spec.model import ModelSpec, load_spec
 
 MOST_OBJECTS = 100_000
@@ -147,10 +149,25 @@ def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Fou
     if isinstance(address, Found):
         yield address
     elif text.startswith(SCHEME) or is_in_bucket(text):
-        with _open_registered(text, registry) if text.startswith(SCHEME) else _in_bucket(text) as found:
+        uri = registry or os.environ.get(REGISTRY_VARIABLE)
+        with _open_registered(text, uri) if text.startswith(SCHEME) else _in_bucket(text) as found:
             yield found
     else:
         yield Found(text, Path(address))
+
+
+def registry_of(spec: "ModelSpec | EnsembleSpec | Found | Path | str | None", asked: str | None) -> str:
+    """Which registry a run uses, as a URI or path: the one that is asked for (--registry), else that of the variable
+    ENGINESMITH_REGISTRY, else the spec's publication.registry (a relative path counts from the spec's folder), else
+    ./registry. spec: or its address, which is read where nothing else says it.  Raises SpecError."""
+    if named := asked or os.environ.get(REGISTRY_VARIABLE):
+        return named
+    if isinstance(spec, str | Path | Found):
+        with spec_at(spec, None) as found:
+            loaded = load_any(found.path, found.address)
+            return registry_of(loaded if isinstance(loaded, ModelSpec) else loaded.spec, None)
+    own = spec.publication.registry if spec else None
+    return str(spec.file(own)) if spec and own and "://" not in own else own or DEFAULT_REGISTRY
 
 
 def below(place: str, name: str) -> str:
@@ -164,7 +181,7 @@ def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
     """A copy of a registered spec's files, each verified. The newest one's address has its digest too, since another
     spec may be the newest tomorrow."""
     if registry is None:
-        raise SpecError([f"{address}: lies in a registry; say in which (--registry, ENGINESMITH_REGISTRY)"])
+        raise SpecError([f"{address}: lies in a registry; say in which (--registry, {REGISTRY_VARIABLE})"])
     model, _, digest = address.removeprefix(SCHEME).partition("@")
     store = open_store(registry)
     found = find(store, check_model(model), check_digest(digest) if digest else None)

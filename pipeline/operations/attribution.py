@@ -9,10 +9,9 @@ from enginesmith.core.codec import encode, encode_document
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.evidence.build_details import RECIPE
 from enginesmith.registry.manifest import EngineEntry, Manifest
-from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.attributions import attribute
+from pipeline.compile.run_context import RunContext, Work
+from pipeline.compile.steps.attributions import Suspect, attribute
 from pipeline.compile.steps.engines import recall_engine
-from pipeline.compile.suspects import Suspect
 from pipeline.operations.revalidate import as_built, spec_of
 from pipeline.values import Attributed, Built, GraphVariant, Recipe
 from validation.attribution.result import read_attribution
@@ -51,7 +50,7 @@ def attribute_version(
         if isinstance(item, Attributed):
             yield AttributionAnswer(item)
             continue
-        done = attribute(item, spec, manifest.onnx, manifest.golden, context)
+        done = attribute(item, manifest.onnx, manifest.golden, Work(spec, context))
         found = read_attribution(context.store, done.digest) if done.digest else None
         yield AttributionAnswer(done, found, failed=found is None)
 
@@ -97,7 +96,7 @@ def _find_built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> 
     """The value that the build step gave; the engine of a unit that failed its checks is recalled by its build key."""
     built = as_built(entry)
     if built.digest is None and (found := recall_engine(built.unit.request, context)):
-        built = Built.from_record(built.unit, found)
+        built = Built(built.unit, found)
     variants = [name for name, digest in manifest.sources.items() if digest == entry.graph and name != "onnx"]
     name = next((name.removeprefix("graph ") for name in variants if name.startswith("graph ")), entry.precision)
     recipe = manifest.sources.get(f"{RECIPE} {name}")

@@ -14,7 +14,7 @@ from enginesmith.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_graph, golden_set, open_session, runnable
-from pipeline.compile.steps.drift_limits import engine_drift_limits
+from pipeline.compile.steps.drift_limits import CompiledLimits
 from pipeline.compile.steps.keys import engine_limits, limits_of, model_shapes
 from pipeline.operations.revalidate import spec_of
 from pipeline.values import EngineBlob, ModelShapes
@@ -72,7 +72,7 @@ class FuzzEngine:
         with ReferenceSession(graph) as expected, open_session(place, self.engine, workdir) as actual:
             # The graph in float64 is opened for a case that fails, and not before.
             exact = run_in_float64 if wanted.precision == "fp32" else None
-            held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
+            held = CompiledLimits(graph, wanted, self.limits, workdir)(expected, frozen)
             sides = FuzzSides(expected, actual, wanted.precision, held, documented, exact, golden_drifts(frozen))
             found = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), sides, self.terms.seed)
         return found.report(lambda case: shlex.join([*self.terms.command, "--only", str(case)]))

@@ -17,8 +17,12 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions import lookup
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.revalidate import revalidate, why_not_here, why_unmeasured
-from pipeline.operations.revalidate_ensemble import ensemble_not_here, revalidate_ensemble
+from pipeline.operations.revalidate import (
+    ensemble_not_here,
+    revalidate,
+    why_not_here,
+    why_unmeasured,
+)
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,7 @@ def prove(item: Pending, context: RunContext) -> list[PendingProof]:
     try:
         require(context.store, item.manifest)
         digests = {str(entry.digest) for entry in item.engines}
-        run = revalidate_ensemble if item.manifest.graphs else revalidate
-        found = run(item.manifest, context, engines=digests, again=False)
+        found = revalidate(item.manifest, context, engines=digests, again=False)
         return [PendingProof(item.reference, each.entry.unit, each.verdict, each.reason) for each in found]
     except EnginesmithError as error:
         return [PendingProof(item.reference, None, "error", str(error))]

@@ -29,14 +29,13 @@ from enginesmith.core.types import BuildRequest
 from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.causes import explain_change
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import Work
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph
 from pipeline.compile.steps.engines import memory_request, needs, recall_engine, record_engine
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.outcome import Outcome
 from pipeline.progress.events import Finished
-from pipeline.spec.model import ModelSpec
-from pipeline.values import EngineBlob, EngineRecord
+from pipeline.values import EngineBlob, Recorded
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class RefitEngine:
     request: BuildRequest
     origin: str
 
-    def run(self, context: WorkerContext) -> EngineRecord:
+    def run(self, context: WorkerContext) -> Recorded:
         """The new engine's record. Raises ModelError when the models differ in more than their weights."""
         from builders.onnx_graphs.structure import differs
 
@@ -110,14 +109,14 @@ class PublishedRefit:
         return cls(outcome.model, outcome.version, outcome.channel_refusal, failed)
 
 
-def refit_units(wanted: Iterable[BuildRequest], base: Manifest, spec: ModelSpec, context: RunContext) -> list[Refit]:
+def refit_units(wanted: Iterable[BuildRequest], base: Manifest, work: Work) -> list[Refit]:
     """Refit the engines of `base` for these requests with new weights; of the others say why not. Builds nothing.
 
     Raises UnavailableError and IntegrityError, which say nothing about an engine, and StepError when cancelled.
     """
     entries = {entry.unit: entry for entry in base.engines}
     foreseen = foresee_refits(wanted, base)
-    return [item if item.reason else _refit(item, entries[item.request.unit], base, spec, context) for item in foreseen]
+    return [item if item.reason else _refit(item, entries[item.request.unit], base, work) for item in foreseen]
 
 
 def foresee_refits(wanted: Iterable[BuildRequest], base: Manifest) -> list[Refit]:
@@ -146,7 +145,8 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
     return None if others == request else f"more than weights changed: {explain_change(others, request)}"
 
 
-def _refit(item: Refit, entry: EngineEntry, base: Manifest, spec: ModelSpec, context: RunContext) -> Refit:
+def _refit(item: Refit, entry: EngineEntry, base: Manifest, work: Work) -> Refit:
+    context = work.context
     request = item.request
     if recall_engine(request, context):
         return replace(item, reason="an engine with this build key is in the registry")
@@ -154,8 +154,8 @@ def _refit(item: Refit, entry: EngineEntry, base: Manifest, spec: ModelSpec, con
     on_gpu = refitter is not None and refitter.refit_needs_gpu()
     before = EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
     refit, name = RefitEngine(before, request, f"{base.model}@{base.version}"), f"refit {request.unit}"
-    where = needs(request, memory_request(spec)) if on_gpu else Needs()
-    job = Job(name, refit, context.store.uri, engine_limits(spec, "build"), where)
+    where = needs(request, memory_request(work.spec)) if on_gpu else Needs()
+    job = Job(name, refit, context.store.uri, engine_limits(work.spec, "build"), where)
     try:
         record = context.run_job(context.executor if on_gpu else context.local, name, job)
     except (UnavailableError, IntegrityError):

@@ -22,7 +22,7 @@ from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
 from enginesmith.registry.versions.publish import Published, publish
 from pipeline.compile.publication.draft import entry_of, list_refitted
 from pipeline.compile.publication.provenance import SBOM, STATEMENT, with_provenance
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.compile.steps.proofs import try_to_prove
 from pipeline.operations.refit import Refit
@@ -75,7 +75,7 @@ def publish_refitted(
         else:
             others.append(replace(entry_of(item, ""), status="failed", digest=None, report=None, reason=item.reason))
     draft = with_provenance(context.store, _draft(other, judged), [entry for entry, _ in approved], context.started_at)
-    sums = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
+    sums = {record.digest: record.blake3 for item in judged if (record := item.built.record)}
     why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
     return publish(context.store, draft.with_blake3(sums), approved, others, channel=channel, by=user(), why=why)
 
@@ -101,12 +101,11 @@ def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:
 def _judge(wanted: WantedRefit, other: Manifest, context: RunContext) -> JudgedUnit:
     request = wanted.request
     graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
-    unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, context)
-    built = Built.from_record(unit, found) if found else Built(unit)
+    built = Built(Unit(request, graph, "cached", "refitted"), recall_engine(request, context))
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted.donor, context.store)]
-    proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), (other.golden, other.onnx), context)]
+    proofs += [] if cannot_run else [try_to_prove(built, (other.golden, other.onnx), Work(spec_of(other), context))]
     return JudgedUnit(built, make_report(built, other.golden, proofs, cannot_run), proofs[-1].metrics)
 
 

@@ -1,33 +1,44 @@
 """Proofs of published engines on this machine: what a build had to leave unproven, a machine with the GPU attests.
 
 One engine at a time on a machine, since engines are timed, and two at once would time each other. Of several machines
-that want to prove the same engine one does, and the others wait for what it attests.
+that want to prove the same engine one does, and the others wait for what it attests. An engine of an ensemble is proven
+from end to end, once those of its graphs are.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from builders.backends import discovery
 from builders.backends.compatibility import find_incompatibility
+from builders.execution.workdir import workdir
+from enginesmith.core.codec import decode
+from enginesmith.core.constraints import Json
 from enginesmith.core.digest import digest_of
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.origin import this_process
 from enginesmith.core.parsing import parse_json
 from enginesmith.core.reports.proof import Report, describe_unmeasured, find_unmeasured
-from enginesmith.registry.ensembles import require_model
+from enginesmith.core.types import PRECISIONS
+from enginesmith.registry.ensembles import functions_of, load_pinned, pinned_engines, require_model
 from enginesmith.registry.evidence.attestations import MAX_BYTES, judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request, request_of
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.additions import add_attestation, add_latencies
-from pipeline.compile.run_context import RunContext, shown_turn
+from pipeline.compile.ensembles.chain import ChainedGraph
+from pipeline.compile.ensembles.connections import read_data
+from pipeline.compile.ensembles.proof import prove
+from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, EnsembleUnit, report_on, request_proof
+from pipeline.compile.run_context import RunContext, Work, shown_turn
 from pipeline.compile.steps.latency import time_engine
 from pipeline.compile.steps.proofs import try_to_prove
 from pipeline.outcome import make_report
+from pipeline.spec.ensembles.model import EnsembleSpec, LoadedEnsemble
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Built, Graph, GraphVariant, Proof, Unit
+from pipeline.values import Built, Graph, GraphVariant, Proof, Recorded, Unit
 
 
 @dataclass(frozen=True)
@@ -66,8 +77,12 @@ def revalidate(
 
     targets, engines: names of the targets and digests of the engines to keep to; None for all.  again: whether to run
     an engine that has a verdict by the time when it is its turn.
-    Raises IntegrityError when an engine, its graph or its golden set is damaged.
+    Of an ensemble an engine is run from end to end, once those of its graphs are proven here; the reports on these are
+    attached to their versions. Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
+    if manifest.graphs:
+        yield from _revalidate_whole(manifest, context, targets, engines, again)
+        return
     spec = spec_of(manifest)
     for entry in entries_of(manifest, context.store, targets, engines):
         if reason := why_not_here(entry):
@@ -83,7 +98,7 @@ def revalidate(
         # First the machine, then the engine, in every process: the one that has an engine waits for nothing.
         with shown_turn(context, machine, turn), shown_turn(context, engine, turn):
             found = None if again else _read_settled(manifest, entry, context)
-            found = found or _prove(manifest, entry, spec, context)
+            found = found or _prove(manifest, entry, Work(spec, context))
         yield found
 
 
@@ -109,14 +124,15 @@ def _read_settled(manifest: Manifest, entry: EngineEntry, context: RunContext) -
     return None if now.status == "unproven" else Attested(now, now.status, now.reason)
 
 
-def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> Attested:
+def _prove(manifest: Manifest, entry: EngineEntry, work: Work) -> Attested:
     """Run an engine on the golden set, time it where the spec asks for that, and attach both reports."""
+    context = work.context
     built = as_built(entry)
-    proof = try_to_prove(built, spec, (manifest.golden, manifest.onnx), context, afresh=True)
+    proof = try_to_prove(built, (manifest.golden, manifest.onnx), work, afresh=True)
     report = make_report(built, manifest.golden, [published_proof(entry, context.store), proof], None)
-    attached, timed, latency = add_attestation(context.store, manifest, report), None, spec.validation.latency
+    attached, timed, latency = add_attestation(context.store, manifest, report), None, work.spec.validation.latency
     if report.verdict == "proven" and latency is not None:
-        timed = time_engine(built, spec, latency, manifest.golden, context, afresh=True)
+        timed = time_engine(built, latency, manifest.golden, work, afresh=True)
         if timed:
             add_latencies(context.store, manifest, [timed])
     return Attested(entry, report.verdict, report.reason, attached, timed)
@@ -142,7 +158,10 @@ def as_built(entry: EngineEntry) -> Built:
     request = request_of(entry)
     graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, entry.scales)
     unit = Unit(request, graph, "cached", "published")
-    return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.requires, entry.notes)
+    if entry.digest is None:
+        return Built(unit)
+    about = entry.digest, entry.size_bytes or 0, entry.suffix or ""
+    return Built(unit, Recorded(request.key, *about, 0.0, entry.requires, entry.notes))
 
 
 def published_proof(entry: EngineEntry, store: Store) -> Proof:
@@ -163,3 +182,74 @@ def published_proof(entry: EngineEntry, store: Store) -> Proof:
 
 def _read_report(entry: EngineEntry, store: Store) -> Report:
     return Report.from_json(parse_json(store.read_blob(str(entry.report)), MAX_BYTES))
+
+
+def _revalidate_whole(
+    manifest: Manifest,
+    context: RunContext,
+    targets: Collection[str] | None,
+    engines: Collection[str] | None,
+    again: bool,
+) -> Iterator[Attested]:
+    with workdir() as folder:
+        built = read_ensemble(manifest, context.store, folder)
+        for entry in entries_of(manifest, context.store, targets, engines):
+            if not again and entry.status != "unproven":
+                yield Attested(entry, entry.status, entry.reason)
+                continue
+            yield _prove_whole(entry, manifest, built, context)
+
+
+def ensemble_not_here(store: Store, manifest: Manifest, entry: EngineEntry) -> str | None:
+    """Why an engine of an ensemble cannot be run here, which is why that of a graph cannot; None when it can."""
+    for graph, _, engine in pinned_engines(store, manifest, entry):
+        if reason := why_not_here(engine):
+            return f"graph {graph.name!r}: {reason}"
+    return None
+
+
+def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemble:
+    """What an ensemble was published from. folder: for its golden data. Raises IntegrityError for what is lost, and for
+    a spec that this installation cannot read."""
+    try:
+        files = decode(manifest.spec.get("graphs"), dict[str, Json], "spec.graphs")
+        # JSON in the registry has its keys sorted; the order of the data flow is that of the pins.
+        ordered = {graph.name: files[graph.name] for graph in manifest.graphs}
+        spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": ordered})
+        digest = manifest.sources[GOLDEN]
+    except (ValidationError, KeyError) as error:
+        raise IntegrityError(f"{manifest.model}@{manifest.version} is no whole ensemble: {error}; build it") from error
+    versions = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
+    loaded = LoadedEnsemble(spec, {name: spec_of(pinned) for name, pinned in versions.items()})
+    functions = {item.name: ChainedGraph.of_function(item) for item in functions_of(manifest)}
+    chain = tuple(functions.get(name) or _chained_graph(name, versions[name], loaded) for name in loaded.wiring())
+    path = folder / f"golden{Path(spec.golden.data).suffix}"
+    store.fetch(digest, path)
+    outputs = next(entry.outputs for entry in manifest.engines)
+    golden = read_data(loaded, spec.golden, (path, digest), spec.golden.labels)
+    return BuiltEnsemble(loaded, versions, chain, golden, outputs)
+
+
+def _chained_graph(name: str, pinned: Manifest, loaded: LoadedEnsemble) -> ChainedGraph:
+    outputs = next((entry.outputs for entry in pinned.engines if entry.outputs), ())
+    return ChainedGraph(name, pinned.onnx, loaded.tensors(name), outputs, loaded.wiring()[name])
+
+
+def _prove_whole(entry: EngineEntry, manifest: Manifest, built: BuiltEnsemble, context: RunContext) -> Attested:
+    parts = list(pinned_engines(context.store, manifest, entry))
+    if reason := ensemble_not_here(context.store, manifest, entry):
+        return Attested(entry, entry.status, reason)
+    for graph, pinned, engine in parts:
+        for found in revalidate(pinned, context, [engine.target], [str(engine.digest)], again=False):
+            if found.entry.unit == engine.unit and found.verdict != "proven":
+                return Attested(entry, found.verdict, f"graph {graph.name!r}: {found.reason}")
+    unit = unit_of(entry, {graph.name: engine for graph, _, engine in parts})
+    proof = prove(request_proof(unit, built), unit.name, context, afresh=True)
+    report = report_on(entry, built.golden.digest, proof, None)
+    return Attested(entry, report.verdict, report.reason, add_attestation(context.store, manifest, report))
+
+
+def unit_of(entry: EngineEntry, engines: Mapping[str, EngineEntry]) -> EnsembleUnit:
+    """The unit that an entry of an ensemble was made of. engines: of its graphs."""
+    precision = next(each for each in PRECISIONS if each == entry.precision)
+    return EnsembleUnit(entry.hardware, precision, engines, {})

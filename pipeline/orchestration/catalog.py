@@ -13,9 +13,8 @@ from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.text import pluralize
 from enginesmith.registry.registered_specs import addresses
 from enginesmith.registry.store.base import open_store
-from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.composition import StepRunner
-from pipeline.intake.places import SCHEME, Bucket, Found, below, files_below, place_at
+from pipeline.intake.places import SCHEME, Bucket, Found, below, files_below, place_at, registry_of
 from pipeline.orchestration.ensembles import compile_any
 from pipeline.orchestration.run import Compiled, Executors, RunOptions
 from pipeline.outcome import Outcome
@@ -57,12 +56,10 @@ def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Fo
     """Addresses of the specs in a folder, at a `file://` URI or in a bucket (copied, while inside); for 'registered',
     of the newest registered spec of each model. Raises InputError where there is none, UnavailableError."""
     if specs == SCHEME.removesuffix(":"):
-        found = addresses(open_store(registry or DEFAULT_REGISTRY))
+        uri = registry_of(None, registry)
+        found = addresses(open_store(uri))
         if not found:
-            raise InputError(
-                f"no spec is registered in {registry or DEFAULT_REGISTRY}; `enginesmith prefect register SPEC` "
-                "registers one"
-            )
+            raise InputError(f"no spec is registered in {uri}; `enginesmith prefect register SPEC` registers one")
         yield found
         return
     with place_at(specs) as place:

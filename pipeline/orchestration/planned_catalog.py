@@ -13,11 +13,12 @@ from enginesmith.core.errors import EnginesmithError, UnavailableError
 from enginesmith.core.text import pluralize
 from enginesmith.registry.builds.record_copies import RecordCopies, StoreListing
 from pipeline.compile.caches.plan import plan_caches
+from pipeline.compile.composition import Run
 from pipeline.compile.forecast import on_record, open_records
 from pipeline.compile.plan import candidates, plan_builds
-from pipeline.intake.places import Found, spec_at
-from pipeline.orchestration.forecasts import foresee_ensemble
-from pipeline.orchestration.run import RunOptions, registry_named, select, store_of
+from pipeline.intake.places import Found, registry_of, spec_at
+from pipeline.orchestration.ensembles import foresee_ensemble
+from pipeline.orchestration.run import RunOptions, select, store_named
 from pipeline.progress import Progress
 from pipeline.spec.document import is_ensemble
 from pipeline.spec.ensembles.model import LoadedEnsemble, load_ensemble
@@ -62,10 +63,10 @@ class Listings:
 
     def of(self, spec: ModelSpec, options: RunOptions) -> StoreListing:
         """That of a spec's registry, which is opened for the first of its specs."""
-        uri = registry_named(spec, options)
+        uri = registry_of(spec, options.registry)
         with self._lock:
             if uri not in self._known:
-                self._known[uri] = StoreListing(store_of(spec, options))
+                self._known[uri] = StoreListing(store_named(uri))
             return self._known[uri]
 
 
@@ -118,9 +119,10 @@ def plan_spec(spec: ModelSpec, options: RunOptions, listing: StoreListing) -> Pl
     """
     selection, copies = select(spec, options), RecordCopies(listing, spec.model)
     context = replace(open_records(listing.store), copies=copies, elsewhere=options.executor != "local")
-    known, units = on_record(spec, selection, context), Counter[str]()
+    run = Run(spec, context, selection)
+    known, units = on_record(run), Counter[str]()
     if known.exported is not None:
-        plan = plan_builds(spec, known.exported, known.graphs, selection, context)
+        plan = plan_builds(known.exported, known.graphs, run)
         units.update(unit.action for unit in plan.units)
     units[_UNKNOWN] += len(candidates(spec, selection)) - units.total()
     units.update(unit.action for unit in plan_caches(spec, selection, known.exported, context))

@@ -11,7 +11,7 @@ from enginesmith.core.types import Dim
 from enginesmith.registry.registered_specs import Registration
 from enginesmith.registry.store.base import open_store
 from pipeline.canary.automatic import SUFFIXES
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import Work
 from pipeline.intake.bundle import register
 from pipeline.intake.places import SCHEME, place_at, spec_at
 from pipeline.orchestration.run import Executors, RunOptions, open_loaded
@@ -89,7 +89,7 @@ def _answer(
         spec = load_spec(spec.path, spec.address)
     options = replace(options, dims=options.dims or default_dims(spec, grown), most=options.most or MOST_PROFILES)
     with open_loaded(spec, RunOptions(registry=registry), progress, executors, keep_state=False) as run:
-        advice = _advise(spec, recorded, options, run.context)
+        advice = _advise(replace(run, spec=spec), recorded, options)
     edges = advice.choice.edges
     for plan in advice.choice.plans:
         say(f"{plan.name}: {plan.profiles} profiles, {plan.seconds.value:.3g} engine seconds a request")
@@ -115,8 +115,8 @@ def default_dims(spec: ModelSpec, grown: Mapping[str, int]) -> tuple[str, ...]:
     return found or (tuple(dim.name for dim in named) if len(named) == 1 else ())
 
 
-def _advise(spec: ModelSpec, recorded: TrafficAtPlace, options: BucketOptions, context: RunContext) -> BucketAdvice:
-    return advise_buckets(spec, recorded, split_beyond(recorded.trace, spec.named_dims()), options, context)
+def _advise(work: Work, recorded: TrafficAtPlace, options: BucketOptions) -> BucketAdvice:
+    return advise_buckets(work, recorded, split_beyond(recorded.trace, work.spec.named_dims()), options)
 
 
 def _too_small(advice: BucketAdvice) -> str:

@@ -20,21 +20,19 @@ from enginesmith.core.types import PRECISIONS, Precision, Target
 from enginesmith.registry.builds.build_lock import is_held
 from enginesmith.registry.leases import BUILDING, hold_lease
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.store.layout import DEFAULT_REGISTRY
-from pipeline.compile.composition import InProcess, StepRunner, compile_model
-from pipeline.compile.plan import Selection
+from pipeline.compile.composition import IN_PROCESS, Run, StepRunner, compile_model
 from pipeline.compile.preloaded import PRELOADED
 from pipeline.compile.publication.draft import resolved_spec
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, shown_turn
-from pipeline.intake.places import Found, spec_at
+from pipeline.intake.places import Found, registry_of, spec_at
 from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, record_run
 from pipeline.orchestration.tracing import spans
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress, together
 from pipeline.progress.events import Finished, RunBegan, RunConcluded
 from pipeline.spec.document import is_ensemble
-from pipeline.spec.ensembles.model import EnsembleSpec, load_ensemble
 from pipeline.spec.model import ModelSpec
+from pipeline.values import Selection
 
 
 @dataclass(frozen=True)
@@ -53,15 +51,6 @@ class RunOptions:
     jobs: int | None = None
     ray_address: str | None = None
     wait_for_nodes_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class OpenRun:
-    """A spec, the part of it that is wanted, and the context to do that in."""
-
-    spec: ModelSpec
-    selection: Selection
-    context: RunContext
 
 
 @dataclass(frozen=True)
@@ -92,18 +81,18 @@ def compile_once(
     Of several runs on the same thing at once one works; the others wait for its lock and find the steps on record.
     Raises what `open_run` and `compile_model` raise.
     """
-    with open_run(address, options, progress, executors) as run:
-        return Compiled(compile_locked(run, options, runner), run.context.store)
+    with open_run(address, options, progress, executors, runner) as run:
+        return Compiled(compile_locked(run, options), run.context.store)
 
 
-def compile_locked(run: OpenRun, options: RunOptions, runner: StepRunner) -> Outcome:
+def compile_locked(run: Run, options: RunOptions) -> Outcome:
     """`compile_model` while this run holds its build locks; from the records where another run holds one and there is
     nothing to do."""
     locks = lock_names(run, options)
     if any(is_held(run.context.store, name) for name in locks) and (outcome := _from_records(run)):
         return outcome
     with build_lock(run, locks):
-        return compile_model(run.spec, run.selection, run.context, runner)
+        return compile_model(run)
 
 
 def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
@@ -113,22 +102,22 @@ def compile_from_records(address: Path | str | Found, options: RunOptions) -> Ou
         if is_ensemble(found.path):
             return None
         spec = found.load()
-        store = open_store(options.registry or _registry_of(spec), create=True)
+        store = open_store(registry_of(spec, options.registry), create=True)
         tracker = new_tracker(new_run(spec.model, spec.address, store))
         try:
             context = RunContext(store, OnlyRecords(), OnlyRecords(), tracker, elsewhere=options.executor != "local")
-            outcome = compile_model(spec, select(spec, options), context, InProcess())
+            outcome = compile_model(Run(spec, context, select(spec, options)))
         except NotOnRecord:
             return None
     note_run(store, tracker)
     return outcome
 
 
-def _from_records(run: OpenRun) -> Outcome | None:
+def _from_records(run: Run) -> Outcome | None:
     """As `compile_from_records`, for a run that is open and would wait for a lock."""
     recorded = replace(run.context, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
     try:
-        outcome = compile_model(run.spec, run.selection, recorded, InProcess())
+        outcome = compile_model(Run(run.spec, recorded, run.selection))
     except NotOnRecord:
         return None
     run.context.progress.emit(Finished("turn", reason="every step is on record, so there was nothing to wait for"))
@@ -136,7 +125,7 @@ def _from_records(run: OpenRun) -> Outcome | None:
     return outcome
 
 
-def lock_names(run: OpenRun, options: RunOptions) -> tuple[str, str]:
+def lock_names(run: Run, options: RunOptions) -> tuple[str, str]:
     """The build locks of a run, by digest: of this spec and selection on every machine, and of this model on this one.
 
     The first saves doing the same work twice. The second is there because engines are timed: two builds of one model,
@@ -148,7 +137,7 @@ def lock_names(run: OpenRun, options: RunOptions) -> tuple[str, str]:
 
 
 @contextmanager
-def build_lock(run: OpenRun, names: tuple[str, ...]) -> Iterator[None]:
+def build_lock(run: Run, names: tuple[str, ...]) -> Iterator[None]:
     """Hold the build locks of these names, in this order; while another process holds one, show the wait."""
     with ExitStack() as held:
         for name in names:
@@ -162,9 +151,10 @@ def open_run(
     options: RunOptions,
     progress: Progress,
     executors: Executors | None = None,
+    runner: StepRunner = IN_PROCESS,
     *,
     keep_state: bool = True,
-) -> Iterator[OpenRun]:
+) -> Iterator[Run]:
     """Read the spec at an address, open the registry, and start executors unless some are given.
 
     keep_state: whether the registry keeps what becomes of this run (`enginesmith status`).
@@ -173,7 +163,7 @@ def open_run(
     """
     with ExitStack() as stack:
         spec = stack.enter_context(spec_at(address, options.registry)).load()
-        yield stack.enter_context(open_loaded(spec, options, progress, executors, keep_state=keep_state))
+        yield stack.enter_context(open_loaded(spec, options, progress, executors, runner, keep_state=keep_state))
 
 
 @contextmanager
@@ -182,14 +172,15 @@ def open_loaded(
     options: RunOptions,
     progress: Progress,
     executors: Executors | None = None,
+    runner: StepRunner = IN_PROCESS,
     *,
     keep_state: bool = True,
-) -> Iterator[OpenRun]:
+) -> Iterator[Run]:
     """`open_run` of a spec that was read."""
     selection = select(spec, options)
-    store = open_store(options.registry or _registry_of(spec), create=True)
+    store = open_store(registry_of(spec, options.registry), create=True)
     with open_context(spec.model, spec.address, store, options, progress, executors, keep_state=keep_state) as context:
-        yield OpenRun(spec, selection, context)
+        yield Run(spec, context, selection, runner)
 
 
 @contextmanager
@@ -264,43 +255,13 @@ def _handle_signals(cancel: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def store_of(spec: ModelSpec, options: RunOptions) -> Store:
-    """The registry of a run, opened to be read; made where there is none yet. Raises InputError, UnavailableError."""
-    return store_named(registry_named(spec, options))
-
-
 def store_named(uri: str) -> Store:
-    """The registry of a URI or path, opened to be read; made where there is none yet. Raises as `store_of`."""
+    """The registry of a URI or path, opened to be read; made where there is none yet. Raises InputError,
+    UnavailableError."""
     try:
         return open_store(uri)
     except UnavailableError:
         return open_store(uri, create=True)
-
-
-def registry_named(spec: ModelSpec, options: RunOptions) -> str:
-    """The URI or path of the registry that a run of this spec uses."""
-    return options.registry or _registry_of(spec)
-
-
-def registry_of(address: Path | str | Found, options: RunOptions) -> str:
-    """The URI or path of the registry that a run publishes to. Raises SpecError."""
-    if options.registry is not None:
-        return options.registry
-    with spec_at(address, None) as found:
-        return _registry_of(load_ensemble(found.path).spec if is_ensemble(found.path) else found.load())
-
-
-def ensemble_registry(spec: EnsembleSpec, options: RunOptions) -> str:
-    """The URI or path of the registry of an ensemble and its graphs."""
-    return options.registry or _registry_of(spec)
-
-
-def _registry_of(spec: ModelSpec | EnsembleSpec) -> str:
-    """The spec's registry (a relative path counts from the spec's folder), else ./registry."""
-    named = spec.publication.registry
-    if named is None or "://" in named:
-        return named or DEFAULT_REGISTRY
-    return str(spec.file(named))
 
 
 def select(spec: ModelSpec, options: RunOptions) -> Selection:

@@ -75,7 +75,7 @@ class QuantizationNotes:
 
     quantized: names of the nodes that now compute in `precision`.  kept: candidates left in float.
     passed_through: the model already carried Q/DQ and was not touched.  cast: what the cast of the rest to fp16 did.
-    precision: what the quantized nodes compute in ('int4 weights' for those that only store their weights so).
+    precision: what the quantized nodes compute in (its weights, of those that only store them so).
     """
 
     quantized: tuple[str, ...] = ()

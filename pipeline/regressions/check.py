@@ -14,11 +14,8 @@ from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.text import now
 from enginesmith.registry.evidence.latencies import read_latency_report, speeds_of
 from enginesmith.registry.manifest import EngineEntry
-from pipeline.compile.composition import StepRunner, export_served, judge_all
-from pipeline.compile.plan import Selection
-from pipeline.compile.publication.draft import draft_version
+from pipeline.compile.composition import Run
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.latency import measure
 from pipeline.outcome import JudgedUnit
 from pipeline.regressions.findings import EnginePair, Finding, RegressionCheck
 from pipeline.regressions.judge import judge_coverage, judge_pair, judge_units
@@ -26,32 +23,25 @@ from pipeline.regressions.pairs import PairMeasurement
 from pipeline.regressions.served import ServedVersion
 from pipeline.regressions.thresholds import CheckOptions
 from pipeline.spec.model import ModelSpec
-from pipeline.values import BuildPlan, Exported
+from pipeline.values import Selection
 from validation.latency.machine import machine
 
 
-def check(
-    spec: ModelSpec,
-    selection: Selection,
-    served: ServedVersion | None,
-    here: Machine,
-    options: CheckOptions,
-    context: RunContext,
-    run: StepRunner,
-) -> RegressionCheck:
+def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckOptions) -> RegressionCheck:
     """Build, prove and compare. here: this machine.  served: None for the first version of a model.
 
     Raises what exporting and quantizing raise; an engine that fails is a finding.
     """
-    exported = export_served(spec, selection, context, run)
-    plan, judged = judge_all(spec, exported, selection, context, run)
-    judged = [run.call(measure, item, spec, exported, context) for item in judged]
-    entries = _entries_of(spec, exported, plan, judged, context)
+    spec, context = run.spec, run.context
+    done = run.time(run.build_and_prove(run.prepare()))
+    judged = done.units
+    # As a publication would have them; nothing is published.
+    entries = [entry for entry, _ in run.draft(done).approved]
     findings, pairs = list(judge_units(judged)), list[EnginePair]()
     if served:
-        selected = [target.name for target in selection.targets or spec.target_list()]
-        findings += judge_coverage(_select(served, selection), entries, selected, served.name)
-        measuring = PairMeasurement(spec, exported.golden, served, options, context)
+        selected = [target.name for target in run.selection.targets or spec.target_list()]
+        findings += judge_coverage(_select(served, run.selection), entries, selected, served.name)
+        measuring = PairMeasurement(run, done.exported.golden, served, options)
         proven = {item.built.unit.name: item for item in judged if item.verdict == "proven"}
         pulled = find_pulled(entries, judged, here, served.proven_only, context)
         pairs = list(_measure_pairs(measuring, proven, pulled))
@@ -68,7 +58,7 @@ def check(
         created_at=now(),
         slower=options.slower,
         seconds=options.seconds,
-        statuses={unit.name: "refused" for unit in plan.refused}
+        statuses={unit.name: "refused" for unit in done.plan.refused}
         | {item.built.unit.name: item.verdict for item in judged},
         pairs=tuple(pairs),
         findings=tuple(sorted(findings, key=lambda found: ("error", "warning", "note").index(found.level))),
@@ -79,13 +69,6 @@ def list_left_out(spec: ModelSpec) -> Iterator[Finding]:
     """A note on what the spec asks for and a check does not look at."""
     if spec.compile_cache:
         yield Finding("not-compared", "note", "the compile cache is neither made nor compared here")
-
-
-def _entries_of(
-    spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit], context: RunContext
-) -> list[EngineEntry]:
-    """The usable engines as a publication would have them; nothing is published."""
-    return [entry for entry, _ in draft_version(spec, exported, plan, judged, context).approved]
 
 
 def _select(served: ServedVersion, selection: Selection) -> list[EngineEntry]:

@@ -1,13 +1,17 @@
-"""The lines of a spec that findings are about, and findings from the mistakes of a spec, which say their lines."""
+"""The lines of a spec that findings are about, and findings from the mistakes of a spec, which say their lines: also
+of a check that an error ended."""
 
 import re
 from collections.abc import Iterator, Sequence
 
 from enginesmith.core.errors import EnginesmithError, SpecError
-from pipeline.regressions.findings import Finding, Key
+from enginesmith.core.text import now
+from pipeline.regressions.findings import Finding, Key, RegressionCheck
+from pipeline.regressions.thresholds import CheckOptions
 from pipeline.spec.document import load_document
 from pipeline.spec.mistakes import line_of
 from pipeline.spec.model import KIND, ModelSpec
+from validation.latency.machine import machine
 
 _LINE = re.compile(r"^(?P<path>.*?):(?P<line>\d+): (?P<text>.*)$", re.DOTALL)
 
@@ -41,3 +45,20 @@ def findings_of(error: EnginesmithError) -> Iterator[Finding]:
             yield Finding("spec", "error", found["text"], line=int(found["line"]))
         else:
             yield Finding("spec", "error", entry)
+
+
+def ended_by(error: EnginesmithError, spec: str, options: CheckOptions) -> RegressionCheck:
+    """The check of a spec that could not be read, built or compared."""
+    return RegressionCheck(
+        model=spec,
+        spec=spec,
+        against=None,
+        channel=None,
+        machine=machine(),
+        created_at=now(),
+        slower=options.slower,
+        seconds=options.seconds,
+        statuses={},
+        pairs=(),
+        findings=tuple(findings_of(error)),
+    )

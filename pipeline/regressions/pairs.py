@@ -8,7 +8,7 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.latency import PairedBenchmark
 from enginesmith.core.types import BuildRequest
 from enginesmith.registry.manifest import EngineEntry, request_of
-from pipeline.compile.run_context import RunContext, stops_run
+from pipeline.compile.run_context import Work, stops_run
 from pipeline.compile.steps.keys import engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.compile.steps.latency import BenchmarkPair
 from pipeline.operations.revalidate import spec_of
@@ -18,19 +18,18 @@ from pipeline.regressions.answers import CompareAnswers, ComparedAnswers
 from pipeline.regressions.findings import BucketTimes, EnginePair, MetricPair
 from pipeline.regressions.served import ServedVersion, copy_engine
 from pipeline.regressions.thresholds import CheckOptions
-from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob
 
 
 @dataclass(frozen=True)
 class PairMeasurement:
-    """Measures pairs. spec: the new one.  golden: digest of its golden set.  served: what they are compared with."""
+    """Measures pairs. work: of the new spec.  golden: digest of its golden set.  served: what they are compared
+    with."""
 
-    spec: ModelSpec
+    work: Work
     golden: str
     served: ServedVersion
     options: CheckOptions
-    context: RunContext
 
     def measure(self, new: JudgedUnit, entry: EngineEntry, pulled: bool) -> EnginePair:
         """All that is measured of a new engine and a served one; nothing where they have the same bytes.
@@ -42,7 +41,7 @@ class PairMeasurement:
             return EnginePair(unit, against, pulled, same=True)
         if changed := changed_interface(new.built.unit.request, entry):
             return EnginePair(unit, against, pulled, remarks=(changed,))
-        copy_engine(self.served, entry, self.context.store)
+        copy_engine(self.served, entry, self.work.context.store)
         blobs = new.built.blob, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
         remarks: list[str] = []
         answers = self._compare_answers(unit, blobs, remarks)
@@ -61,16 +60,16 @@ class PairMeasurement:
         self, unit: str, blobs: tuple[EngineBlob, EngineBlob], remarks: list[str]
     ) -> ComparedAnswers | None:
         precision = blobs[0].request.precision
-        limits, metrics = limits_of(self.spec, precision, "engine"), metrics_of(self.spec, precision)
+        limits, metrics = limits_of(self.work.spec, precision, "engine"), metrics_of(self.work.spec, precision)
         request = CompareAnswers(*blobs, self.golden, limits, metrics)
         name = f"answers of {unit}"
-        job = Job(name, request, self.context.store.uri, engine_limits(self.spec, "proof"))
+        job = Job(name, request, self.work.context.store.uri, engine_limits(self.work.spec, "proof"))
         try:
-            found = self.context.run_job(self.context.local, name, job)
+            found = self.work.context.run_job(self.work.context.local, name, job)
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
-        self.context.progress.emit(Finished(name))
+        self.work.context.progress.emit(Finished(name))
         return found
 
     def _pair_metrics(self, answers: ComparedAnswers) -> list[MetricPair]:
@@ -84,7 +83,7 @@ class PairMeasurement:
         """The sizes to time at: those asked for that the served engine takes, too."""
         from validation.latency.measurement.buckets import parse_sizes, sizes_of_buckets
 
-        dims, asked = self.spec.named_dims(), self.options.buckets
+        dims, asked = self.work.spec.named_dims(), self.options.buckets
         wanted = (
             sizes_of_buckets(dims, asked) if isinstance(asked, str) else [parse_sizes(text, dims) for text in asked]
         )
@@ -102,24 +101,26 @@ class PairMeasurement:
         self, unit: str, blobs: tuple[EngineBlob, EngineBlob], sizes: Mapping[str, int], remarks: list[str]
     ) -> BucketTimes | None:
         request = BenchmarkPair(
-            *blobs, self.golden, model_shapes(self.spec), sizes, self.options.seconds, self.options.seed
+            *blobs, self.golden, model_shapes(self.work.spec), sizes, self.options.seconds, self.options.seed
         )
         at = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
         name = f"times of {unit} at {at}"
-        job = Job(name, request, self.context.store.uri, engine_limits(self.spec, "latency"), Needs(alone=True))
+        job = Job(
+            name, request, self.work.context.store.uri, engine_limits(self.work.spec, "latency"), Needs(alone=True)
+        )
         try:
-            found = self.context.run_job(self.context.local, name, job)
+            found = self.work.context.run_job(self.work.context.local, name, job)
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
-        self.context.progress.emit(Finished(name, words=found.verdict))
+        self.work.context.progress.emit(Finished(name, words=found.verdict))
         return times_of(found)
 
     def _remark(self, name: str, error: EnginesmithError) -> str:
         if stops_run(error):
             raise error
         first = str(error).splitlines()[0]
-        self.context.progress.emit(Finished(name, "failed", first))
+        self.work.context.progress.emit(Finished(name, "failed", first))
         return f"{name} could not be compared: {first}"
 
 

@@ -8,8 +8,7 @@ import psutil
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport
 from enginesmith.core.text import format_bytes
 from pipeline.canary.engines import ChosenEngine
-from pipeline.compile.run_context import RunContext
-from pipeline.spec.model import ModelSpec
+from pipeline.compile.run_context import Work
 from pipeline.traffic.choice import DAY_S, MOST_PROFILES, BucketChoice, choose_buckets
 from pipeline.traffic.engine_timer import EngineTimer, recorded_report
 from pipeline.traffic.place import SplitTrace, TrafficAtPlace
@@ -53,11 +52,10 @@ class _Timings:
 
 
 def advise_buckets(
-    spec: ModelSpec,
+    work: Work,
     traffic: TrafficAtPlace,
     split: SplitTrace,
     options: BucketOptions,
-    context: RunContext,
     engine: ChosenEngine | None = None,
     recorded: bool = False,
 ) -> BucketAdvice:
@@ -66,12 +64,13 @@ def advise_buckets(
     engine: of a version, which is timed; None for the spec's fp32 graph.  recorded: use its latency report instead.
     Raises InputError and DataError for options, traffic and times that do not fit, and what timing raises.
     """
+    spec = work.spec
     task = plan_task(spec.tensors(), spec.named_dims(), traffic, split.within, options)
-    timer = EngineTimer.of_published(engine, context) if engine else EngineTimer.of_graph(spec, context)
+    timer = EngineTimer.of_published(engine, work.context) if engine else EngineTimer.of_graph(work)
     timings = _Timings(timer, options.timing_s)
     measure = None if engine and recorded else timings.measure
     if engine and recorded:
-        timings.reports.append(recorded_report(engine, context))
+        timings.reports.append(recorded_report(engine, work.context))
     else:
         timings.measure(task.first_sizes())
     price = price_profile(timings.reports[0], timer.build_s, options.profile_price_s)

@@ -10,15 +10,15 @@ from enginesmith.core.hardware.targets import parse_targets
 from enginesmith.core.reports.latency import LatencyReport, LatencyTerms
 from enginesmith.registry.evidence.latencies import latencies, read_latency_report
 from pipeline.canary.engines import ChosenEngine
-from pipeline.compile.composition import InProcess, prepare_plainly
-from pipeline.compile.plan import Selection, candidates
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.composition import Run
+from pipeline.compile.plan import candidates
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.engines import build, recall_engine
 from pipeline.compile.steps.keys import engine_limits, model_shapes
 from pipeline.compile.steps.latency import MeasureEngine
 from pipeline.operations.revalidate import as_built, spec_of
 from pipeline.spec.sections import DEFAULT_BACKENDS
-from pipeline.values import Built, EngineBlob
+from pipeline.values import Built, EngineBlob, Selection
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
@@ -47,24 +47,27 @@ class EngineTimer:
         return cls(name, built.blob, manifest.golden, spec_of(manifest), _for_each(seconds, built), context)
 
     @classmethod
-    def of_graph(cls, spec: "ModelSpec", context: RunContext) -> "EngineTimer":
+    def of_graph(cls, work: Work) -> "EngineTimer":
         """Of the spec's fp32 graph, built for this CPU unless that is on record.
 
         Raises EnginesmithError where it cannot be built.
         """
+        spec, context = work.spec, work.context
         plain = spec.model_copy(update={"targets": ("cpu",), "precisions": ("fp32",)})
         selection = Selection(tuple(parse_targets("cpu")), ("fp32",))
         if not candidates(plain, selection):
             plain = plain.model_copy(update={"backends": DEFAULT_BACKENDS})
-        prepared = prepare_plainly(plain, selection, context, InProcess())
-        for unit in prepared.plan.units:
+        run = Run(plain, context, selection)
+        batches = list(run.prepare())
+        units = [unit for batch in batches for unit in batch.plan.units]
+        for unit in units:
             if unit.action in ("build", "cached"):
-                built = build(unit, plain, context)
+                built = build(unit, run)
                 if built.failure:
                     raise EnginesmithError(f"{unit.name} cannot be built: {built.failure.reason}")
-                seconds = _for_each(built.seconds, built)
-                return cls(unit.name, built.blob, prepared.exported.golden, plain, seconds, context)
-        reasons = "; ".join(unit.reason for unit in prepared.plan.units)
+                seconds = _for_each(built.record.seconds if built.record else None, built)
+                return cls(unit.name, built.blob, batches[-1].exported.golden, plain, seconds, context)
+        reasons = "; ".join(unit.reason for unit in units)
         raise InputError(f"no fp32 engine of {spec.model} can be timed here: {reasons}; give --engine REF")
 
     def measure(self, sizes: Sequence[Mapping[str, int]], seconds: float) -> LatencyReport:

@@ -11,7 +11,7 @@ import pytest
 
 from builders.backends import discovery
 from enginesmith.client.fetch import BlobFetcher
-from enginesmith.client.judging import locate_and_rank
+from enginesmith.client.locate import locate_and_rank
 from enginesmith.client.pull import Pulled, download_best, download_engine
 from enginesmith.client.resolve import Policy
 from enginesmith.core.digest import canonical_json, digest_of

@@ -11,8 +11,8 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import FileStore, open_store
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification import verify
-from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.golden import settle_golden
+from pipeline.compile.run_context import RunContext, Work
+from pipeline.compile.steps.exports import settle_golden
 from pipeline.operations.golden import write_frozen
 from pipeline.spec.model import load_spec
 from tests.enginesmith.registries import engine, publish_engines
@@ -70,7 +70,7 @@ def frozen_golden(folder: Path) -> Caught:
     executor = LocalExecutor(1)
     try:
         settle_golden(
-            load_spec(folder / "project" / "tiny.yaml"), new.golden, RunContext(new.store, executor, executor)
+            new.golden, Work(load_spec(folder / "project" / "tiny.yaml"), RunContext(new.store, executor, executor))
         )
     except DataError as error:
         told = next(part for part in str(error).split("; ") if "expected outputs" in part)

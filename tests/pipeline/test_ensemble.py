@@ -33,8 +33,7 @@ from pipeline.cli.published import local_context
 from pipeline.cli.registry.registry import _show_layers, _show_quantization
 from pipeline.operations.golden import golden_of
 from pipeline.operations.pending import pending_of, prove
-from pipeline.operations.revalidate import spec_of
-from pipeline.operations.revalidate_ensemble import revalidate_ensemble
+from pipeline.operations.revalidate import revalidate, spec_of
 from pipeline.outcome import Outcome
 from tests.ensembles import DECODER, ENCODER, PAIR, change, rewrite, write_ensemble
 from tests.pipeline.projects import arrays
@@ -173,7 +172,7 @@ def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], 
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
     whole = load(store, "pair", "1")
     with local_context(store, quiet=True) as context:
-        found = {item.entry.unit: item for item in revalidate_ensemble(whole, context)}
+        found = {item.entry.unit: item for item in revalidate(whole, context)}
     assert {unit: item.verdict for unit, item in found.items()} == {
         "cpu fp32 ensemble": "proven",
         "cpu int8 ensemble": "proven",

@@ -19,10 +19,10 @@ from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.lookup import load
 from pipeline.cli.published import local_context
-from pipeline.compile.ensembles.forecast import EnsembleForecast
+from pipeline.compile.ensembles.assembly import EnsembleForecast
 from pipeline.intake.bundle import bundle_of
-from pipeline.operations.revalidate_ensemble import revalidate_ensemble
-from pipeline.orchestration.forecasts import foresee_spec
+from pipeline.operations.revalidate import revalidate
+from pipeline.orchestration.ensembles import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress
@@ -134,7 +134,7 @@ def test_the_version_holds_the_code_and_stays_whole_elsewhere(built: tuple[Path,
     assert (tmp_path / "engines" / "reader@1" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
     assert enginesmith.Ensemble.described(opens, pulled.description, enginesmith.load_function)
     with local_context(store, Progress()) as context:
-        found = list(revalidate_ensemble(manifest, context))
+        found = list(revalidate(manifest, context))
     assert [item.verdict for item in found] == ["proven", "proven"]
 
 

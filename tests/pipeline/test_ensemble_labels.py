@@ -12,7 +12,7 @@ from enginesmith.core.errors import EnginesmithError, SpecError
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.cli.published import local_context
-from pipeline.operations.revalidate_ensemble import revalidate_ensemble
+from pipeline.operations.revalidate import revalidate
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from tests.pipeline.projects import arrays
 from tests.pipeline.test_ensemble import change, opens
@@ -55,7 +55,7 @@ def test_a_metric_of_the_whole_is_measured_kept_and_measured_again_elsewhere(tmp
     manifest = load(store, "pair", "1")
     assert manifest.metrics == {"cpu fp32 ensemble": {"accuracy": 1.0}}
     with local_context(store, store.uri) as context:
-        (attested,) = revalidate_ensemble(manifest, context)
+        (attested,) = revalidate(manifest, context)
     assert (attested.verdict, engine.checks["passed"]) == ("proven", int(attested.reason.split()[0]))
     assert enginesmith.build(path, registry=registry).cached
 

@@ -17,10 +17,9 @@ from enginesmith.registry.ensembles import pinned_engines
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame
-from pipeline.compile.ensembles.publication import request_proof
+from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
 from pipeline.compile.ensembles.stages import AMONG_SOURCES
-from pipeline.compile.ensembles.units import EnsembleUnit
-from pipeline.operations.revalidate_ensemble import read_ensemble
+from pipeline.operations.revalidate import read_ensemble
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 
 

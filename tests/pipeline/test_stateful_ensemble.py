@@ -19,10 +19,9 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.cli.published import local_context
-from pipeline.compile.ensembles.publication import request_proof
-from pipeline.compile.ensembles.units import EnsembleUnit
-from pipeline.operations.revalidate_ensemble import read_ensemble, revalidate_ensemble
-from pipeline.orchestration.forecasts import foresee_spec
+from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
+from pipeline.operations.revalidate import read_ensemble, revalidate
+from pipeline.orchestration.ensembles import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress
@@ -113,7 +112,7 @@ def test_a_second_run_and_a_plan_find_everything_on_record(built: tuple[Path, Ou
 def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome]) -> None:
     store = open_store(str(built[0] / "registry"))
     with local_context(store, quiet=True) as context:
-        found = [item.verdict for item in revalidate_ensemble(load(store, "told", "1"), context)]
+        found = [item.verdict for item in revalidate(load(store, "told", "1"), context)]
     assert found == ["proven", "proven"]
 
 

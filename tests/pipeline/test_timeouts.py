@@ -9,9 +9,9 @@ import pytest
 from builders.execution.jobs import Job, Watch, ignore_event
 from enginesmith.core.errors import EnginesmithError, StepError
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps import attributions, calibration, engines, exports, graphs, latency, proofs, search
-from pipeline.compile.suspects import Suspect
+from pipeline.compile.steps.attributions import Suspect
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Observed, Searched
@@ -57,16 +57,16 @@ class Noting:
 
 
 STEPS = {
-    "export": lambda spec, context: exports.export(spec, context),
-    "calibration": lambda spec, context: calibration.observe((0, 1), spec, EXPORTED, context),
-    "merge": lambda spec, context: calibration.merge([RANGES, RANGES], spec, context),
-    "choose": lambda spec, context: search.choose([Searched("int8")], spec, EXPORTED, RANGES, context),
-    "quantization": lambda spec, context: graphs.quantize(INT8, spec, EXPORTED, RANGES, {}, context),
-    "build": lambda spec, context: engines.build(an_engine().unit, spec, context),
-    "proof": lambda spec, context: proofs.validate(an_engine(), spec, EXPORTED, context),
-    "latency": lambda spec, context: latency.measure(JUDGED, spec, EXPORTED, context),
+    "export": lambda spec, context: exports.export(Work(spec, context)),
+    "calibration": lambda spec, context: calibration.observe((0, 1), EXPORTED, Work(spec, context)),
+    "merge": lambda spec, context: calibration.merge([RANGES, RANGES], Work(spec, context)),
+    "choose": lambda spec, context: search.choose([Searched("int8")], EXPORTED, RANGES, Work(spec, context)),
+    "quantization": lambda spec, context: graphs.quantize(INT8, EXPORTED, RANGES, {}, Work(spec, context)),
+    "build": lambda spec, context: engines.build(an_engine().unit, Work(spec, context)),
+    "proof": lambda spec, context: proofs.validate(an_engine(), EXPORTED, Work(spec, context)),
+    "latency": lambda spec, context: latency.measure(JUDGED, EXPORTED, Work(spec, context)),
     "attribution": lambda spec, context: attributions.attribute(
-        Suspect("engine", an_engine(), ("cpu fp32",)), spec, "a" * 64, "b" * 64, context
+        Suspect("engine", an_engine(), ("cpu fp32",)), "a" * 64, "b" * 64, Work(spec, context)
     ),
 }
 KEYS = {"merge": "timeouts.calibration_s", "choose": "timeouts.quantization_s", "build": "build.timeout_s"}

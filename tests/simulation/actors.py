@@ -119,9 +119,7 @@ class Registry:
         """Copy what stable leads to, and the channel's move, to the other site."""
         assert self.site is not None
         dest, stable = self.site.store, [parse_reference(f"{MODEL}:stable")]
-        return self.world.call(
-            "mirror", lambda: mirror(self.store, stable, dest, with_channels=True).versions
-        )
+        return self.world.call("mirror", lambda: mirror(self.store, stable, dest, with_channels=True).versions)
 
     def watch(self, number: int) -> Call:
         """A look of a node that watches `stable` into a folder, as a new process."""

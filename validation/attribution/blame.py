@@ -19,7 +19,7 @@ def describe_drift(drift: Drift | None, note: str = "") -> TensorError:
     if drift is None:
         return TensorError(math.nan, math.nan, 0, 0.0, note or "not measured")
     if drift.mismatches is not None:
-        return TensorError(unequal=1 - drift.argmax_agreement, note=note)
+        return TensorError(unequal=1 - drift.agreement, note=note)
     worst = worst_slice(drift.slices, None) if drift.slices else None
     of_slice = (worst.sqnr_db, str(worst)) if worst else (math.inf, "")
     return TensorError(drift.sqnr_db, drift.max_rel, drift.nonfinite, 0.0, note, *of_slice)
@@ -52,7 +52,7 @@ def explain_blame(local: TensorError, budget: Budget) -> str:
         return local.note
     if local.nonfinite:
         return f"{local.nonfinite} elements are NaN or infinite and should not be"
-    if local.unequal > 1 - (1.0 if budget.argmax_agreement is None else budget.argmax_agreement):
+    if local.unequal > 1 - budget.agreement:
         return f"{local.unequal:.2%} of its integers are wrong"
     if budget.sqnr_db is not None and not within("sqnr_db", local.sqnr_db, budget.sqnr_db):
         return f"{local.sqnr_db:.1f} dB by itself, limit {budget.sqnr_db:g} dB"

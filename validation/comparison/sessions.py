@@ -16,7 +16,7 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.reports.proof import Check
+from enginesmith.core.reports.proof import DECISIONS, Check
 from enginesmith.core.types import Session, Tensors
 from validation.comparison.outputs import StageComparison, check_of
 from validation.golden.golden_set import Case, GoldenSet
@@ -144,12 +144,12 @@ def decision_checks(
 ) -> list[Check]:
     """The checks that a graph changes few of the model's decisions on the outputs of an accuracy, which has labels.
 
-    checks: of the graph's drift.  limits: the spec's; where they have argmax_agreement, that is checked in its place.
+    checks: of the graph's drift.  limits: the spec's; where they have one on decisions, that is checked in its place.
     """
-    if golden.labels is None or "argmax_agreement" in limits:
+    if golden.labels is None or DECISIONS in limits:
         return []
     judged = [metric.terms.output for metric in metrics if metric.terms.name == "accuracy"]
-    found = [check for check in checks if check.case == "golden" and check.name == "argmax_agreement"]
+    found = [check for check in checks if check.case == "golden" and check.name == DECISIONS]
     pairs = [(check.output, check.value) for check in found if check.output in judged and check.value is not None]
     return [_check_changed(output, agreement, int(golden.labels.size)) for output, agreement in pairs]
 

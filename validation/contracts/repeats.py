@@ -108,8 +108,8 @@ def _worst(
     budget, limit = budgets.of(output, "golden", expected.size), None
     drifts = {place: measure(expected, value) for place, value in values.items()}
     if is_exact(expected):
-        metric, limit = "agreement", 1.0 if budget.argmax_agreement is None else budget.argmax_agreement
-        figures = {place: drift.argmax_agreement for place, drift in drifts.items()}
+        metric, limit = "agreement", budget.agreement
+        figures = {place: drift.agreement for place, drift in drifts.items()}
     else:
         metric, limit = "sqnr_db", budget.sqnr_db
         figures = {place: -np.inf if drift.nonfinite else drift.sqnr_db for place, drift in drifts.items()}

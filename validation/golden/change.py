@@ -128,5 +128,5 @@ def _difference(left: Array | None, right: Array | None) -> float:
         return math.inf
     drift = measure(left, right)
     if is_exact(left):
-        return 1 - drift.argmax_agreement
+        return 1 - drift.agreement
     return math.inf if drift.nonfinite else float(np.nan_to_num(drift.max_abs, nan=math.inf))

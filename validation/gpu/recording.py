@@ -9,14 +9,13 @@ import base64
 import hashlib
 import math
 import zlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.errors import IntegrityError
-from enginesmith.core.reports.proof import Check
+from enginesmith.core.reports.proof import Answers, Check, PackedArray
 from enginesmith.core.types import BuildRequest, Session, Tensors, TensorSpec
 from validation.comparison.sessions import expected_checks, run
 from validation.golden.free_running import FreeRunningSession
@@ -26,19 +25,6 @@ from validation.limits.budget import budgets
 # Bytes of one unpacked array at most: a small text could unpack to more than memory holds.
 MAX_BYTES = 256 << 20
 _KINDS = "biuf"
-
-
-@dataclass(frozen=True)
-class PackedArray:
-    """An array as text. dtype: as numpy writes it ('<f4').  data: its bytes by zlib, in base64."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: str
-
-
-# Outputs by name, by the digest of the inputs.
-Answers = Mapping[str, Mapping[str, PackedArray]]
 
 
 class RecordingSession(Session):

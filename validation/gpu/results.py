@@ -22,11 +22,10 @@ from enginesmith.core.codec import OMIT_NONE, decode, encode
 from enginesmith.core.digest import canonical_json
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.reports.latency import Quantile, Ratio
-from enginesmith.core.reports.proof import Check
+from enginesmith.core.reports.proof import Answers, Check
 from enginesmith.core.types import Scalar
 from validation.gpu.devices import KitDevice
 from validation.gpu.peaks import Peaks
-from validation.gpu.recording import Answers
 
 KIND, FORMAT = "enginesmith-gpu-results", 1
 # Answers of carried engines are in it.

@@ -18,7 +18,7 @@ from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginesmith.arrays import Array
 from enginesmith.core.errors import EnginesmithError, UnavailableError
-from enginesmith.core.reports.proof import Check, describe
+from enginesmith.core.reports.proof import Check, PackedArray, describe
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
 from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
@@ -28,7 +28,7 @@ from validation.gpu.cases import load_cases
 from validation.gpu.offline_bundle import BundledEngine, BundledEnsemble
 from validation.gpu.peaks import Peaks, measure_peaks
 from validation.gpu.peers import Peer, TorchSession, make_peer
-from validation.gpu.recording import PackedArray, RecordingSession, record_proof
+from validation.gpu.recording import RecordingSession, record_proof
 from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, TrialOutcome
 from validation.gpu.tasks import build_for_any_generation
 from validation.latency.machine import SystemLoadMonitor

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from enginesmith.core.errors import InputError
-from enginesmith.core.reports.proof import Check
+from enginesmith.core.reports.proof import DECISIONS, Check
 from enginesmith.core.text import suggest
-from enginesmith.core.types import Precision
+from enginesmith.core.types import TRAITS, Precision
 from validation.limits.noise_floor import Noise, OutputFloor
 from validation.limits.rounding import Decisions, Honest
 from validation.metrics.drift import Drift
@@ -64,6 +64,11 @@ class Budget:
     cosine: float | None = None
     argmax_agreement: float | None = None
 
+    @property
+    def agreement(self) -> float:
+        """The least share of equal elements of integers: all of them, unless the limit on decisions lets some go."""
+        return 1.0 if self.argmax_agreement is None else self.argmax_agreement
+
     def override(self, limits: Mapping[str, float | None]) -> "Budget":
         """The budget with some limits replaced; None lifts one. Raises InputError for an unknown name or value."""
         known = [item.name for item in fields(self)]
@@ -89,23 +94,12 @@ class Budget:
         return [(item.name, getattr(self, item.name)) for item in fields(self)]
 
 
-# What a precision costs graphs and engines alike, where nothing was measured on the model.
-_DEFAULTS: dict[Precision, Budget] = {
-    "fp32": Budget(max_rel=1e-3, sqnr_db=80.0, centered_sqnr_db=60.0, slice_sqnr_db=60.0),
-    "fp16": Budget(max_rel=0.03, sqnr_db=45.0, centered_sqnr_db=30.0, slice_sqnr_db=30.0),
-    "bf16": Budget(max_rel=0.2, sqnr_db=25.0, centered_sqnr_db=15.0, slice_sqnr_db=15.0),
-    "fp8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
-    "int8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
-    "int8-dynamic": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
-    "int4": Budget(max_rel=0.9, sqnr_db=10.0, centered_sqnr_db=6.0, slice_sqnr_db=4.0),
-}
-
-
 def default_budget(stage: Stage, precision: Precision) -> Budget:
-    """The documented limits: fp32's at the export stage, and none at the task stage, whose floor is in the spec."""
+    """The documented limits: what a precision costs graphs and engines alike, where nothing was measured on the model.
+    fp32's at the export stage, and none at the task stage, whose floor is in the spec."""
     if stage == "task":
         return Budget()
-    return _DEFAULTS["fp32" if stage == "export" else precision]
+    return Budget(**TRAITS["fp32" if stage == "export" else precision].limits._asdict())
 
 
 def at_most(name: str) -> bool:
@@ -151,7 +145,7 @@ class Budgets:
         A `sqnr_db` is about all the energy of an error: it replaces all measured budgets, and the limits on slices and
         variation move with it. Raises InputError as `Budget.override` does.
         """
-        decisions = {} if "argmax_agreement" in limits else self.decisions
+        decisions = {} if DECISIONS in limits else self.decisions
         default, measured = self.default, self.measured
         if "sqnr_db" in limits:
             default, measured = default.with_sqnr(limits["sqnr_db"]), {}

@@ -103,8 +103,7 @@ class MeasuredDrift:
         left_out = f"{drift.infinite} equal infinities are left out" if drift.infinite else ""
         yield Value("nonfinite", 0.0, float(drift.nonfinite), _where(drift) if drift.nonfinite else left_out)
         if drift.mismatches is not None:
-            limit = 1.0 if budget.argmax_agreement is None else budget.argmax_agreement
-            yield Value("agreement", limit, drift.argmax_agreement)
+            yield Value("agreement", budget.agreement, drift.agreement)
             return
         for name, least in budget.items():
             if name == "centered_sqnr_db":

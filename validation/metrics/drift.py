@@ -166,8 +166,13 @@ class Drift:
         NaN, which passes no limit, for floating point of which decisions were not measured.
         """
         if self.mismatches is not None:
-            return 1 - self.mismatches / self.count if self.count else 1.0
+            return self.agreement
         return self.rows.argmax_agreement if self.rows else math.nan if self.count else 1.0
+
+    @property
+    def agreement(self) -> float:
+        """Of integer outputs, the share of equal elements; 1 without any."""
+        return 1 - (self.mismatches or 0) / self.count if self.count else 1.0
 
     def scale_to(self, exponent: int) -> "Drift":
         """The same drift in units of 2^exponent."""

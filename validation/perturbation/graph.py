@@ -110,8 +110,8 @@ def with_rounding(
 
     Each run in a session draws new random numbers, and a new session draws the same ones again.
     half: 'fp16' or 'bf16', to which results, inputs and constants of an fp32 model are rounded.
-    activation_blocks: whether products with int4 weights round their activations to 8 bits, block by block, as ONNX
-    Runtime's kernel does.
+    activation_blocks: whether products with weights in blocks round their activations to 8 bits, block by block, as
+    ONNX Runtime's kernel does.
     Raises ValueError where the graph has operators that cannot be perturbed, or that draw random numbers.
     """
     from onnx import TensorProto, helper
@@ -274,7 +274,7 @@ class _Rounding(Nodes):
         node.input[place] = self.add("Add", node.input[place], moved)
 
     def _blocks(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
-        """Round the activations of a product with int4 weights to 8 bits, symmetrically, in the weights' blocks."""
+        """Round the activations of a product with weights in blocks to 8 bits, symmetrically, in the same blocks."""
         maker = _maker(makers, node.input[1])
         if maker is None or maker.op_type != "DequantizeLinear" or self._types.get(maker.input[0]) not in _INT4:
             return

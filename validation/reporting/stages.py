@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginesmith.core.reports.proof import Check, Report
+from enginesmith.core.reports.proof import DECISIONS, Check, Report
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import PRECISIONS
-from validation.limits.budget import at_most
+from validation.limits.budget import Budget, at_most
 
 STAGES = {
     "export": "the ONNX model against the original framework",
@@ -21,10 +21,7 @@ _BAR_DB = 140.0
 # A stage whose SQNR is lower than that of the others by so much is named as the cause of the drift.
 _APART_DB = 6.0
 # Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
-AT_LEAST = (
-    *("sqnr_db", "centered_sqnr_db", "slice_sqnr_db", "quartile_sqnr_db"),
-    *("cosine", "agreement", "argmax_agreement"),
-)
+AT_LEAST = (*(name for name, _ in Budget().items() if not at_most(name)), "agreement")
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,7 @@ def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
             tuple(check for check in checks if not check.passed),
             _worst(checks, "sqnr_db"),
             _worst(checks, "max_rel"),
-            _worst(checks, "argmax_agreement") or _worst(checks, "agreement"),
+            _worst(checks, DECISIONS) or _worst(checks, "agreement"),
         )
 
 

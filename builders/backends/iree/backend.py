@@ -20,7 +20,7 @@ from enginesmith.core.errors import InputError
 from enginesmith.core.hardware import cpu_kinds, cuda
 from enginesmith.core.hardware.cpu_kinds import HOST, LEVELS, host_level, level_of
 from enginesmith.core.requirements import Instructions, Requirement, for_target, same_versions
-from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from enginesmith.core.types import IN_BLOCKS, BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "IREE"
 _DISTRIBUTIONS = ("iree-base-compiler", "iree-base-runtime")
@@ -144,6 +144,6 @@ def _target_refusal(request: BuildRequest) -> str | None:
         return "IREE compiles MatMulInteger for CPUs only; use int8 with calibration"
     if request.precision == "fp8":
         return "IREE compiles no conversion from FP8; use int8"
-    if request.precision == "int4":
-        return "IREE compiles no DequantizeLinear in blocks, which int4 weights come in; use int8"
+    if request.precision in IN_BLOCKS:
+        return f"IREE compiles no DequantizeLinear in blocks, which {request.precision} weights come in; use int8"
     return None

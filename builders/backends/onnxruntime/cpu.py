@@ -31,7 +31,16 @@ from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import InputError, ModelError
 from enginesmith.core.hardware.cpu_kinds import CPU, kind_built_for, kind_named, kind_of, this_kind, why_no_proof
 from enginesmith.core.requirements import Requirement, WideSums, for_target, later_versions
-from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, WeightLevels
+from enginesmith.core.types import (
+    IN_BLOCKS,
+    BuildRequest,
+    Engine,
+    QuantizationScheme,
+    Session,
+    Target,
+    Tensors,
+    WeightLevels,
+)
 
 # Option -> ONNX Runtime's levels: while building, and while opening the result.
 _LEVELS = {
@@ -141,7 +150,7 @@ class OnnxRuntime:
         options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without)
         options.optimized_model_filepath = str(path)
         options.add_session_config_entry("session.disable_prepacking", "1")  # the session that saves never runs
-        if request.precision != "int4":  # MatMuls by weights that came in 8 or 4 bits are left in float activations
+        if request.precision not in IN_BLOCKS:  # MatMuls by weights that came in 8 or 4 bits keep float activations
             options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # 4, in int8, by default
         try:
             open_model(model, options)

@@ -37,7 +37,16 @@ from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import EnginesmithError, InputError, ModelError
 from enginesmith.core.hardware import cuda
 from enginesmith.core.requirements import Requirement, driver_for, for_target, later_versions, same_versions
-from enginesmith.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, ShapeProfile, Target
+from enginesmith.core.types import (
+    IN_BLOCKS,
+    BuildRequest,
+    Engine,
+    Precision,
+    QuantizationScheme,
+    Session,
+    ShapeProfile,
+    Target,
+)
 
 _TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "cu13")))
 
@@ -146,7 +155,9 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
         "onnxruntime-tensorrt or tensorrt-rtx for int8",
         "int8-dynamic": "the CUDA provider has no kernel for scales made at run time; use fp16",
         "fp8": "the CUDA provider dequantizes FP8 and computes in float; use tensorrt or tensorrt-rtx",
-        "int4": "the CUDA provider was not tried with int4 weights; use tensorrt or tensorrt-rtx",
+        **dict.fromkeys(
+            IN_BLOCKS, "the CUDA provider was not tried with weights in blocks; use tensorrt or tensorrt-rtx"
+        ),
     }
 
     tf32: bool = False
@@ -201,7 +212,9 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
     precisions: ClassVar[dict[Precision, str]] = {
         "int8-dynamic": "TensorRT takes no activation scales made at run time; use int8 with calibration",
         "fp8": "the TensorRT provider was not tried with FP8; use tensorrt or tensorrt-rtx",
-        "int4": "the TensorRT provider was not tried with int4 weights; use tensorrt or tensorrt-rtx",
+        **dict.fromkeys(
+            IN_BLOCKS, "the TensorRT provider was not tried with weights in blocks; use tensorrt or tensorrt-rtx"
+        ),
     }
 
     optimization_level: int = 3

@@ -18,7 +18,16 @@ from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import EnginesmithError, InputError, StepError
 from enginesmith.core.hardware import cuda
 from enginesmith.core.requirements import Requirement, Runtime, driver_for, for_target
-from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, Untyped
+from enginesmith.core.types import (
+    IN_BLOCKS,
+    BuildRequest,
+    Engine,
+    QuantizationScheme,
+    Session,
+    Target,
+    Tensors,
+    Untyped,
+)
 
 # Both editions have these.
 OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
@@ -203,8 +212,8 @@ class TensorRTEdition:
             return f"{sm} has no bfloat16; use fp16"
         if request.precision == "fp8" and capability < LEAST["fp8"]:
             return f"{sm} has no FP8 (e4m3), which begins with sm_89; use int8"
-        if request.precision == "int4" and capability == (7, 5):
-            return f"{self.title} has no int4 weights on sm_75; use int8 or fp16"
+        if request.precision in IN_BLOCKS and capability == (7, 5):
+            return f"{self.title} has no {request.precision} weights on sm_75; use int8 or fp16"
         if request.precision == "int8-dynamic":
             return f"{self.title} takes no activation scales made at run time; use int8 with calibration, or fp8"
         return None

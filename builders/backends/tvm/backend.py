@@ -22,7 +22,7 @@ from enginesmith.core.errors import InputError
 from enginesmith.core.hardware import cpu_kinds, cuda
 from enginesmith.core.hardware.cpu_kinds import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
 from enginesmith.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
-from enginesmith.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, Target
+from enginesmith.core.types import IN_BLOCKS, BuildRequest, Engine, Precision, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
@@ -32,7 +32,7 @@ _MOST_MINUTES = 24 * 60
 _REFUSED_PRECISIONS: dict[Precision, str] = {
     "bf16": "TVM has normalizations for float32 and float16 only, not for bfloat16; use fp16 or fp32",
     "fp8": "TVM's ONNX importer takes no FP8 in QuantizeLinear; use int8",
-    "int4": "TVM's ONNX importer takes no int4 weights, and none in blocks; use int8",
+    **dict.fromkeys(IN_BLOCKS, "TVM's ONNX importer takes no weights in blocks, and none in 4 bits; use int8"),
 }
 
 

@@ -2,12 +2,11 @@
 
 A layout is a value that a caller gives (`Plain()`, `Triton(...)`); `at` binds it to a folder and a model, and the
 `Place` that comes of it swaps what is served there. Whatever fails before the last rename changes nothing that a server
-reads.
-"""
+reads."""
 
 import fcntl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -104,3 +103,32 @@ def hold(place: Place) -> Iterator[None]:
         except BlockingIOError as error:
             raise UnavailableError(f"another process watches into {folder}; give another --dest") from error
         yield
+
+
+# Inode, size in bytes, and the time in ns of the last change of content.
+_Facts = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class PlacedFiles:
+    """The files of what is served, as they were when it was placed. served: its name at that place."""
+
+    served: str
+    files: tuple[tuple[Path, _Facts], ...]
+
+    def are_there(self, place: Place) -> bool:
+        """Whether the place serves the same, and no file is gone or another. Files that came later do not count."""
+        with suppress(OSError):
+            return place.served() == self.served and all(_facts(path) == facts for path, facts in self.files)
+        return False
+
+
+def placed_files(place: Place, folder: Path) -> PlacedFiles:
+    """What lies in the folder of what a place serves. Raises OSError where that is gone already."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return PlacedFiles(place.served(), tuple((path, _facts(path)) for path in files))
+
+
+def _facts(path: Path) -> _Facts:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns

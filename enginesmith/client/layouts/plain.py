@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from enginesmith.client.description import folder_name
 from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.layouts.base import Placed
-from enginesmith.client.pull import Pulled, download_best, download_engine
+from enginesmith.client.pull import Pulled, download_best, download_engine, folder_name
 from enginesmith.client.resolve import EngineRanking, Resolution
 from enginesmith.core.errors import InputError
 from enginesmith.registry.manifest import EngineEntry

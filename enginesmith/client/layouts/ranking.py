@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from enum import Enum
 
-from enginesmith.client.judging import judge_located, rank_located
 from enginesmith.client.layouts.base import Layout, without_rejected
+from enginesmith.client.locate import judge_located, rank_located
 from enginesmith.client.resolve import EngineRanking, Policy
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine

@@ -16,9 +16,8 @@ from pathlib import Path
 from threading import Event
 
 from enginesmith.client.fetch import BlobFetcher, Origin
-from enginesmith.client.layouts.base import Layout, hold
+from enginesmith.client.layouts.base import Layout, PlacedFiles, hold, placed_files
 from enginesmith.client.layouts.plain import Plain
-from enginesmith.client.layouts.presence import PlacedFiles, placed_files
 from enginesmith.client.layouts.ranking import AllGenerations, rank_each
 from enginesmith.client.locate import VersionLocator
 from enginesmith.client.resolve import Policy

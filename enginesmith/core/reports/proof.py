@@ -87,6 +87,8 @@ def _round(value: float, digits: int) -> float:
 
 
 Verdict = Literal["proven", "unproven", "failed"]
+# The drift metric of decisions: the share of rows with the same argmax.
+DECISIONS = "argmax_agreement"
 # The check of `validation.data.overlap`, whose value is about the samples and not about a drift.
 OVERLAP = "calibration overlap"
 # The check of `validation.calls.padding`, whose value is about rules of the spec.
@@ -94,6 +96,19 @@ PADDING = "padding"
 # The name of a check that measured nothing: no value, no limit, and an engine that has one is not proven.
 UNMEASURED = "not measured"
 _KEY = object()
+
+
+@dataclass(frozen=True)
+class PackedArray:
+    """An array as text. dtype: as numpy writes it ('<f4').  data: its bytes by zlib, in base64."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: str
+
+
+# What sessions answered to the calls of a proof (`validation.gpu.recording`): outputs by name, by the digest of inputs.
+Answers = Mapping[str, Mapping[str, PackedArray]]
 
 
 @dataclass(frozen=True)

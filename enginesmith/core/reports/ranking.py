@@ -9,18 +9,16 @@ shows holds.
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from enginesmith.core.types import TRAITS
+
 Item = TypeVar("Item")
 # Least and most seconds: a 95 % interval.
 Interval = tuple[float, float]
 
-# From the most to the least accurate: by the significant bits of what is multiplied; ranges that follow each input
-# (int8-dynamic, fp8's exponent) before ranges that calibration fixed.
-BY_ACCURACY = ("fp32", "fp16", "bf16", "int8-dynamic", "fp8", "int8", "int4")
-
 
 def accuracy_order(precision: str) -> int:
-    """The place of a precision in BY_ACCURACY; behind all of them for another one."""
-    return BY_ACCURACY.index(precision) if precision in BY_ACCURACY else len(BY_ACCURACY)
+    """The place of a precision, from the most to the least accurate; behind all of them for an unknown one."""
+    return next((traits.error for name, traits in TRAITS.items() if name == precision), len(TRAITS))
 
 
 def is_shorter(one: Interval | None, other: Interval | None) -> bool:

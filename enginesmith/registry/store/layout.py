@@ -48,6 +48,8 @@ from enginesmith.core.parsing import Malformed
 
 # The registry of commands and flows that name none.
 DEFAULT_REGISTRY = "./registry"
+# The environment variable that names another one.
+REGISTRY_VARIABLE = "ENGINESMITH_REGISTRY"
 
 # No document of a registry is larger, and no blob: uploads have at most 10,000 parts.
 MAX_DOCUMENT_BYTES = 64 << 20

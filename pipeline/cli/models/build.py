@@ -105,7 +105,7 @@ def build(
     With --target, --precision or --backend, the version holds only those engines, and no channel is moved to it. Exit
     code 1 if a unit failed. With --all, a spec that fails does not stop the others.
     """
-    from pipeline.orchestration.run import registry_of
+    from pipeline.intake.places import registry_of
 
     check_source(spec, place)
     if spec is None:
@@ -119,7 +119,7 @@ def build(
     with served_metrics(metrics_port, metrics_address) as counting:
         outcome = _compile(spec, options, runner, quiet, counting)
     if sign_key and outcome.version is not None:
-        outcome = _sign(outcome, sign_key, registry_of(spec, options))
+        outcome = _sign(outcome, sign_key, registry_of(spec, options.registry))
     if as_json:
         emit_json(outcome.to_json())
     else:
@@ -151,8 +151,9 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
 def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None") -> "Outcome":
     """Run the steps, here or as a Prefect flow. counting: the run's metrics, None where they are not served."""
     from pipeline.compile.composition import InProcess
+    from pipeline.intake.places import registry_of
     from pipeline.orchestration.ensembles import compile_any
-    from pipeline.orchestration.run import compile_from_records, registry_of
+    from pipeline.orchestration.run import compile_from_records
     from pipeline.progress import together
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
@@ -165,7 +166,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
     if either and not counting and (outcome := compile_from_records(spec, options)):
         say("every step is on record: nothing was started")
         if with_prefect:
-            _send_if_unsent(outcome, registry_of(spec, options))
+            _send_if_unsent(outcome, registry_of(spec, options.registry))
         return outcome
     if with_prefect:
         from pipeline.orchestration.flows.compile_model import run_flow

@@ -74,7 +74,7 @@ def show(reference: str, registry: str, as_json: bool) -> None:
 def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     """Show how golden set B differs from golden set A. Each is a REF, whose golden set is meant, or a digest."""
     from enginesmith.registry.store.base import open_store
-    from pipeline.compile.steps.golden import golden_change
+    from pipeline.compile.steps.exports import golden_change
     from pipeline.operations.golden import golden_of
 
     store = open_store(registry)
@@ -88,8 +88,7 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
 def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "MadeGolden":
     """Export the spec, which makes its golden set. accepting: whether a digest that the spec demands is ignored."""
     from enginesmith.core.errors import InputError
-    from pipeline.compile.steps.exports import export
-    from pipeline.compile.steps.golden import latest_golden, told_change
+    from pipeline.compile.steps.exports import export, latest_golden, told_change
     from pipeline.operations.golden import MadeGolden, unfreeze
     from pipeline.orchestration.run import RunOptions, open_run
 
@@ -100,7 +99,7 @@ def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "
             raise InputError(f"{spec.address} is a copy; accept the golden set where the spec is kept")
         frozen = spec.golden.frozen if spec.golden else None
         before = frozen or latest_golden(spec.model, context)
-        exported = export(unfreeze(spec) if accepting else spec, context)
+        exported = export(replace(run, spec=unfreeze(spec)) if accepting else run)
         changed = before is not None and before != exported.golden
         change = told_change(context.store, before, exported.golden) if before and changed else None
         return MadeGolden(spec.model, exported.golden, before, change, frozen, exported.notes)

@@ -11,7 +11,7 @@ from pipeline.cli.models.catalog import is_stuck, plan_all
 from pipeline.cli.run_options import collect_run_options, shown_progress
 
 if TYPE_CHECKING:
-    from pipeline.compile.ensembles.forecast import EnsembleForecast
+    from pipeline.compile.ensembles.assembly import EnsembleForecast
     from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
 
@@ -37,7 +37,7 @@ def plan(
     --no-export a unit whose graph is not on record is 'unknown'. Exit code 1 if a unit has failed, or all are refused.
     With --all nothing is run.
     """
-    from pipeline.orchestration.forecasts import foresee_spec
+    from pipeline.orchestration.ensembles import foresee_spec
 
     check_source(spec, place)
     if spec is None:

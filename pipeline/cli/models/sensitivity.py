@@ -21,9 +21,8 @@ from enginesmith.core.text import format_plain
 from pipeline.cli.run_options import shown_progress
 
 if TYPE_CHECKING:
-    from pipeline.compile.run_context import RunContext
+    from pipeline.compile.composition import Run
     from pipeline.quantization.search.choice import SearchDocument
-    from pipeline.spec.model import ModelSpec
 
 
 @click.command()
@@ -48,7 +47,7 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
 
     options = RunOptions(registry=registry)
     with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
-        choice, summary = _choice(activation, run.spec, run.context)
+        choice, summary = _choice(activation, run)
     document = encode(choice) | {"activation": activation, "summary": summary}
     if out is not None:
         from validation.reporting.quantization import frontier_svg
@@ -63,24 +62,23 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
         _print_choice(choice, summary)
 
 
-def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple[SearchDocument, str]":
+def _choice(activation: str, run: "Run") -> "tuple[SearchDocument, str]":
     """The search of what stays in float, recalled or made now, and its summary in a line.
 
     It is for the kind of int8 that the spec's backends write with these activations; else for one with int8 weights.
     """
-    from pipeline.compile.composition import InProcess, observe_all
-    from pipeline.compile.plan import Selection, candidates
+    from pipeline.compile.plan import candidates
     from pipeline.compile.steps.exports import export
     from pipeline.compile.steps.search import choose
     from pipeline.quantization.search.choice import SearchDocument
     from pipeline.values import Searched
 
-    found = [item.variant.searched for item in candidates(spec, Selection())]
+    found = [item.variant.searched for item in candidates(run.spec, run.selection)]
     whole = Searched("int8" if activation == "int8" else "uint8")
     kind = next((kind for kind in found if kind and kind.activation == activation), whole)
-    exported = export(spec, context)
-    chosen = choose([kind], spec, exported, observe_all(spec, exported, context, InProcess()), context)[kind]
-    return decode(json.loads(context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
+    exported = export(run)
+    chosen = choose([kind], exported, run.observe(exported), run)[kind]
+    return decode(json.loads(run.context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
 
 
 def _print_choice(choice: "SearchDocument", summary: str) -> None:

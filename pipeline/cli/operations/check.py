@@ -166,7 +166,7 @@ def check(
     try:
         found = _check(spec, against, scratch, terms, buckets, quiet, options)
     except EnginesmithError as error:
-        from pipeline.regressions.ended import ended_by
+        from pipeline.regressions.lines import ended_by
 
         write_reports(ended_by(error, spec, terms), chosen)
         raise
@@ -200,8 +200,8 @@ def _check(
 
     from enginesmith.core.hardware.machine import target_named
     from enginesmith.registry.store.base import open_store
-    from pipeline.compile.composition import InProcess
-    from pipeline.orchestration.run import build_lock, lock_names, open_run, registry_of
+    from pipeline.intake.places import registry_of
+    from pipeline.orchestration.run import build_lock, lock_names, open_run
     from pipeline.regressions.check import check as check_spec
     from pipeline.regressions.check import with_lines
     from pipeline.regressions.lines import find_lines
@@ -209,7 +209,7 @@ def _check(
     from pipeline.regressions.thresholds import check_losses
     from validation.latency.measurement.buckets import parse_sizes
 
-    shared = registry_of(spec, options)
+    shared = registry_of(spec, options.registry)
     own = replace(options, registry=scratch or shared)
     with shown_progress(quiet) as progress, open_run(spec, own, progress, keep_state=False) as run:
         here, dims = machine_of(target_named("auto")), run.spec.named_dims()
@@ -218,7 +218,7 @@ def _check(
         check_losses(terms.worse, run.spec.golden.metrics if run.spec.golden else ())
         served = None if against == NONE else find_served(open_store(shared), run.spec.model, against, here)
         with build_lock(run, lock_names(run, own)):
-            found = check_spec(run.spec, run.selection, served, here, terms, run.context, InProcess())
+            found = check_spec(run, served, here, terms)
         return with_lines(found, find_lines(run.spec, found.findings))
 
 

@@ -63,7 +63,6 @@ def compare(
     """
     from enginesmith.core.hardware.machine import target_named
     from enginesmith.registry.store.files import make_folder, reachable, write_whole
-    from pipeline.compile.composition import InProcess
     from pipeline.operations.compare.report import describe_comparison, format_heading, format_markdown, format_rows
     from pipeline.operations.compare.run import CompareOptions
     from pipeline.operations.compare.run import compare as compare_engines
@@ -77,7 +76,7 @@ def compare(
     with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
         chosen = select_precisions(run.spec, precisions) if split_names(precisions) else ()
         wanted = CompareOptions(target_named(target), tuple(split_names(backends)), chosen, seconds, seed)
-        found = compare_engines(run.spec, wanted, run.context, InProcess())
+        found = compare_engines(run, wanted)
     if as_json:
         emit_json(encode(found))
     else:

@@ -119,7 +119,7 @@ def profile(
 
 def _record(chosen: "ChosenEngine", report: "LatencyReport", seed: int, context: "RunContext") -> None:
     """Add the report to the series of latencies, and say so on stderr."""
-    from pipeline.regressions.recording import record_report
+    from pipeline.regressions.trend import record_report
 
     for series in record_report(chosen, report, seed, context):
         relative = series.points[-1].relative

@@ -85,26 +85,27 @@ def refit(
 def _refit_with_spec(
     base: "Manifest", spec: Path, options: "RunOptions", quiet: bool, dry_run: bool
 ) -> tuple[list["Refit"], "PublishedRefit | None"]:
-    from pipeline.compile.composition import InProcess, compile_model, prepare
+    from pipeline.compile.composition import compile_model
     from pipeline.operations.refit import PublishedRefit, foresee_refits, refit_units
     from pipeline.orchestration.run import build_lock, lock_names, open_run
 
     with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=not dry_run) as run:
-        plan = prepare(run.spec, run.selection, run.context, InProcess()).plan
-        requests = [unit.request for unit in plan.wanted]
+        batches = run.prepare()
+        requests = [unit.request for batch in batches for unit in batch.plan.wanted]
         if dry_run:
             return foresee_refits(requests, base), None
-        found = refit_units(requests, base, run.spec, run.context)
+        found = refit_units(requests, base, run)
         if not any(each.engine for each in found):
             return found, None
         with build_lock(run, lock_names(run, options)):
-            built = compile_model(run.spec, run.selection, run.context, InProcess())
+            built = compile_model(run)
     return found, PublishedRefit.of(built)
 
 
 def _refit_with_version(
     base: "Manifest", other: "Manifest", store: "Store", quiet: bool, dry_run: bool
 ) -> tuple[list["Refit"], "PublishedRefit | None"]:
+    from pipeline.compile.run_context import Work
     from pipeline.operations.refit import PublishedRefit, foresee_refits, refit_units
     from pipeline.operations.refit_version import publish_refitted, wanted_of
     from pipeline.operations.revalidate import spec_of
@@ -114,7 +115,7 @@ def _refit_with_version(
     if dry_run:
         return [*foresee_refits(requests, base), *without], None
     with local_context(store, quiet) as context:
-        found = refit_units(requests, base, spec_of(other), context)
+        found = refit_units(requests, base, Work(spec_of(other), context))
         done = [(result, each) for result, each in zip(found, wanted, strict=True) if result.engine]
         if not done:
             return [*found, *without], None

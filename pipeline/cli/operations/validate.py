@@ -132,11 +132,9 @@ def _run(
     """Run the engines for the targets `wanted`, print their verdicts and return them. targets: as they were given."""
     from enginesmith.core.errors import UnknownNameError
     from pipeline.operations.revalidate import revalidate
-    from pipeline.operations.revalidate_ensemble import revalidate_ensemble
 
-    run = revalidate_ensemble if manifest.graphs else revalidate
     with local_context(store, quiet) as context:
-        results = list(run(manifest, context, wanted))
+        results = list(revalidate(manifest, context, wanted))
     if not results:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
@@ -167,10 +165,8 @@ def _print_verdicts(manifest: "Manifest", results: "list[Attested]", what: str, 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
     from pipeline.operations.offline.bundle import write_offline_bundle
-    from pipeline.operations.offline.ensemble_bundle import write_ensemble_bundle
 
-    write = write_ensemble_bundle if manifest.graphs else write_offline_bundle
-    made = write(store, manifest, folder, wanted)
+    made = write_offline_bundle(store, manifest, folder, wanted)
     engines = [item.digest for item in made.engines] + [item.digest for item in made.ensembles]
     if as_json:
         emit_json({"model": made.model, "version": made.version, "engines": engines})

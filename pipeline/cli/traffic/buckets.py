@@ -103,6 +103,7 @@ def buckets(
     of the profiles' price. The buckets are the best for one dim; for several, the product of each dim's best.
     """
     from enginesmith.core.errors import InputError
+    from pipeline.compile.run_context import Work
     from pipeline.traffic.buckets import advise_buckets
     from pipeline.traffic.place import read_place, split_beyond
     from pipeline.traffic.plan import BucketOptions
@@ -125,7 +126,7 @@ def buckets(
             raise InputError(
                 f"{engine or latencies} is an engine of {chosen.manifest.model}, and SPEC is {model.model}"
             )
-        advice = advise_buckets(model, found, split, options, context, chosen, recorded=latencies is not None)
+        advice = advise_buckets(Work(model, context), found, split, options, chosen, recorded=latencies is not None)
     if out is not None:
         _draw(advice, split, out)
     if write:

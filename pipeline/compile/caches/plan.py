@@ -26,8 +26,8 @@ from pipeline.spec.consistency import matches_unit
 from pipeline.values import Exported, Json
 
 if TYPE_CHECKING:
-    from pipeline.compile.plan import Selection
     from pipeline.spec.model import ModelSpec
+    from pipeline.values import Selection
 
 # The kind of record.
 STEP = "compile-cache"

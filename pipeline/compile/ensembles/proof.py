@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.codec import OMIT_DEFAULT, encode
-from enginesmith.core.errors import DataError
+from enginesmith.core.errors import DataError, IntegrityError
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.cuda import gpus
-from enginesmith.core.reports.proof import Check
+from enginesmith.core.reports.proof import Answers, Check
 from enginesmith.core.text import now
 from enginesmith.core.types import Precision, Session, TensorSpec
 from enginesmith.registry.store.base import open_store
@@ -49,7 +49,8 @@ class ProveEnsemble:
     boxes out of a picture for the smallest drift, graphs are compared on what it gives in fp32.
 
     engines: by graph.  outputs: of the whole.  limits: what the spec says, by stage.  metrics: of outputs of the whole,
-    which functions are run for on each side's own answers.
+    which functions are run for on each side's own answers.  recorded: what the engines answered elsewhere, which is
+    judged in their place; None where they are run.
     """
 
     whole: WholeData
@@ -59,10 +60,14 @@ class ProveEnsemble:
     precision: Precision
     limits: Mapping[str, Mapping[str, float]]
     metrics: tuple[TaskMetric, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    recorded: Answers | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> Proof:
-        """The checks. Raises EnginesmithError for an engine that cannot be opened."""
+        """The checks. Raises EnginesmithError for an engine that cannot be opened, and IntegrityError for a recorded
+        answer that is damaged or missing: it says nothing of the engines."""
         place = open_store(context.store)
+        if self.recorded is not None:
+            return self._replay(self.recorded, context)
         with ExitStack() as stack:
             opened = dict[str, Session]()
             for name, blob in self.engines.items():
@@ -70,6 +75,15 @@ class ProveEnsemble:
                 folder.mkdir()
                 opened[name] = stack.enter_context(open_session(place, blob, folder))
             return self.compare(opened, context)
+
+    def _replay(self, recorded: Answers, context: WorkerContext) -> Proof:
+        from validation.gpu.recording import replay_session
+
+        engines = {name: replay_session(blob.request, recorded, name) for name, blob in self.engines.items()}
+        found = self.compare(engines, context, alone=False)
+        if broken := [check for check in found.checks if check.name == "runs" and check.joint == "engine"]:
+            raise IntegrityError(f"case {broken[0].case!r}: {broken[0].note}")
+        return found
 
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
         """The checks of sessions in the engines' place. alone: whether each is run among graphs in fp32 too."""
@@ -96,7 +110,7 @@ class ProveEnsemble:
             return replace(proof, checks=checks)
         place, answers = open_store(context.store), golden if self.whole.states else self._answer(context)
         with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, opened) as chain:
-            whole = proof_of(checks, chain, answers, self.metrics, "engine", proof.spreads, proof.free_running)
+            whole = proof_of(checks, chain, answers, self.metrics, "engine", (proof.spreads, proof.free_running))
         given = {spec.name for spec in self._given}
         # Outputs of graphs are measured by the golden sets of these.
         graphs: dict[str, Dependence] = {spec.name: "handed on" for spec in self.outputs if spec.name not in given}

@@ -1,33 +1,127 @@
-"""The version of an ensemble: its engines judged from end to end, and published once all of its graphs are there."""
+"""The version of an ensemble: which engines of its graphs it consists of for each target and precision, judged from
+end to end, and published once all of its graphs are there."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from enginesmith.core.digest import canonical_json, digest_of
-from enginesmith.core.ensemble import PinnedGraph
+from enginesmith.core.ensemble import ENSEMBLE, PinnedGraph
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.origin import user
 from enginesmith.core.reports.proof import Report, approve, judge
+from enginesmith.core.requirements import GpuMemory, Requirement, for_target
 from enginesmith.core.text import now
-from enginesmith.core.types import TensorSpec
+from enginesmith.core.types import PRECISIONS, Precision, Target, TensorSpec
 from enginesmith.registry.ensembles import SUFFIX, function_sources, write_engines
 from enginesmith.registry.evidence.attestations import judge_entries
-from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
+from enginesmith.registry.manifest import EngineEntry, Manifest, Status, request_of
 from enginesmith.registry.versions.publish import find_published, publish, published_without
 from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame, limits_of, metrics_of, prove
-from pipeline.compile.ensembles.units import EnsembleUnit
 from pipeline.compile.ensembles.whole import WholeData
 from pipeline.compile.publication.draft import TOOLS
 from pipeline.compile.publication.pages import Measured, version_page
 from pipeline.compile.publication.provenance import with_provenance
 from pipeline.compile.run_context import RunContext, versions
-from pipeline.outcome import EngineResult, Outcome
+from pipeline.outcome import Outcome, UnitResult
 from pipeline.progress.events import VerdictReached, VersionSettled
 from pipeline.spec.ensembles.model import LoadedEnsemble
+from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, Proof
 from validation.reporting.version_document import VersionDocument
+
+
+@dataclass(frozen=True)
+class EnsembleUnit:
+    """An ensemble for a target in a precision. engines: of its graphs, by name; of one that has none it is left out.
+
+    lacking: why not, by graph.
+    """
+
+    target: Target
+    precision: Precision
+    engines: Mapping[str, EngineEntry]
+    lacking: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """As the names of other units: 'cpu int8 ensemble'."""
+        return f"{self.target.name} {self.precision} {ENSEMBLE}"
+
+    @property
+    def status(self) -> tuple[Status, str]:
+        """That of the worst of its engines with the reason; 'refused' where one is lacking."""
+        for graph, reason in self.lacking.items():
+            return "refused", f"graph {graph!r} has no engine: {reason}"
+        for graph, entry in self.engines.items():
+            if entry.status != "proven":
+                return entry.status, f"graph {graph!r}: {entry.reason}"
+        return "proven", ""
+
+    def entry(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> EngineEntry:
+        """Its entry in a manifest, without an engine. inputs, outputs: of the whole."""
+        status, reason = self.status
+        found = [requirement for entry in self.engines.values() for requirement in entry.requires]
+        return EngineEntry(
+            target=self.target.name,
+            precision=self.precision,
+            backend=ENSEMBLE,
+            status=status,
+            reason=reason,
+            compute_capability=self.target.compute_capability,
+            product=self.target.product,
+            toolchain={name: text for entry in self.engines.values() for name, text in entry.toolchain.items()},
+            inputs=inputs,
+            outputs=outputs,
+            requires=_sum_requirements(found) or (for_target(self.target),),
+            notes=tuple(f"{graph}: {entry.unit}" for graph, entry in self.engines.items()),
+        )
+
+
+def _sum_requirements(found: Sequence[Requirement]) -> tuple[Requirement, ...]:
+    """Each requirement once; the memory of all engines together."""
+    memory = sum(item.size_bytes for item in found if isinstance(item, GpuMemory))
+    others = tuple(dict.fromkeys(item for item in found if not isinstance(item, GpuMemory)))
+    return (*others, GpuMemory(memory)) if memory else others
+
+
+def list_units(
+    graphs: Mapping[str, ModelSpec],
+    engines: Mapping[str, Sequence[EngineEntry]],
+    wanted: Mapping[str, tuple[Sequence[Target], Sequence[Precision]]],
+) -> Iterator[EnsembleUnit]:
+    """A unit for each target and precision that a graph was built for. engines: of the graphs' versions.
+
+    wanted: by graph, what of its spec was asked for. A graph whose spec does not have a precision takes part in the
+    widest that it has.
+    """
+    targets = dict.fromkeys(target for found, _ in wanted.values() for target in found)
+    asked = {name: [*found] for name, (_, found) in wanted.items()}
+    for target in targets:
+        for precision in (each for each in PRECISIONS if any(each in found for found in asked.values())):
+            chosen = dict[str, EngineEntry]()
+            lacking = dict[str, str]()
+            for name, spec in graphs.items():
+                own = precision if precision in spec.precision_list() else spec.precision_list()[0]
+                found = _choose(engines[name], target, own)
+                if isinstance(found, str):
+                    lacking[name] = found
+                else:
+                    chosen[name] = found
+            if any(entry.precision == precision for entry in chosen.values()) or lacking:
+                yield EnsembleUnit(target, precision, chosen, lacking)
+
+
+def _choose(engines: Sequence[EngineEntry], target: Target, precision: Precision) -> EngineEntry | str:
+    """The engine of a target and precision, proven ones first, then in the order of the spec's backends; else why there
+    is none."""
+    found = [entry for entry in engines if (entry.target, entry.precision) == (target.name, precision)]
+    usable = sorted((entry for entry in found if entry.usable), key=lambda entry: entry.status != "proven")
+    if usable:
+        return usable[0]
+    return found[0].reason if found else f"its spec has no {target.name} {precision}"
+
 
 # The manifest's source of this name is the golden data of the whole.
 GOLDEN = "golden data"
@@ -202,18 +296,5 @@ def current_engines(versions_of: Mapping[str, Manifest], context: RunContext) ->
     return {name: [entry.on_cpu(here) for entry in entries] for name, entries in found.items()}
 
 
-def _result(item: JudgedEnsemble) -> EngineResult:
-    entry = item.entry
-    return EngineResult(
-        target=entry.target,
-        precision=entry.precision,
-        backend=entry.backend,
-        digest=entry.digest,
-        size_bytes=item.size_bytes if entry.digest else None,
-        status=entry.status,
-        reason=entry.reason,
-        checks=entry.checks,
-        notes=entry.notes,
-        metrics=dict(item.metrics),
-        free_running=item.report.free_running if item.report else (),
-    )
+def _result(item: JudgedEnsemble) -> UnitResult:
+    return UnitResult(item.entry, item.size_bytes if item.entry.digest else None, item.report, dict(item.metrics))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from builders.backends import discovery
 from enginesmith.core.reports.proof import Check
-from enginesmith.core.types import QUANTIZED, Precision, Session
+from enginesmith.core.types import IN_BLOCKS, QUANTIZED, Precision, Session
 from enginesmith.registry.store.base import Store
 from pipeline.compile.steps.blobs import fetch_graph, runnable
 from pipeline.compile.steps.drift_limits import WEAK, add_notes, as_written
@@ -59,7 +59,7 @@ def fetch_sources(
         original = fetch_graph(place, exported[name], folder / "exported" / "graph.onnx")
         path = runnable(fetch_graph(place, request.model, folder / "graph.onnx"), request.precision)
         backend = discovery.configure(request.backend, dict(request.options))
-        blocks = request.precision == "int4" and backend.capabilities.rounds_activations
+        blocks = request.precision in IN_BLOCKS and backend.capabilities.rounds_activations
         changed = request.model != exported[name]
         scales = {f"{name}.{state.output}": state.scale for state in request.quantized_states}
         found[name] = SourceGraph(original, path, request.precision, changed, blocks, parts[name][1], scales)
@@ -136,7 +136,7 @@ class Stages:
     def _graph_limits(
         self, exported: Session, golden: "GoldenSet", rolled: "GoldenSequences | None" = None
     ) -> "StagedLimits":
-        """The limits of the graphs that the engines were built from, as `graph_drift_limits` of one graph. rolled: the
+        """The limits of the graphs that the engines were built from, as `WrittenLimits` of one graph. rolled: the
         sequences that `golden` has, where sessions take whole ones."""
         from validation.limits.budget import OutputLimits, StagedLimits, budgets
 

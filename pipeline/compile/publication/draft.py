@@ -9,15 +9,16 @@ from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.reports.proof import Approved, approve
 from enginesmith.core.requirements import Requirement, for_target
 from enginesmith.core.text import format_bytes, now
+from enginesmith.core.types import QUANTIZED
 from enginesmith.registry.evidence.build_details import LAYERS, RECIPE, RECORD
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from pipeline.compile.caches.judged import JudgedCache
-from pipeline.compile.causes import inputs_of
-from pipeline.compile.last_builds import BuildSources
-from pipeline.compile.run_context import RunContext, versions
-from pipeline.outcome import JudgedUnit
+from pipeline.compile.causes import BuildSources, inputs_of
+from pipeline.compile.plan import describe_narrowing
+from pipeline.compile.run_context import Work, versions
+from pipeline.outcome import Judged, JudgedUnit
 from pipeline.spec.model import ModelSpec
-from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
+from pipeline.values import Exported, Graph, Json, Unit
 
 # Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
 REFITTED = "refitted from"
@@ -39,7 +40,6 @@ SELECTING = (
 )
 # What a version is made with, whichever compilers its engines come from.
 TOOLS = ("enginesmith", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
-_NARROWER = ("int8", "fp8", "int4")
 HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 
 
@@ -69,19 +69,9 @@ class VersionDraft:
     narrowed: str | None = None
 
 
-def draft_version(
-    spec: ModelSpec,
-    exported: Exported,
-    plan: BuildPlan,
-    judged: Sequence[JudgedUnit],
-    context: RunContext,
-    caches: Sequence[JudgedCache] = (),
-    narrowed: str | None = None,
-) -> VersionDraft:
-    """What a run of this spec publishes. narrowed: see `VersionDraft`.
-
-    Raises OSError for a file of the spec that is gone.
-    """
+def draft_version(found: Judged, caches: Sequence[JudgedCache], work: Work) -> VersionDraft:
+    """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
+    spec, exported, plan, judged = work.spec, found.exported, found.plan, found.units
     approved: list[tuple[EngineEntry, Approved]] = []
     others = [EngineEntry(**_unit_fields(unit), status="refused", reason=unit.reason) for unit in plan.refused]
     for item in judged:
@@ -91,28 +81,28 @@ def draft_version(
             fields = _unit_fields(item.built.unit) | _checks_and_notes(item)
             fields["notes"] = (*fields["notes"], *_hint(spec, exported, item))
             others.append(EngineEntry(**fields, status="failed", reason=item.reason))
-    blake3 = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
-    manifest = _draft_manifest(spec, exported, plan, judged)
+    blake3 = {record.digest: record.blake3 for item in judged if (record := item.built.record)}
+    manifest = _draft_manifest(spec, found)
     if caches:
         keys = [[item.entry.unit, item.entry.build_key, item.entry.status] for item in caches]
         manifest = replace(manifest, content=digest_of([manifest.content, keys]))
 
     def read_sources() -> BuildSources:
-        return BuildSources(inputs_of(spec, context), exported.reads, exported.model.digest, exported.golden)
+        return BuildSources(inputs_of(work), exported.reads, exported.model.digest, exported.golden)
 
     return VersionDraft(
         manifest=manifest,
         approved=tuple(say_which_are_large(approved, manifest)),
         others=tuple(others),
         units=tuple(unit.name for unit in plan.units),
-        judged=tuple(judged),
+        judged=judged,
         blake3={**blake3, exported.model.digest: exported.model.blake3},
         channel=spec.publication.channel,
         wanted_version=spec.version,
         reads=exported.reads,
         read_sources=read_sources,
         caches=tuple(caches),
-        narrowed=narrowed,
+        narrowed=describe_narrowing(spec, work.selection),
     )
 
 
@@ -150,7 +140,7 @@ def _compare_with_fp16(entry: EngineEntry, entries: Sequence[EngineEntry]) -> st
     What makes a compiler's int8 engine larger, such as weights kept in two forms, does not make it faster.
     """
     for_cpu = entry.compute_capability is None and entry.target != PORTABLE
-    if entry.precision not in _NARROWER or for_cpu or not entry.size_bytes:
+    if entry.precision not in QUANTIZED or for_cpu or not entry.size_bytes:
         return None
     same = (entry.target, entry.backend, "fp16")
     half = next((item for item in entries if (item.target, item.backend, item.precision) == same), None)
@@ -159,7 +149,8 @@ def _compare_with_fp16(entry: EngineEntry, entries: Sequence[EngineEntry]) -> st
     return f"larger than the fp16 engine ({format_bytes(entry.size_bytes)} against {format_bytes(half.size_bytes)})"
 
 
-def _draft_manifest(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit]) -> Manifest:
+def _draft_manifest(spec: ModelSpec, found: Judged) -> Manifest:
+    exported, plan, judged = found.exported, found.plan, found.units
     graphs = {unit.graph.variant: unit.graph for unit in plan.units}.values()
     sources = {"onnx": exported.model.digest, "golden": exported.golden}
     sources |= {f"graph {graph.variant.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
@@ -193,7 +184,7 @@ def _list_shards(
 ) -> dict[str, dict[str, int]]:
     found = {exported.model.digest: exported.model.shards}
     found |= {graph.model: graph.shards for graph in graphs}
-    found |= {item.built.digest: item.built.shards for item in judged if item.built.digest}
+    found |= {record.digest: record.shards for item in judged if (record := item.built.record)}
     return {digest: dict(shards) for digest, shards in found.items() if shards}
 
 
@@ -231,27 +222,27 @@ def _blobs_beside(graphs: Collection[Graph]) -> dict[str, str]:
 
 def layers(judged: Sequence[JudgedUnit]) -> dict[str, str]:
     """Blobs with what compilers tell of the layers, per engine."""
-    known = [(item.built.unit.name, dict(item.built.extras)) for item in judged if item.built.digest]
+    known = [(item.built.unit.name, record.extras) for item in judged if (record := item.built.record)]
     return {f"{LAYERS} {unit}": extras["layers"] for unit, extras in known if "layers" in extras}
 
 
 def list_refitted(judged: Sequence[JudgedUnit]) -> dict[str, str]:
     """Digests of the engines whose kernels these have, per engine that was refitted."""
-    built = [item.built for item in judged if item.built.digest]
-    return {f"{REFITTED} {item.unit.name}": item.refitted_from for item in built if item.refitted_from}
+    known = [(item.built.unit.name, record) for item in judged if (record := item.built.record)]
+    return {f"{REFITTED} {unit}": record.refitted_from for unit, record in known if record.refitted_from}
 
 
 def entry_of(item: JudgedUnit, report: str) -> EngineEntry:
     """The manifest's entry of a unit with an engine. report: digest of its validation report."""
-    built = item.built
+    record = item.built.record
     return EngineEntry(
-        **_unit_fields(built.unit, built.requires),
+        **_unit_fields(item.built.unit, record.requires if record else ()),
         **_checks_and_notes(item),
         status="proven" if item.verdict == "proven" else "unproven",
         reason=item.reason,
-        digest=built.digest,
-        size_bytes=built.size_bytes,
-        suffix=built.suffix,
+        digest=item.built.digest,
+        size_bytes=record.size_bytes if record else 0,
+        suffix=record.suffix if record else "",
         report=report,
     )
 

@@ -1,20 +1,27 @@
-"""The last step: a judged plan becomes a version with page and channel, or the version that already says the same."""
+"""The last step: a judged plan becomes a version with page and channel, or the version that already says the same.
 
-from collections.abc import Callable
+A version is published before it is looked for which node drifted in the units that failed, which takes minutes: what is
+proven does not wait for what failed. What is found then stands beside the version and on its page.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from enginesmith.core.digest import canonical_json
 from enginesmith.core.origin import user
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.versions.additions import add_latencies
+from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import Published, find_published, find_same, publish, published_without
-from pipeline.compile.last_builds import remember_builds
+from pipeline.compile.causes import remember_builds
 from pipeline.compile.publication.draft import VersionDraft
-from pipeline.compile.publication.pages import Measured, failed_page, version_page
+from pipeline.compile.publication.pages import DrawPage, Measured, add_attributions, failed_page, version_page
 from pipeline.compile.publication.provenance import with_provenance
 from pipeline.compile.run_context import RunContext
-from pipeline.outcome import EngineResult, JudgedUnit, Outcome
+from pipeline.outcome import JudgedUnit, Outcome, UnitResult
 from pipeline.progress.events import VersionSettled
+from pipeline.values import Attributed
+from validation.attribution.result import NamedAttribution, attach_attribution, read_attribution
 from validation.reporting.version_document import VersionDocument
 
 
@@ -85,36 +92,45 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
     )
 
 
-def _list_results(draft: VersionDraft, published: tuple[EngineEntry, ...]) -> tuple[EngineResult, ...]:
+def _list_results(draft: VersionDraft, published: tuple[EngineEntry, ...]) -> tuple[UnitResult, ...]:
     """One for each unit, in the plan's order. The published entries are the truth where there are any."""
     sizes = {entry.unit: draft.manifest.size_of(entry) for entry in published}
     entries = {entry.unit: entry for entry in (*draft.others, *published)}
     judged = {item.built.unit.name: item for item in draft.judged}
-    found = (_result(entries[unit], judged.get(unit)) for unit in draft.units)
-    engines = tuple(replace(result, size_bytes=sizes.get(result.unit)) for result in found)
-    return (*engines, *(_result(item.entry, None) for item in draft.caches))
+    engines = tuple(_result(entries[unit], sizes.get(unit), judged.get(unit)) for unit in draft.units)
+    return (*engines, *(UnitResult(item.entry, item.entry.size_bytes) for item in draft.caches))
 
 
-def _result(entry: EngineEntry, item: JudgedUnit | None) -> EngineResult:
-    found = EngineResult(
-        target=entry.target,
-        precision=entry.precision,
-        backend=entry.backend,
-        digest=entry.digest,
-        size_bytes=entry.size_bytes,
-        status=entry.status,
-        reason=entry.reason,
-        checks=entry.checks,
-        notes=entry.notes,
-    )
+def _result(entry: EngineEntry, size_bytes: int | None, item: JudgedUnit | None) -> UnitResult:
     if item is None:
-        return found
-    built = item.built
-    return replace(
-        found,
-        metrics=dict(item.metrics),
-        free_running=item.report.free_running if item.report else (),
-        cached=built.cached,
-        seconds=0.0 if built.cached else built.seconds,
-        failure=built.failure,
+        return UnitResult(entry, size_bytes)
+    return UnitResult(entry, size_bytes, item.report, dict(item.metrics), item.built)
+
+
+def publish_attributions(
+    outcome: Outcome, draft: VersionDraft, attributed: Sequence[Attributed], draw: DrawPage, context: RunContext
+) -> Outcome:
+    """The outcome with the attributions of each unit, which are then beside the version and on its page; where nothing
+    was published, on the page of the run.
+
+    attributed: what was found, or why nothing was.  draw: as of `publish_version`.
+    """
+    store = context.store
+    found = tuple(
+        NamedAttribution(**vars(read_attribution(store, item.digest)), name=item.name, units=item.units)
+        for item in attributed
+        if item.digest
     )
+    if outcome.version is None:
+        failed_page(replace(draft.manifest, engines=draft.others), Measured.of(draft.judged), store, draw, found)
+    else:
+        manifest = load(store, outcome.model, outcome.version)
+        with published_without(manifest, "which node drifted in what failed"):
+            for item in found:
+                attach_attribution(store, manifest, item)
+            add_attributions(manifest, store, draw)
+    engines = [
+        replace(engine, attributed=tuple(item for item in attributed if engine.unit in item.units))
+        for engine in outcome.engines
+    ]
+    return replace(outcome, engines=tuple(engines))

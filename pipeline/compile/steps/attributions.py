@@ -1,5 +1,5 @@
-"""The step that finds out which node drifted, for what failed its checks: of a graph against the float model, or of an
-engine against its graph."""
+"""The step that finds out which node drifted, for what failed its checks: of a graph against the float model, or of
+an engine against its graph; and what of a run's verdicts a drifted node can explain."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
 from builders.backends.optional_methods import opening_parts
@@ -15,28 +15,80 @@ from builders.execution.jobs import Job, Request, WorkerContext
 from builders.onnx_graphs.shard_names import has_shards
 from enginesmith.core.codec import decode, encode_document, encode_fields
 from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError, StepError, UnavailableError
-from enginesmith.core.reports.proof import Check
+from enginesmith.core.reports.proof import OVERLAP, PADDING, Check
 from enginesmith.core.types import Precision, Session
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import Work
 from pipeline.compile.steps.blobs import MEASURED_BYTES, fetch_graph, golden_set, proof_of, runnable, text_of
-from pipeline.compile.steps.drift_limits import engine_drift_limits, graph_drift_limits
+from pipeline.compile.steps.drift_limits import CompiledLimits, WrittenLimits
 from pipeline.compile.steps.graphs import GraphRecipe
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
 from pipeline.compile.steps.proofs import cases_of
-from pipeline.compile.suspects import Suspect
+from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
-from pipeline.values import Attributed, EngineBlob
+from pipeline.values import Attributed, Built, EngineBlob
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from pipeline.spec.model import ModelSpec
     from validation.attribution.onnx_graph import OnnxGraph
     from validation.attribution.result import Attribution, Proposal
     from validation.golden.golden_set import Case, GoldenSet
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """What is taken apart: the graph of `built`, or its engine. units: names of the units whose it is.
+
+    sizes: cases of a failed check of sizes, the golden set having passed.
+    """
+
+    joint: Literal["quantization", "engine"]
+    built: Built
+    units: tuple[str, ...]
+    sizes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """'graph int8 (...)', or the unit."""
+        unit = self.built.unit
+        return f"graph {unit.graph.variant.name}" if self.joint == "quantization" else unit.name
+
+
+def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
+    """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
+    found: dict[tuple[str, str], Suspect] = {}
+    for item in judged:
+        unit, failed = item.built.unit, item.report.failed if item.report else ()
+        drifted, broken = _find_drifted_stages(failed), dict[str, Suspect]()
+        if "quantization" in drifted and unit.graph.recipe is not None:
+            broken[unit.request.model] = Suspect("quantization", item.built, ())
+        if "engine" in drifted and discovery.capabilities_of(unit.request.backend).opens_parts:
+            sizes = tuple(check.case for check in failed if check.name == "sizes")
+            broken[unit.name] = Suspect("engine", item.built, (), sizes)
+        for name, suspect in broken.items():
+            known = found.get((suspect.joint, name), suspect)
+            found[suspect.joint, name] = replace(known, units=(*known.units, unit.name))
+    return list(found.values())
+
+
+def _find_drifted_stages(failed: Sequence[Check]) -> set[str]:
+    """The stages with a failed check that a drifted node can explain.
+
+    Left out are a broken contract and calls that do not repeat, which say how the engine behaves, padding, which is
+    about rules of the spec, and an overlap, which says how it was measured. A task metric counts for the first place
+    that it fails at, which the later ones inherit: on the exported model it is about labels, data or training, and no
+    graph or engine is to blame.
+    """
+    explained = [
+        c for c in failed if not c.name.startswith(("contract ", "calls ")) and c.name not in (OVERLAP, PADDING)
+    ]
+    places = {check.case.rpartition(", ")[2] for check in explained if check.joint == "task"}
+    first = next((place for place in ("exported model", "graph", "engine") if place in places), "")
+    stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first, set())
+    return stages | {check.joint for check in explained}
 
 
 # Shares of the time: when the ranking ends, so that something can be proposed, and when everything does.
@@ -85,7 +137,7 @@ class AttributeGraph:
         original = fetch_graph(place, self.reference, workdir / "reference.onnx")
 
         with ReferenceSession(original) as session:
-            stages = graph_drift_limits(original, session, precision, frozen, self.limits, metrics, workdir)
+            stages = WrittenLimits(original, precision, self.limits, metrics, workdir)(session, frozen)
             held = stages.loosest()
             expected = _answer(frozen, session, workdir / "answered.safetensors")
 
@@ -174,7 +226,7 @@ class AttributeEngine:
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
         with ReferenceSession(graph) as expected, backend.open_part(engine) as actual:
-            held = engine_drift_limits(graph, expected, request, frozen, self.limits, workdir).loosest()
+            held = CompiledLimits(graph, request, self.limits, workdir)(expected, frozen).loosest()
             if self.sizes:  # the limits are the golden set's
                 frozen, metrics = cases_of(self.sizes, frozen, request), ()
             checks = drift_checks("engine", expected, actual, frozen, held)
@@ -284,27 +336,26 @@ def _keep(place: Store, found: "Attribution", proposal: "Proposal | None") -> At
     return AttributionFound(place.put_bytes(text_of(encode_document(value))), summarize(found), snippet)
 
 
-def attribute(suspect: Suspect, spec: "ModelSpec", reference: str, golden: str, context: RunContext) -> Attributed:
+def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attributed:
     """Which node drifted in a suspect, or why that is not known, which stops no other step.
 
     reference: digest of the float model.  golden: of the golden set.
     Raises UnavailableError, and StepError when cancelled.
     """
     try:
-        found = _run_attribution(suspect, spec, reference, golden, context)
+        found = _run_attribution(suspect, reference, golden, work)
     except UnavailableError:
         raise
     except EnginesmithError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        context.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
+        work.context.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
         return Attributed(suspect.joint, suspect.name, suspect.units, None, str(error))
     return Attributed(suspect.joint, suspect.name, suspect.units, found.attribution, found.headline, found.snippet)
 
 
-def _run_attribution(
-    suspect: Suspect, spec: "ModelSpec", reference: str, golden: str, context: RunContext
-) -> AttributionFound:
+def _run_attribution(suspect: Suspect, reference: str, golden: str, work: Work) -> AttributionFound:
+    spec = work.spec
     built, graph = suspect.built, suspect.built.unit.graph
     precision = built.unit.request.precision
     metrics = metrics_of(spec, precision)
@@ -320,5 +371,5 @@ def _run_attribution(
         request = AttributeEngine(built.blob, golden, limits, metrics, suspect.sizes, seconds)
         opened = [backend_root(built.unit.request.backend)]
     key = {**encode_fields(request), **code_key(type(request), *opened)}
-    job = Job(f"attribute {suspect.name}", request, context.store.uri, step_limits(spec, "attribution"))
-    return context.once("attribute", job.name, key, job, lambda found: [found.attribution])
+    job = Job(f"attribute {suspect.name}", request, work.context.store.uri, step_limits(spec, "attribution"))
+    return work.context.once("attribute", job.name, key, job, lambda found: [found.attribution])

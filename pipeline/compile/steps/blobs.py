@@ -151,17 +151,17 @@ def proof_of(
     golden: "GoldenSet",
     metrics: Sequence[TaskMetric],
     what: str,
-    spreads: Sequence[Spread] = (),
-    free_running: Sequence[FreeRunning] = (),
+    drifts: tuple[Sequence[Spread], Sequence[FreeRunning]] = ((), ()),
 ) -> Proof:
-    """Checks, task metrics and spreads as a proof; each value of a metric is a check of its own, and where a metric
-    decides, drift beyond its limits is not a failure. what: the thing that was run."""
+    """Checks, task metrics and drifts (how errors spread, and along sequences) as a proof; each value of a metric is a
+    check of its own, and where a metric decides, drift beyond its limits is not a failure. what: the thing that was
+    run."""
     from validation.comparison.tasks import lift_limits, task_checks
 
     task = [replace(check, case=f"{check.case}, {what}") for check in task_checks(session, golden, metrics)]
     found = {name: check.value for name, check in name_task_checks(task).items()}
     values = tuple((name, value) for name, value in found.items() if value is not None and math.isfinite(value))
-    return Proof((*lift_limits(checks, metrics), *task), values, tuple(spreads), tuple(free_running))
+    return Proof((*lift_limits(checks, metrics), *task), values, tuple(drifts[0]), tuple(drifts[1]))
 
 
 def runnable(graph: Path, precision: Precision) -> Path:

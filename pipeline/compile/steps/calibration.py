@@ -14,7 +14,7 @@ from enginesmith.core.errors import DataError
 from enginesmith.core.state import State, step_inputs
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.user_code.entry_point import source_files
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import Work
 from pipeline.compile.steps.blobs import MEASURED_BYTES, fetch_graph
 from pipeline.compile.steps.engines import USUAL_MEMORY_MIB
 from pipeline.compile.steps.keys import code_key, model_shapes, step_limits
@@ -180,12 +180,13 @@ def parts_of(spec: "ModelSpec", exported: Exported) -> tuple[Part, ...]:
     return tuple((index, spec.calibration.parts) for index in range(spec.calibration.parts))
 
 
-def observe(part: Part, spec: "ModelSpec", exported: Exported, context: RunContext) -> Observed:
+def observe(part: Part, exported: Exported, work: Work) -> Observed:
     """Observe every activation over a part of the samples.
 
     A part that is on record is not observed again, so that an interrupted calibration goes on where it stopped. One
     part of several is observed where engines are built, on any node that sees the same samples under the same path.
     """
+    spec, context = work.spec, work.context
     request = ObservePart(exported.model.digest, part, calibration_samples(spec))
     key = {**encode(request), "samples": samples_key(request.samples), **code_key(ObservePart, ObservePartRemotely)}
     uri, limits = context.store.uri, step_limits(spec, "calibration")
@@ -208,12 +209,12 @@ def observe(part: Part, spec: "ModelSpec", exported: Exported, context: RunConte
     return context.once("calibrate", name, key, job, _blobs, run)
 
 
-def merge(parts: Sequence[Observed], spec: "ModelSpec", context: RunContext) -> Observed:
+def merge(parts: Sequence[Observed], work: Work) -> Observed:
     """The observations of all parts as one: what a single pass would have given."""
     request = MergeParts(tuple(parts))
     key = {**encode(request), **code_key(MergeParts)}
-    job = Job("merge", request, context.store.uri, step_limits(spec, "calibration"))
-    return context.once("merge", "merge calibration", key, job, _blobs)
+    job = Job("merge", request, work.context.store.uri, step_limits(work.spec, "calibration"))
+    return work.context.once("merge", "merge calibration", key, job, _blobs)
 
 
 def _blobs(found: Observed) -> list[str]:

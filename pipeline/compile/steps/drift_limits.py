@@ -1,13 +1,14 @@
 """The limits of one graph's or engine's checks: documented, measured on the model, or a person's."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from enginesmith.core.types import QUANTIZED, BuildRequest, Precision, Session
+from enginesmith.core.reports.proof import DECISIONS
+from enginesmith.core.types import IN_BLOCKS, QUANTIZED, BuildRequest, Precision, Session
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
@@ -18,89 +19,90 @@ if TYPE_CHECKING:
     from validation.limits.rounding import Honest
 
 WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
-DECIDED = (
-    "quantization decides near ties otherwise; if the task allows some, give argmax_agreement in validation.limits"
-)
+DECIDED = f"quantization decides near ties otherwise; if the task allows some, give {DECISIONS} in validation.limits"
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
 
 
-def engine_drift_limits(
-    graph: Path,
-    reference: Session,
-    request: BuildRequest,
-    golden: "GoldenSet",
-    limits: Mapping[str, float],
-    workdir: Path,
-    opens: "Opener | None" = None,
-) -> "StagedLimits":
+@dataclass(frozen=True)
+class CompiledLimits:
     """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
 
-    graph: as it is run (`blobs.runnable`); reference: that graph, opened, for as long as limits are asked for.
-    limits: what the spec says; with any, honest rounding is measured at once.  opens: graphs with rounding
-    in them, where sessions take whole sequences.
+    graph: as it is run (`blobs.runnable`).  limits: what the spec says; with any, honest rounding is measured at once.
     """
-    from validation.limits.budget import OutputLimits, StagedLimits, allow_near_ties, budgets, strictest
-    from validation.perturbation.honest import honest_rounding
 
-    scales = {state.output: state.scale for state in request.quantized_states}
+    graph: Path
+    request: BuildRequest
+    limits: Mapping[str, float]
+    workdir: Path
 
-    def measured() -> "Iterator[OutputLimits]":
-        backend = discovery.configure(request.backend, dict(request.options))
-        blocks = request.precision == "int4" and backend.capabilities.rounds_activations
-        for honest in honest_rounding(
-            graph,
-            golden,
-            reference,
-            opens or partial(as_written, steps=golden.sequences is not None),
-            workdir,
-            activation_blocks=blocks,
-            thorough=True,
-            whole=opens is not None,
-        ):
-            found = budgets("engine", request.precision, golden.noise, honest)
-            found = allow_near_ties(found, scales, honest.drifts).override(limits)
-            yield OutputLimits(add_notes(found, reference, _unknown(honest)), honest.drifts)
+    def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
+        """Those on a golden set. reference: the graph, opened, for as long as limits are asked for.  opens: graphs with
+        rounding in them, where sessions take whole sequences."""
+        from validation.limits.budget import OutputLimits, StagedLimits, allow_near_ties, budgets, strictest
+        from validation.perturbation.honest import honest_rounding
 
-    looser = measured()
-    if limits:
+        scales = {state.output: state.scale for state in self.request.quantized_states}
+
+        def measured() -> "Iterator[OutputLimits]":
+            backend = discovery.configure(self.request.backend, dict(self.request.options))
+            blocks = self.request.precision in IN_BLOCKS and backend.capabilities.rounds_activations
+            for honest in honest_rounding(
+                self.graph,
+                golden,
+                reference,
+                opens or partial(as_written, steps=golden.sequences is not None),
+                self.workdir,
+                activation_blocks=blocks,
+                thorough=True,
+                whole=opens is not None,
+            ):
+                found = budgets("engine", self.request.precision, golden.noise, honest)
+                found = allow_near_ties(found, scales, honest.drifts).override(self.limits)
+                yield OutputLimits(add_notes(found, reference, _unknown(honest)), honest.drifts)
+
+        looser = measured()
+        if self.limits:
+            return StagedLimits(next(looser), looser)
+        first = strictest("engine", self.request.precision, golden.noise)
+        return StagedLimits(OutputLimits(add_notes(first, reference, STRICTEST)), looser)
+
+
+@dataclass(frozen=True)
+class WrittenLimits:
+    """The limits of a graph in a lower precision against the fp32 one, which lies at `path`.
+
+    limits, metrics: what the spec says.
+    """
+
+    path: Path
+    precision: Precision
+    limits: Mapping[str, float]
+    metrics: Sequence[TaskMetric]
+    workdir: Path
+
+    def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
+        """Those on a golden set. reference, opens: as of `CompiledLimits`, of the fp32 graph."""
+        from validation.limits.budget import OutputLimits, StagedLimits, budgets
+        from validation.perturbation.honest import honest_rounding
+
+        if self.precision in QUANTIZED:
+            found = budgets("quantization", self.precision, golden.noise).override(self.limits)
+            weak = "" if self.metrics or "sqnr_db" in self.limits else WEAK
+            decided = "" if DECISIONS in self.limits else DECIDED
+            return StagedLimits(OutputLimits(add_notes(found, reference, weak, decided)))
+        half: Precision | None = None if self.precision == "fp32" else self.precision
+
+        def measured() -> "Iterator[OutputLimits]":
+            opener = opens or partial(as_written, steps=golden.sequences is not None)
+            honestly = honest_rounding(
+                self.path, golden, reference, opener, self.workdir, half=half, thorough=True, whole=opens is not None
+            )
+            for honest in honestly:
+                found = budgets("quantization", self.precision, golden.noise, honest).override(self.limits)
+                yield OutputLimits(add_notes(found, reference, _unknown(honest)), honest.drifts)
+
+        looser = measured()
         return StagedLimits(next(looser), looser)
-    return StagedLimits(
-        OutputLimits(add_notes(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
-    )
-
-
-def graph_drift_limits(
-    path: Path,
-    reference: Session,
-    precision: Precision,
-    golden: "GoldenSet",
-    limits: Mapping[str, float],
-    metrics: Sequence[TaskMetric],
-    workdir: Path,
-    opens: "Opener | None" = None,
-) -> "StagedLimits":
-    """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
-    from validation.limits.budget import OutputLimits, StagedLimits, budgets
-    from validation.perturbation.honest import honest_rounding
-
-    if precision in QUANTIZED:
-        found = budgets("quantization", precision, golden.noise).override(limits)
-        weak = "" if metrics or "sqnr_db" in limits else WEAK
-        decided = "" if "argmax_agreement" in limits else DECIDED
-        return StagedLimits(OutputLimits(add_notes(found, reference, weak, decided)))
-    half: Precision | None = None if precision == "fp32" else precision
-
-    def measured() -> "Iterator[OutputLimits]":
-        opener = opens or partial(as_written, steps=golden.sequences is not None)
-        honestly = honest_rounding(
-            path, golden, reference, opener, workdir, half=half, thorough=True, whole=opens is not None
-        )
-        for honest in honestly:
-            found = budgets("quantization", precision, golden.noise, honest).override(limits)
-            yield OutputLimits(add_notes(found, reference, _unknown(honest)), honest.drifts)
-
-    looser = measured()
-    return StagedLimits(next(looser), looser)
 
 
 def _unknown(honest: "Honest") -> str:

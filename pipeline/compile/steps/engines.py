@@ -29,11 +29,11 @@ from enginesmith.registry.builds.build_history import Expectation
 from enginesmith.registry.builds.records import remember
 from enginesmith.registry.store.base import Store, change, open_store
 from enginesmith.registry.store.layout import timing_key
-from pipeline.compile.run_context import RunContext, stops_run
+from pipeline.compile.run_context import RunContext, Work, stops_run
 from pipeline.compile.steps.blobs import fetch_graph, put_graph
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.progress.events import Finished, Predicted
-from pipeline.values import Built, EngineRecord, ReducedWorkspace, Unit
+from pipeline.values import Built, Recorded, ReducedWorkspace, Unit
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
@@ -46,8 +46,6 @@ LEAST_MEMORY_MIB = 256
 HEADROOM = 1.25
 # Instead of no limit.
 LEAN_WORKSPACE_MIB = 1024
-# Stands in the notes of a unit whose graph failed.
-NOT_BUILT = "it was not built, because the graph that it is built from failed its own checks"
 # Of a timing cache, and of the document that names it.
 MAX_BYTES = 256 << 20
 _DOCUMENT_BYTES = 1 << 16
@@ -64,7 +62,7 @@ class BuildEngine:
     request: BuildRequest
     instead_of: BuildRequest | None = None
 
-    def run(self, context: WorkerContext) -> EngineRecord:
+    def run(self, context: WorkerContext) -> Recorded:
         """The engine's record. Raises what the backend raises, and InputError for another toolchain's request."""
         place, wanted = open_store(context.store), self.request
         backend = discovery.configure(wanted.backend, dict(wanted.options))
@@ -98,10 +96,10 @@ class BuildEngine:
 
 def record_engine(
     store: Store, engine: Engine, seconds: float, extras: Mapping[str, str], refitted_from: str | None = None
-) -> EngineRecord:
-    """Upload an engine and put it on record by its build key. Arguments as in `EngineRecord`."""
+) -> Recorded:
+    """Upload an engine and put it on record by its build key. Arguments as in `Recorded`."""
     stored = put_graph(store, engine.path)
-    record = EngineRecord(
+    record = Recorded(
         engine.request.key,
         stored.blob.digest,
         engine.size_bytes,
@@ -191,19 +189,20 @@ def _read_digest(document: bytes | None) -> str | None:
         return None
 
 
-def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
+def build(unit: Unit, work: Work) -> Built:
     """Compile one unit in a process of its own: its engine, or the failure in its place; neither if its graph failed.
 
     Raises UnavailableError and IntegrityError, which say nothing about the unit, and StepError when cancelled.
     """
+    spec, context = work.spec, work.context
     if failed := unit.graph.failure:
-        return Built(unit, failure=_failure(unit, spec, context, StepError(failed.reason, failed.kind, failed.log)))
+        return Built(unit, failure=_failure(unit, work, StepError(failed.reason, failed.kind, failed.log)))
     if unit.action == "failed":
         context.progress.emit(Finished(unit.name, "failed", unit.reason))
-        return Built(unit, notes=(NOT_BUILT,))
+        return Built(unit)
     if unit.action == "cached" and (known := recall_engine(unit.request, context)):
         context.progress.emit(Finished(unit.name, "cached"))
-        return Built.from_record(unit, known, cached=True)
+        return Built(unit, known, cached=True)
     expected = context.history.predict(spec.model, unit.request, unit.graph.shard_bytes)
     if expected:
         context.progress.emit(Predicted(unit.name, expected))
@@ -216,18 +215,18 @@ def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
     except EnginesmithError as error:
         if stops_run(error):
             raise
-        return Built(unit, failure=_failure(unit, spec, context, error))
+        return Built(unit, failure=_failure(unit, work, error))
     context.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
     if record.build != unit.request.key and (reduced := recall_reduced(unit.request, context)):
         unit = replace(unit, request=reduced)
-    return Built.from_record(unit, record)
+    return Built(unit, record)
 
 
-def _failure(unit: Unit, spec: "ModelSpec", context: RunContext, error: EnginesmithError) -> BuildFailure:
+def _failure(unit: Unit, work: Work, error: EnginesmithError) -> BuildFailure:
     kind, log = (error.kind, error.log) if isinstance(error, StepError) else ("error", "")
     reason = str(error).removeprefix(f"{unit.name}: ")  # who shows it names the unit
-    context.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
-    return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, spec, context.store.uri))
+    work.context.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
+    return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, work.spec, work.context.store.uri))
 
 
 def reproduce(unit: Unit, spec: "ModelSpec", registry: str) -> str:
@@ -265,7 +264,7 @@ def memory_request(spec: "ModelSpec", expected: Expectation | None = None, shard
     return limit if "memory_mib" in spec.build.model_fields_set else min(limit, usual)
 
 
-def reduce_workspace(build: BuildEngine) -> ReducedRequest[EngineRecord] | None:
+def reduce_workspace(build: BuildEngine) -> ReducedRequest[Recorded] | None:
     """What is built when memory ran out: half the compiler's scratch memory in MiB, where it has an option for that. It
     is another request, with a build key of its own (`recall_reduced`)."""
     option = discovery.capabilities_of(build.request.backend).options.workspace_mib
@@ -283,6 +282,6 @@ def recall_reduced(request: BuildRequest, context: RunContext) -> BuildRequest |
     return found.request if found else None
 
 
-def recall_engine(request: BuildRequest, context: RunContext) -> EngineRecord | None:
+def recall_engine(request: BuildRequest, context: RunContext) -> Recorded | None:
     """The engine on record for a build key; None where its blob is missing or cut, or the record cannot be read."""
-    return context.recall("build", {"build": request.key}, EngineRecord, lambda found: found.sizes)
+    return context.recall("build", {"build": request.key}, Recorded, lambda found: found.sizes)

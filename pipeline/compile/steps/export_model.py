@@ -91,7 +91,7 @@ class ExportModel:
         if self.metrics:
             threads = threads_for(exported.onnx, bool(self.source.states))
             with ReferenceSession(exported.onnx, threads=threads, name="the exported model") as session:
-                proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", *drifts)
+                proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", drifts)
         named = find_dependences(load_outline(exported.onnx).graph)
         proof = replace(proof, checks=(*proof.checks, *unmeasured_checks(frozen, named, self.metrics)))
         inputs = None

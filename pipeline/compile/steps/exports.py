@@ -1,29 +1,97 @@
 """The step that exports a model to canonical ONNX, freezes its golden set and compares the two.
 
 Two records are kept, because a new golden set needs no new export; one process makes both, because both need the
-framework.
+framework. A new golden set is compared with the one before it: a change is reported, and refused where the spec froze
+one.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.codec import encode
 from enginesmith.core.digest import digest_of, digest_of_file, digest_of_path
-from enginesmith.core.errors import InputError, ModelError, StepError
+from enginesmith.core.errors import DataError, InputError, ModelError, StepError
+from enginesmith.registry.store.base import Store
 from enginesmith.user_code.entry_point import imported_packages, source_files
-from pipeline.compile.run_context import RunContext, import_versions
+from pipeline.compile.run_context import RunContext, Work, import_versions
+from pipeline.compile.steps.blobs import fetch
 from pipeline.compile.steps.export_model import ExportModel, ExportOutcome, FrozenGolden
-from pipeline.compile.steps.golden import check_frozen, settle_golden
 from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
-from pipeline.values import Exported, Json, OnnxModel, Proof
+from pipeline.values import Exported, Json, LatestGolden, OnnxModel, Proof
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
+    from validation.golden.change import GoldenChange
+
+
+def check_frozen(golden: str, work: Work) -> None:
+    """Raise DataError for a golden set that is not the one that the spec has frozen."""
+    spec = work.spec
+    frozen = spec.golden.frozen if spec.golden else None
+    if frozen is not None and frozen != golden:
+        raise DataError(
+            f"golden.frozen is {frozen[:12]}, but the golden set is now {golden[:12]}: "
+            f"{told_change(work.context.store, frozen, golden)}; put the data and the source back, or accept the "
+            f"change: {_format_accept_command(spec, work.context.store)}"
+        )
+
+
+def settle_golden(golden: str, work: Work) -> None:
+    """Report how the golden set differs from the one before it, and note it as the latest. Raises as `check_frozen`."""
+    context = work.context
+    check_frozen(golden, work)
+    before = latest_golden(work.spec.model, context)
+    if before == golden:
+        return
+    if before is not None:
+        change = told_change(context.store, before, golden)
+        context.progress.emit(Finished("golden set", reason=change, words=f"changed since the last run: {change}"))
+    context.remember("latest-golden", {"model": work.spec.model}, encode(LatestGolden(golden)), [])
+
+
+def latest_golden(model: str, context: RunContext) -> str | None:
+    """Digest of the golden set that this registry last saw for a model."""
+    known = context.recall("latest-golden", {"model": model}, LatestGolden)
+    return known.golden if known else None
+
+
+def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
+    """The difference of two golden sets of a registry. Raises DataError for a blob that is none."""
+    from validation.golden.change import change
+    from validation.golden.golden_set import GoldenSet
+
+    with TemporaryDirectory(prefix="enginesmith-golden-") as folder:
+        sets = [GoldenSet.load(fetch(store, digest, Path(folder) / digest)) for digest in (before, after)]
+        return change(*sets)
+
+
+def told_change(store: Store, before: str, after: str) -> str:
+    """The difference in words, or that the older set is not in the registry any more."""
+    if not store.has(before):
+        return f"{before[:12]} is not in this registry, so what differs is not known"
+    return str(golden_change(store, before, after))
+
+
+def _format_accept_command(spec: "ModelSpec", store: Store) -> str:
+    """The command that accepts a golden set; where the spec is a copy, the one for where it is kept."""
+    where = ["--registry", store.uri.removeprefix("file://")]
+    if not spec.is_copy:
+        return shlex.join(["enginesmith", "debug", "golden", "accept", spec.address, *where])
+    options = shlex.join(where)
+    return (
+        f"enginesmith debug golden accept SPEC {options} where the spec of {spec.address} is kept, then enginesmith "
+        "prefect register "
+        "SPEC "
+        f"{options}"
+    )
+
 
 # Protobuf takes up to 90 times a file's size when there is nothing in it but empty nodes: larger files are parsed in a
 # process of their own, which has a limit.
@@ -96,16 +164,17 @@ def _find_external_files(path: Path, digest: str, spec: "ModelSpec", context: Ru
     return found.files
 
 
-def export(spec: "ModelSpec", context: RunContext) -> Exported:
+def export(work: Work) -> Exported:
     """Export to canonical ONNX, freeze the golden set, and measure the parity of framework and ONNX.
 
     Raises SpecError, with every mistake that the headers of its files show, before anything heavy runs; InputError
     where the model's files change meanwhile, DataError where the spec has frozen another golden set.
     """
+    spec, context = work.spec, work.context
     from pipeline.compile.preflight import check_files  # with pydantic, which no worker needs
 
     try:
-        keys = _ExportKeys.of(spec, context)
+        keys = _ExportKeys.of(work)
     except ModelError:
         check_files(spec)  # tells the other mistakes too
         raise
@@ -115,8 +184,8 @@ def export(spec: "ModelSpec", context: RunContext) -> Exported:
     else:
         check_files(spec)
         name = "golden set" if model else "export"
-        outcome = context.run_job(context.local, name, _export_job(spec, context, model))
-        if keys.reads != _export_reads(spec, context):
+        outcome = context.run_job(context.local, name, _export_job(work, model))
+        if keys.reads != _export_reads(work):
             raise InputError("the model's files changed while they were read; nothing was kept: run again")
         model, golden = model or outcome.model, outcome.golden
         if model is None:
@@ -125,18 +194,18 @@ def export(spec: "ModelSpec", context: RunContext) -> Exported:
             context.remember("export", keys.model, encode(model), model.blobs)
         context.remember("golden", keys.golden(model.digest), encode(golden), golden.blobs)
         context.progress.emit(Finished(name))
-    settle_golden(spec, golden.golden, context)
+    settle_golden(golden.golden, work)
     return _join(model, golden, keys)
 
 
-def recorded_export(spec: "ModelSpec", context: RunContext) -> Exported | None:
+def recorded_export(work: Work) -> Exported | None:
     """The export that is on record; its golden set is '' where the model alone is. Raises as `check_frozen`."""
-    keys = _ExportKeys.of(spec, context)
-    model, golden = keys.recall(context)
+    keys = _ExportKeys.of(work)
+    model, golden = keys.recall(work.context)
     if model is None:
         return None
     if golden is not None:
-        check_frozen(spec, golden.golden, context)
+        check_frozen(golden.golden, work)
     return _join(model, golden or FrozenGolden("", None, (), Proof()), keys)
 
 
@@ -149,9 +218,11 @@ class _ExportKeys:
     model: Json
 
     @classmethod
-    def of(cls, spec: "ModelSpec", context: RunContext) -> "_ExportKeys":
-        reads = _export_reads(spec, context)
-        return cls(spec, reads, {"source": reads["source"], "shapes": shapes_of(spec), **code_key(*WRITE_MODEL)})
+    def of(cls, work: Work) -> "_ExportKeys":
+        reads = _export_reads(work)
+        return cls(
+            work.spec, reads, {"source": reads["source"], "shapes": shapes_of(work.spec), **code_key(*WRITE_MODEL)}
+        )
 
     def golden(self, onnx: str) -> Json:
         """Of the golden set of an exported model. onnx: its digest."""
@@ -172,9 +243,10 @@ class _ExportKeys:
         return model, context.recall("golden", self.golden(model.digest), FrozenGolden) if model else None
 
 
-def _export_reads(spec: "ModelSpec", context: RunContext) -> Json:
+def _export_reads(work: Work) -> Json:
+    spec = work.spec
     data = digest_of_path(spec.file(spec.golden.data)) if spec.golden else None
-    return {"source": source_digests(spec, context), "data": data}
+    return {"source": source_digests(spec, work.context), "data": data}
 
 
 def _join(model: OnnxModel, golden: FrozenGolden, keys: _ExportKeys) -> Exported:
@@ -182,7 +254,8 @@ def _join(model: OnnxModel, golden: FrozenGolden, keys: _ExportKeys) -> Exported
     return Exported(model, golden.golden, golden.proof, golden.notes, golden.inputs, reads, golden.answers)
 
 
-def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None) -> Job[ExportOutcome]:
+def _export_job(work: Work, known: OnnxModel | None) -> Job[ExportOutcome]:
+    spec = work.spec
     source, golden = spec.source, spec.golden
     reads = ExportRequest(
         source.kind,
@@ -209,4 +282,4 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
         golden.sequence if golden else None,
         golden.joined if golden else None,
     )
-    return Job("export", request, context.store.uri, step_limits(spec, "export"))
+    return Job("export", request, work.context.store.uri, step_limits(spec, "export"))

@@ -12,7 +12,7 @@ from enginesmith.core.errors import DataError, EnginesmithError, InputError
 from enginesmith.core.state import State
 from enginesmith.core.types import CALIBRATED, QUANTIZED, Precision, QuantizedState, TensorSpec
 from enginesmith.registry.store.base import Store, open_store
-from pipeline.compile.run_context import RunContext, fail_step
+from pipeline.compile.run_context import Work, fail_step
 from pipeline.compile.steps.blobs import (
     MEASURED_BYTES,
     answers_here,
@@ -25,7 +25,7 @@ from pipeline.compile.steps.blobs import (
     text_of,
 )
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
-from pipeline.compile.steps.drift_limits import as_written, graph_drift_limits
+from pipeline.compile.steps.drift_limits import WrittenLimits, as_written
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, model_shapes, step_limits
 from pipeline.compile.steps.search import node_overrides, not_searched
 from pipeline.quantization.notes import QuantizationNotes, refuse_share
@@ -154,7 +154,7 @@ class WriteGraph:
             share = narrow_share(prepare_model(model), notes.quantized, sizes_at(self.shapes), counted)
             idle = idle or refuse_share(share, variant.precision, notes.explain())
         if measured and calibrated and isinstance(notes, QuantizationNotes):
-            record = _record(place, (model, written), variant, notes, measured, seen, choice, share)
+            record = self._record(place, (model, written), notes, measured, seen, share)
         return WrittenGraph(
             model=stored.blob.digest,
             inputs=tuple(inputs),
@@ -171,30 +171,28 @@ class WriteGraph:
             share=share,
         )
 
+    def _record(
+        self,
+        place: Store,
+        models: "tuple[ModelProto, ModelProto]",
+        notes: QuantizationNotes,
+        ranges: "Ranges",
+        seen: "Observations",
+        share: float | None,
+    ) -> "QuantizationRecord":
+        """What quantizing did, tensor by tensor. models: the float model and the written one."""
+        from pipeline.quantization.record import Evidence, record
+        from pipeline.quantization.search.choice import SearchDocument
+        from pipeline.quantization.statistics.observations import Observations
 
-def _record(
-    place: Store,
-    models: "tuple[ModelProto, ModelProto]",
-    variant: GraphVariant,
-    notes: QuantizationNotes,
-    ranges: "Ranges",
-    seen: "Observations",
-    choice: SearchResult | None,
-    share: float | None,
-) -> "QuantizationRecord":
-    """What quantizing did, tensor by tensor. models: the float model and the written one."""
-    from pipeline.quantization.record import Evidence, record
-    from pipeline.quantization.search.choice import SearchDocument
-    from pipeline.quantization.statistics.observations import Observations
-
-    model, written = models
-    levels = variant.scheme.weight_levels if variant.scheme else 127
-    evidence = Evidence(model, ranges, seen, weight_levels=levels, share=share)
-    if choice:
-        found = decode(json.loads(place.read_blob(choice.choice, MEASURED_BYTES)), SearchDocument)
-        smoothed = Observations.from_bytes(place.read_blob(choice.smoothed, MEASURED_BYTES)).tensors
-        evidence = replace(evidence, smoothed=smoothed, choice=found.recorded, weight_db=found.weight_db)
-    return record(written, notes, evidence)
+        (model, written), variant, choice = models, self.variant, self.choice
+        levels = variant.scheme.weight_levels if variant.scheme else 127
+        evidence = Evidence(model, ranges, seen, weight_levels=levels, share=share)
+        if choice:
+            found = decode(json.loads(place.read_blob(choice.choice, MEASURED_BYTES)), SearchDocument)
+            smoothed = Observations.from_bytes(place.read_blob(choice.smoothed, MEASURED_BYTES)).tensors
+            evidence = replace(evidence, smoothed=smoothed, choice=found.recorded, weight_db=found.weight_db)
+        return record(written, notes, evidence)
 
 
 @dataclass(frozen=True)
@@ -239,16 +237,15 @@ class CheckGraph:
             open_reference(place, original, frozen, self.answers) as expected,
             ReferenceSession(candidate, threads=threads_for(candidate, bool(frozen.sequences))) as actual,
         ):
-            held = graph_drift_limits(original, expected, self.precision, frozen, self.limits, self.metrics, workdir)
+            limits = WrittenLimits(original, self.precision, self.limits, self.metrics, workdir)
+            held = limits(expected, frozen)
             checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
             checks += check_free_running(
                 "quantization",
                 (expected, actual),
                 frozen.sequences,
                 partial(as_written, steps=True),
-                lambda session, cases, opens: graph_drift_limits(
-                    original, session, self.precision, cases, self.limits, self.metrics, workdir, opens
-                ),
+                limits,
                 along,
             )
             decided = decision_checks(checks, frozen, self.metrics, self.limits) if self.precision in QUANTIZED else []
@@ -259,31 +256,30 @@ class CheckGraph:
                 )
                 checks = (overlap_check(golden, calibration), *checks)
             drifts = spreads.at("quantization"), along.at("quantization")
-            return proof_of([*checks, *decided], actual, frozen, self.metrics, "graph", *drifts)
+            return proof_of([*checks, *decided], actual, frozen, self.metrics, "graph", drifts)
 
 
 def quantize(
     variant: GraphVariant,
-    spec: "ModelSpec",
     exported: Exported,
     ranges: Observed | StepFailure | None,
     choices: Mapping[Searched, SearchResult | StepFailure],
-    context: RunContext,
+    work: Work,
 ) -> Graph:
     """`write_graph`, with the checks of the graph against the exported model (the quantization stage).
 
     A graph that cannot be written or compared says why (`Graph.failure`), and the others are built. Raises what says
     nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
     """
-    check_own_qdq(variant, spec, exported)
+    check_own_qdq(variant, work.spec, exported)
     try:
-        graph = write_graph(variant, spec, exported, ranges, choices, context)
+        graph = write_graph(variant, exported, ranges, choices, work)
         if graph.recipe is None or graph.idle:  # an idle one is refused
             return graph
         observed = None if isinstance(ranges, StepFailure) else ranges
-        return replace(graph, proof=_check_graph(spec, exported, graph, observed, context))
+        return replace(graph, proof=_check_graph(exported, graph, observed, work))
     except EnginesmithError as error:
-        return _unwritten(variant, exported, fail_step(f"graph {variant.name}", error, context))
+        return _unwritten(variant, exported, fail_step(f"graph {variant.name}", error, work.context))
 
 
 def _unwritten(variant: GraphVariant, exported: Exported, failure: StepFailure) -> Graph:
@@ -314,17 +310,17 @@ def is_exported(variant: GraphVariant, exported: Exported) -> bool:
 
 def write_graph(
     variant: GraphVariant,
-    spec: "ModelSpec",
     exported: Exported,
     ranges: Observed | StepFailure | None,
     choices: Mapping[Searched, SearchResult | StepFailure],
-    context: RunContext,
+    work: Work,
 ) -> Graph:
     """Write the model in one graph variant; for fp32, and of a model that carries Q/DQ, the exported model as it is.
 
     ranges: what calibration observed; where it failed, a graph that needs it has failed too, and a note of any other
     says so.  choices: what `choose` gave, by kind of int8.  Raises DataError where real samples are needed.
     """
+    spec = work.spec
     model = exported.model
     if is_exported(variant, exported):
         proof, own = Proof(metrics=exported.proof.metrics), model.own_int8
@@ -336,7 +332,7 @@ def write_graph(
     if isinstance(ranges, StepFailure):
         if variant.precision in CALIBRATED:
             return _unwritten(variant, exported, ranges)
-        graph = write_graph(variant, spec, exported, None, choices, context)
+        graph = write_graph(variant, exported, None, choices, work)
         return replace(graph, notes=(f"written without measured ranges: {ranges.reason}", *graph.notes))
     choice = choices.get(variant.searched) if variant.searched else None
     if isinstance(choice, StepFailure):
@@ -356,8 +352,8 @@ def write_graph(
         spec.int8_states() if variant.precision in QUANTIZED else (),
     )
     key = {**encode(request), "observations": ranges.seen if ranges else None, **code_key(WriteGraph)}
-    job = Job("quantize", request, context.store.uri, step_limits(spec, "quantization"))
-    found = context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
+    job = Job("quantize", request, work.context.store.uri, step_limits(spec, "quantization"))
+    found = work.context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(found.recipe, found.written_from if found.written_from != model.digest else None)
     notes = (*not_searched(variant, spec, exported), *found.notes)
     shown = found.inputs, found.outputs, found.scales, notes
@@ -368,9 +364,8 @@ def write_graph(
     )
 
 
-def _check_graph(
-    spec: "ModelSpec", exported: Exported, graph: Graph, ranges: Observed | None, context: RunContext
-) -> Proof:
+def _check_graph(exported: Exported, graph: Graph, ranges: Observed | None, work: Work) -> Proof:
+    spec = work.spec
     precision = graph.variant.precision
     samples = None
     if precision in CALIBRATED and ranges and exported.golden_inputs:
@@ -386,5 +381,5 @@ def _check_graph(
     )
     key = {**encode(check), **code_key(CheckGraph)}
     known = replace(check, answers=answers_here(exported))
-    job = Job("check graph", known, context.store.uri, step_limits(spec, "proof"))
-    return context.once("check-graph", f"check {graph.variant.name}", key, job)
+    job = Job("check graph", known, work.context.store.uri, step_limits(spec, "proof"))
+    return work.context.once("check-graph", f"check {graph.variant.name}", key, job)

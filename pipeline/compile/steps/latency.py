@@ -21,7 +21,7 @@ from enginesmith.core.text import now
 from enginesmith.core.types import Backend, Engine
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import Work
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.outcome import JudgedUnit
@@ -32,7 +32,6 @@ from validation.latency.machine import machine
 if TYPE_CHECKING:
     from enginesmith.core.reports.breakdown import TimeBreakdown
     from enginesmith.core.reports.latency import BucketLatency
-    from pipeline.spec.model import ModelSpec
     from pipeline.spec.validation import Latency
     from validation.latency.measurement.buckets import BucketInputs
     from validation.latency.roofline.graph_costs import GraphCosts
@@ -171,38 +170,37 @@ def _break_down(
     return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
 
 
-def measure(item: JudgedUnit, spec: "ModelSpec", exported: Exported, context: RunContext) -> JudgedUnit:
+def measure(item: JudgedUnit, exported: Exported, work: Work) -> JudgedUnit:
     """The unit with its latency report, where the spec asks for one and the engine runs here and did not fail.
 
     Raises as `time_engine`.
     """
-    asked = spec.validation.latency
+    asked = work.spec.validation.latency
     if asked is None or item.built.digest is None or item.verdict == "failed":
         return item
     request = item.built.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
     if backend.runs(request.target) or why_no_proof(request):
         return item
-    return replace(item, latency=time_engine(item.built, spec, asked, exported.golden, context))
+    return replace(item, latency=time_engine(item.built, asked, exported.golden, work))
 
 
-def time_engine(
-    built: Built, spec: "ModelSpec", asked: "Latency", golden: str, context: RunContext, afresh: bool = False
-) -> str | None:
+def time_engine(built: Built, asked: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
     """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
 
     None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
     afresh: measure also when there is a record. Raises UnavailableError, and StepError when cancelled.
     """
+    context = work.context
     name = f"latency {built.unit.name}"
-    measure = MeasureEngine(built.blob, golden, model_shapes(spec), LatencyTerms(asked.seconds, asked.buckets))
+    measure = MeasureEngine(built.blob, golden, model_shapes(work.spec), LatencyTerms(asked.seconds, asked.buckets))
     key = {
         **encode(measure),
         "machine": encode(machine()),
         **code_key(MeasureEngine, backend_root(built.unit.request.backend)),
         **({"at": now()} if afresh else {}),
     }
-    job = Job(name, measure, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
+    job = Job(name, measure, context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
     try:
         return context.once("latency", name, key, job, lambda timed: [timed.latency]).latency
     except UnavailableError:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from builders.backends import discovery, shape_profiles
 from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.codec import OMIT_DEFAULT, encode
-from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginesmith.core.hardware.cuda import gpus
-from enginesmith.core.reports.proof import Check
+from enginesmith.core.reports.proof import Answers, Check
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildRequest, Dim, Session
 from enginesmith.registry.store.base import open_store
 from enginesmith.serving.padding import Padding, padding_of
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.run_context import RunContext, stops_run
+from pipeline.compile.run_context import RunContext, Work, stops_run
 from pipeline.compile.steps.blobs import (
     answers_here,
     fetch_graph,
@@ -29,7 +29,7 @@ from pipeline.compile.steps.blobs import (
     proof_of,
     runnable,
 )
-from pipeline.compile.steps.drift_limits import as_written, engine_drift_limits
+from pipeline.compile.steps.drift_limits import CompiledLimits, as_written
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
@@ -73,6 +73,7 @@ class CheckEngine:
 
     golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
     answers: of the graph to the golden set (`blobs.open_reference`).  padding: None where the spec has none.
+    recorded: what the engine answered elsewhere, which is judged in its place; None where it is run.
     """
 
     engine: EngineBlob
@@ -83,10 +84,19 @@ class CheckEngine:
     calls: ExtraCalls | None = None
     answers: str | None = None
     padding: Padding | None = field(default=None, metadata=OMIT_DEFAULT)
+    recorded: Answers | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def run(self, context: WorkerContext) -> Proof:
-        """The checks. Raises EnginesmithError for an engine that cannot be opened."""
-        with open_session(open_store(context.store), self.engine, context.workdir) as actual:
+        """The checks. Raises EnginesmithError for an engine that cannot be opened, and IntegrityError for a recorded
+        answer that is damaged or missing: it says nothing of the engine."""
+        place = open_store(context.store)
+        if self.recorded is not None:
+            from validation.gpu.recording import replay_session
+
+            actual = replay_session(self.engine.request, self.recorded)
+            _ask_all(actual, golden_set(place, self.golden, context.workdir))
+            return self.compare(actual, context)
+        with open_session(place, self.engine, context.workdir) as actual:
             return self.compare(actual, context)
 
     def compare(self, actual: Session, context: WorkerContext) -> Proof:
@@ -105,7 +115,8 @@ class CheckEngine:
         spreads = step_spreads(frozen, along)
         graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with open_reference(place, graph, frozen, self.answers) as expected:
-            held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
+            limits = CompiledLimits(graph, wanted, self.limits, workdir)
+            held = limits(expected, frozen)
             usual: dict[str, Drift] = {}
             drift = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
             drift += check_free_running(
@@ -113,9 +124,7 @@ class CheckEngine:
                 (expected, actual),
                 frozen.sequences,
                 partial(as_written, steps=True),
-                lambda session, cases, opens: engine_drift_limits(
-                    graph, session, wanted, cases, self.limits, workdir, opens
-                ),
+                limits,
                 along,
             )
             checks = tuple(lift_limits(drift, self.metrics))
@@ -130,7 +139,23 @@ class CheckEngine:
             if self.contract:
                 checks += _check_contract(self.contract, expected, actual, frozen, held)
             drifts = spreads.at("engine"), along.at("engine")
-            return proof_of(checks, actual, frozen, self.metrics, "engine", *drifts)
+            return proof_of(checks, actual, frozen, self.metrics, "engine", drifts)
+
+
+def _ask_all(recorded: Session, golden: "GoldenSet") -> None:
+    """Raise IntegrityError where a golden case or a step of a sequence has no recorded answer, or a damaged one."""
+    from validation.comparison.sessions import run
+    from validation.golden.free_running import FreeRunningSession
+
+    asked = [(recorded, f"case {case.name!r}", case.inputs) for case in golden.cases]
+    if golden.sequences:
+        rolled = FreeRunningSession(recorded, golden.sequences)
+        asked += [(rolled, f"sequence {case.name!r}", case.inputs) for case in golden.sequences.golden.cases]
+    for session, what, inputs in asked:
+        try:
+            run(session, inputs)
+        except EnginesmithError as error:
+            raise IntegrityError(f"{what}: {error}") from error
 
 
 def check_calls(
@@ -196,7 +221,7 @@ def _check_contract(
     return contract_checks(promised, expected, actual, golden, (inputs, batch), budgets)
 
 
-def validate(built: Built, spec: "ModelSpec", exported: Exported, context: RunContext) -> JudgedUnit:
+def validate(built: Built, exported: Exported, work: Work) -> JudgedUnit:
     """Judge the checks of a unit's three stages together; an engine that cannot run here stays unproven,
     and a unit whose graph failed has failed with it.
 
@@ -214,17 +239,16 @@ def validate(built: Built, spec: "ModelSpec", exported: Exported, context: RunCo
     own = request.model == exported.model.digest and request.precision == "fp32"
     answers = answers_here(exported) if own else None
     proven_by = exported.golden, exported.model.digest
-    proofs += [] if cannot_run else [try_to_prove(built, spec, proven_by, context, answers=answers)]
+    proofs += [] if cannot_run else [try_to_prove(built, proven_by, work, answers=answers)]
     judged = JudgedUnit(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
-    context.progress.emit(VerdictReached(built.unit.name, judged.verdict, judged.reason))
+    work.context.progress.emit(VerdictReached(built.unit.name, judged.verdict, judged.reason))
     return judged
 
 
 def try_to_prove(
     built: Built,
-    spec: "ModelSpec",
     proven_by: tuple[str, str],
-    context: RunContext,
+    work: Work,
     afresh: bool = False,
     answers: str | None = None,
 ) -> Proof:
@@ -236,6 +260,7 @@ def try_to_prove(
     without. Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when
     cancelled.
     """
+    spec = work.spec
     request, check = built.unit.request, engine_check(built, spec, proven_by)
     key = {
         **encode(check),
@@ -247,8 +272,8 @@ def try_to_prove(
         **({"at": now()} if afresh else {}),
     }
     known = replace(check, answers=answers)
-    job = Job(f"prove {built.unit.name}", known, context.store.uri, engine_limits(spec, "proof"))
-    return prove_or_crash("check-engine", key, job, context)
+    job = Job(f"prove {built.unit.name}", known, work.context.store.uri, engine_limits(spec, "proof"))
+    return prove_or_crash("check-engine", key, job, work.context)
 
 
 def engine_check(built: Built, spec: "ModelSpec", proven_by: tuple[str, str]) -> CheckEngine:

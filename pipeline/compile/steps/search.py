@@ -14,10 +14,11 @@ from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginesmith.core.codec import encode, encode_fields
 from enginesmith.core.errors import DataError, IntegrityError
 from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
+from enginesmith.core.reports.proof import DECISIONS
 from enginesmith.core.types import BuildRequest, QuantizationScheme, Tensors
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.blobs import fetch_graph, text_of
 from pipeline.compile.steps.calibration import (
     CalibrationMethod,
@@ -206,28 +207,30 @@ def find_latency_probe(kind: Searched, spec: "ModelSpec", exported: Exported) ->
 
 
 def choose(
-    kinds: Sequence[Searched], spec: "ModelSpec", exported: Exported, ranges: Observed | None, context: RunContext
+    kinds: Sequence[Searched], exported: Exported, ranges: Observed | None, work: Work
 ) -> dict[Searched, SearchResult]:
     """Search what to quantize and how, for some kinds of int8, as the spec asks. ranges: what calibration observed.
 
     Raises DataError without calibration samples, and for a model that carries Q/DQ of its own.
     """
+    spec = work.spec
     wanted = spec.quantization
     floor = SearchFloor(**wanted.floor.model_dump()) if wanted.floor else None
     terms = SearchTerms(wanted.smoothing, floor, node_overrides(spec))
     items = [SearchedKind(kind, find_latency_probe(kind, spec, exported)) for kind in kinds]
-    return _search(items, terms, step_limits(spec, "quantization"), spec, exported, ranges, context)
+    return _search(items, terms, step_limits(spec, "quantization"), exported, ranges, work)
 
 
 def search_for_limits(
-    kinds: Sequence[Searched], spec: "ModelSpec", exported: Exported, ranges: Observed | None, context: RunContext
+    kinds: Sequence[Searched], exported: Exported, ranges: Observed | None, work: Work
 ) -> dict[Searched, SearchResult]:
     """Search the most of some kinds of int8 that keeps the limits of their graphs, with smoothing. Raises as `choose`.
 
     It may use half of this machine's memory, because engines are built beside it.
     """
+    spec = work.spec
     given = limits_of(spec, "int8", "quantization")
-    labelled = spec.golden.metrics if spec.golden and spec.golden.labels and "argmax_agreement" not in given else ()
+    labelled = spec.golden.metrics if spec.golden and spec.golden.labels and DECISIONS not in given else ()
     decisions = next((item.output for item in labelled if item.name == "accuracy"), None)
     terms = SearchTerms("auto", SearchFloor(graph=GraphLimits(given, decisions)), node_overrides(spec))
     limits = step_limits(spec, "quantization")
@@ -236,20 +239,20 @@ def search_for_limits(
         memory_mib=limits.memory_mib // 2,
         raise_timeout=f"{limits.raise_timeout}, or say quantization.search: never",
     )
-    return _search([SearchedKind(kind) for kind in kinds], terms, limits, spec, exported, ranges, context)
+    return _search([SearchedKind(kind) for kind in kinds], terms, limits, exported, ranges, work)
 
 
 def _search(
     items: Sequence[SearchedKind],
     terms: SearchTerms,
     limits: ProcessLimits,
-    spec: "ModelSpec",
     exported: Exported,
     ranges: Observed | None,
-    context: RunContext,
+    work: Work,
 ) -> dict[Searched, SearchResult]:
     """What is on record by kind, and in one job what is not. A search that ran out of its time is on record too, under
     that time: it is made again when it may take longer."""
+    spec, context = work.spec, work.context
     if exported.model.carries_qdq:
         raise DataError("there is nothing to choose: the model carries Q/DQ of its own, and they stay")
     method = calibration_method(spec)

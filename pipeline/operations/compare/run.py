@@ -16,13 +16,10 @@ from enginesmith.core.text import now
 from enginesmith.core.types import BuildRequest, Precision, Target
 from enginesmith.registry.evidence.latencies import read_latency_report
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.composition import StepRunner, prepare
-from pipeline.compile.plan import Selection
-from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.engines import build
+from pipeline.compile.composition import Run
+from pipeline.compile.run_context import Work
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.compile.steps.latency import BenchmarkPair, time_engine
-from pipeline.compile.steps.proofs import validate
 from pipeline.operations.compare.recommend import recommend
 from pipeline.operations.compare.report import (
     BackendComparison,
@@ -38,7 +35,7 @@ from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.validation import Latency
-from pipeline.values import EngineBlob, Exported
+from pipeline.values import EngineBlob, Exported, Selection
 from validation.latency.machine import machine
 
 # An SQNR above so many dB is beyond what float32 tells apart, so it is counted as this.
@@ -62,7 +59,8 @@ class CompareOptions:
 
 
 def widen_spec(spec: ModelSpec, options: CompareOptions) -> ModelSpec:
-    """The spec for the one target, with every backend that is asked for; the spec's own keep their options.
+    """The spec for the one target, with every backend that is asked for; the spec's own keep their options. No unit is
+    required: one that is refused is a row of the comparison.
 
     Raises InputError where none of them is for this target, UnknownNameError for one that is not known.
     """
@@ -73,24 +71,24 @@ def widen_spec(spec: ModelSpec, options: CompareOptions) -> ModelSpec:
         raise InputError(
             f"none of {', '.join(names)} builds for {options.target.name}; `enginesmith backends list` says what does"
         )
-    return spec.model_copy(update={"backends": serving, "targets": (options.target.name,)})
+    build = spec.build.model_copy(update={"required": ()})
+    return spec.model_copy(update={"backends": serving, "targets": (options.target.name,), "build": build})
 
 
-def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: StepRunner) -> BackendComparison:
+def compare(run: Run, options: CompareOptions) -> BackendComparison:
     """Build, prove and time every engine; compare the fastest with each of the others, and recommend one.
 
     Raises what exporting and quantizing raise; an engine that is refused or fails is one of the engines.
     """
-    wide = widen_spec(spec, options)
-    ready = prepare(wide, Selection(precisions=options.precisions), context, run)
-    built = run.map(build, ready.plan.wanted, wide, context)
-    judged = run.map(validate, built, wide, ready.exported, context)
+    spec = run.spec
+    wide = replace(run, spec=widen_spec(spec, options), selection=Selection(precisions=options.precisions))
+    done = wide.build_and_prove(wide.prepare())
     fleet = tuple(dict.fromkeys((*(target.name for target in spec.target_list()), options.target.name)))
-    measuring = _Measuring(wide, ready.exported, options, fleet, context)
-    facts = rank_alike([measuring.measure(item) for item in judged])
-    for unit in ready.plan.refused:
+    measuring = _Measuring(wide, done.exported, options, fleet)
+    facts = rank_alike([measuring.measure(item) for item in done.units])
+    for unit in done.plan.refused:
         facts.append(EngineFacts(unit.name, unit.request.backend, unit.request.precision, "refused", unit.reason))
-    pairs = measuring.compare_pairs(facts, {item.built.unit.name: item for item in judged})
+    pairs = measuring.compare_pairs(facts, {item.built.unit.name: item for item in done.units})
     return BackendComparison(
         model=spec.model,
         target=options.target.name,
@@ -98,7 +96,7 @@ def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: 
         fleet=fleet,
         machine=machine(),
         created_at=now(),
-        original=dict(ready.exported.proof.metrics),
+        original=dict(done.exported.proof.metrics),
         engines=tuple(facts),
         duels=tuple(pairs),
         recommendation=recommend(facts, pairs, fleet),
@@ -107,18 +105,17 @@ def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: 
 
 @dataclass(frozen=True)
 class _Measuring:
-    """What every measurement of a comparison needs. spec: the widened one.  fleet: names of the targets to serve."""
+    """What every measurement of a comparison needs. work: of the widened spec.  fleet: names of targets to serve."""
 
-    spec: ModelSpec
+    work: Work
     exported: Exported
     options: CompareOptions
     fleet: Sequence[str]
-    context: RunContext
 
     @property
     def bucket(self) -> str:
         """The sizes that engines are compared at, which the dims are tuned for: 'batch=8', or 'static'."""
-        return " ".join(f"{dim.name}={dim.opt}" for dim in self.spec.named_dims()) or "static"
+        return " ".join(f"{dim.name}={dim.opt}" for dim in self.work.spec.named_dims()) or "static"
 
     def measure(self, item: JudgedUnit) -> EngineFacts:
         """All that is known of a unit; its times and shapes where it is proven."""
@@ -134,8 +131,8 @@ class _Measuring:
             precision=request.precision,
             status=item.verdict,
             reason="" if item.verdict == "proven" else item.reason,
-            size_bytes=built.size_bytes or None,
-            build_s=built.seconds if built.digest else None,
+            size_bytes=built.record.size_bytes if built.record else None,
+            build_s=built.record.seconds if built.record else None,
             sqnr_db=min(sqnr, default=None),
             metrics=dict(item.metrics),
             covers=self._list_covered(request),
@@ -146,10 +143,10 @@ class _Measuring:
     def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
         """The facts with the times and shapes of an engine that runs here."""
         latency = Latency(seconds=self.options.seconds, buckets="few")
-        digest = time_engine(item.built, self.spec, latency, self.exported.golden, self.context, afresh=True)
+        digest = time_engine(item.built, latency, self.exported.golden, self.work, afresh=True)
         if digest is None:
             return replace(known, reason="it could not be timed")
-        report = read_latency_report(self.context.store, digest)
+        report = read_latency_report(self.work.context.store, digest)
         bucket = next((each for each in report.buckets if each.name == self.bucket), report.buckets[-1])
         middle = bucket.middle
         return replace(
@@ -168,7 +165,7 @@ class _Measuring:
 
     def _list_covered(self, request: BuildRequest) -> tuple[str, ...]:
         """Of the fleet's targets, those that the request's backend does not refuse in its precision."""
-        backend = backends.configure(request.backend, self.spec.backends.get(request.backend, {}))
+        backend = backends.configure(request.backend, self.work.spec.backends.get(request.backend, {}))
         wanted = [(name, parse_targets(name)[0]) for name in self.fleet]
         return tuple(
             name
@@ -179,20 +176,20 @@ class _Measuring:
     def _probe_shapes(self, item: JudgedUnit) -> Shapes | None:
         """The sizes that an engine answers, from the record or tried now; None for a model without dynamic dims, and
         where they could not be tried."""
-        if not self.spec.named_dims():
+        if not self.work.spec.named_dims():
             return None
-        probe = ProbeShapes(item.built.blob, self.exported.golden, model_shapes(self.spec))
+        probe = ProbeShapes(item.built.blob, self.exported.golden, model_shapes(self.work.spec))
         name = f"shapes {item.built.unit.name}"
         key = {**encode(probe), **code_key(ProbeShapes, backend_root(item.built.unit.request.backend))}
-        job = Job(name, probe, self.context.store.uri, engine_limits(self.spec, "latency"))
+        job = Job(name, probe, self.work.context.store.uri, engine_limits(self.work.spec, "latency"))
         try:
-            found = self.context.once("shapes", name, key, job)
+            found = self.work.context.once("shapes", name, key, job)
         except UnavailableError:
             raise
         except EnginesmithError as error:
             if isinstance(error, StepError) and error.kind == "cancelled":
                 raise
-            self.context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+            self.work.context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
             return None
         return "some" if found.within is False else "any" if found.outside else "within"
 
@@ -222,11 +219,11 @@ class _Measuring:
     def _compare_pair(
         self, lead: EngineFacts, other: EngineFacts, first: EngineBlob, second: EngineBlob
     ) -> PairedComparison:
-        sizes = {dim.name: dim.opt for dim in self.spec.named_dims()}
-        shapes, seconds = model_shapes(self.spec), 10 * self.options.seconds
+        sizes = {dim.name: dim.opt for dim in self.work.spec.named_dims()}
+        shapes, seconds = model_shapes(self.work.spec), 10 * self.options.seconds
         pair = BenchmarkPair(first, second, self.exported.golden, shapes, sizes, seconds, self.options.seed)
-        name, context = f"{lead.unit} against {other.unit}", self.context
-        job = Job(name, pair, context.store.uri, engine_limits(self.spec, "latency"), Needs(alone=True))
+        name, context = f"{lead.unit} against {other.unit}", self.work.context
+        job = Job(name, pair, context.store.uri, engine_limits(self.work.spec, "latency"), Needs(alone=True))
         try:
             found = context.run_job(context.local, name, job)
         except StepError as error:

@@ -1,20 +1,25 @@
-"""Writes the folder that `python -m validation.gpu --carry` takes: the engines of a version, and what proves them."""
+"""Writes the folder that `python -m validation.gpu --carry` takes: the engines of a version, of a model or of an
+ensemble, and what proves them."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from builders.execution.workdir import workdir
+from enginesmith.core.codec import decode
+from enginesmith.core.constraints import Json
 from enginesmith.core.errors import InputError, UnknownNameError
-from enginesmith.registry.ensembles import require_model
+from enginesmith.registry.ensembles import pinned_engines
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
 from enginesmith.registry.store.base import Store
+from pipeline.compile.ensembles.whole import WholeData
 from pipeline.compile.steps.blobs import fetch, fetch_graph
 from pipeline.compile.steps.proofs import contract_of, padding_rules
-from pipeline.operations.revalidate import spec_of
+from pipeline.operations.revalidate import read_ensemble, spec_of
 from pipeline.spec.model import ModelSpec
-from validation.golden.golden_set import GoldenSet
+from validation.golden.golden_set import Case, GoldenSet
 from validation.gpu.cases import save_cases
-from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
+from validation.gpu.offline_bundle import BundledEngine, BundledEnsemble, BundledNode, OfflineBundle
 
 
 def write_offline_bundle(
@@ -27,8 +32,9 @@ def write_offline_bundle(
     version with a contract and for engines without weights of their own, UnknownNameError where no engine is left,
     IntegrityError for a damaged blob.
     """
-    require_model(manifest)
     require_empty(folder)
+    if manifest.graphs:
+        return _write_whole(store, manifest, folder, targets)
     chosen = choose_engines(manifest, judge_entries(store, manifest), targets)
     return write_engines(store, manifest, folder, chosen)
 
@@ -91,3 +97,53 @@ def write_engines(store: Store, manifest: Manifest, folder: Path, chosen: Collec
     made = OfflineBundle(*about, tuple(engines.values()), folder)
     made.save()
     return made
+
+
+def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None) -> OfflineBundle:
+    """The engines of an ensemble's graphs, a folder for each graph, with the golden data of the whole. Raises
+    InputError for functions between the graphs too."""
+    if named := ", ".join(map(repr, decode(manifest.spec.get("functions", {}), dict[str, Json], "spec.functions"))):
+        raise InputError(
+            f"{manifest.model}@{manifest.version} runs code of its own between its graphs (functions {named}), which "
+            "takes the packages and the machine that it is written for: run `enginesmith validate` on a node with that "
+            "GPU that reaches the registry; or carry one of its graphs"
+        )
+    chosen = choose_engines(manifest, judge_entries(store, manifest), targets)
+    parts = {entry.unit: list(pinned_engines(store, manifest, entry)) for entry in chosen}
+    versions: dict[str, tuple[Manifest, dict[str, EngineEntry]]] = {}
+    for graph, pinned, engine in (part for found in parts.values() for part in found):
+        versions.setdefault(graph.name, (pinned, {}))[1][engine.unit] = engine
+    for name, (pinned, engines) in versions.items():
+        spec = spec_of(pinned)
+        require_carriable(pinned, spec, engines.values())
+        if spec.states():
+            raise InputError(
+                f"{manifest.model}@{manifest.version}: graph {name!r} has state, and sequences of several graphs are "
+            )
+    graphs = {
+        name: write_engines(store, pinned, folder / "graphs" / name, engines.values())
+        for name, (pinned, engines) in versions.items()
+    }
+    with workdir() as place:
+        whole = read_ensemble(manifest, store, place).golden
+        save_cases(_cases(whole), whole.digest, folder)
+    ensembles = tuple(
+        BundledEnsemble(
+            entry.unit,
+            str(entry.digest),
+            tuple(BundledNode(graph.name, str(engine.digest), graph.sources) for graph, _, engine in parts[entry.unit]),
+            entry.inputs,
+            entry.outputs,
+        )
+        for entry in chosen
+    )
+    about = manifest.model, manifest.version, manifest.digest, whole.digest
+    made = OfflineBundle(*about, (), folder, ensembles, graphs)
+    made.save()
+    return made
+
+
+def _cases(whole: WholeData) -> GoldenSet:
+    """The golden data of the whole. What is expected of it lies in the registry."""
+    batches = enumerate(whole.open().batches())
+    return GoldenSet(tuple(Case(f"golden {index}", "golden", given, {}) for index, given in batches))

@@ -14,72 +14,36 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from builders.execution.jobs import Job, WorkerContext
+from builders.execution.jobs import Job
 from builders.execution.process import run_job
 from builders.execution.workdir import workdir
-from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.errors import IntegrityError
 from enginesmith.core.hardware.gpu_generations import product_of
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
-from enginesmith.core.reports.proof import Check, Report
-from enginesmith.core.types import CPU_KIND, Session, Tensors
+from enginesmith.core.reports.proof import Answers, Check, Report
+from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.ensembles import pinned_engines
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions.additions import add_attestation
 from enginesmith.registry.versions.lookup import locate
 from pipeline.compile.ensembles.publication import GOLDEN, report_on, request_proof
 from pipeline.compile.ensembles.samples import LIMITS
-from pipeline.compile.steps.blobs import golden_set
 from pipeline.compile.steps.keys import engine_limits
-from pipeline.compile.steps.proofs import CRASHED, CheckEngine, engine_check
+from pipeline.compile.steps.proofs import CRASHED, engine_check
 from pipeline.operations.offline.bundle import own_runs
-from pipeline.operations.offline.ensemble_bundle import CheckEnsembleRecording
-from pipeline.operations.revalidate import as_built, published_proof, spec_of
-from pipeline.operations.revalidate_ensemble import read_ensemble, unit_of
+from pipeline.operations.revalidate import as_built, published_proof, read_ensemble, spec_of, unit_of
 from pipeline.outcome import make_report
 from pipeline.values import Proof
 from validation.gpu.devices import KitDevice
-from validation.gpu.recording import Answers
 from validation.gpu.results import MAX_BYTES, OfflineTrial, Results
 
 # Clocks differ by less than this.
 _CLOCKS = timedelta(minutes=10)
 _BROKE = ("load failed", "run failed", "crashed")
-
-
-@dataclass(frozen=True)
-class CheckRecording:
-    """Measure the drift of recorded answers, as `check` does with the engine at hand. answers: as
-    `validation.gpu.recording.ReplaySession` gives them."""
-
-    check: CheckEngine
-    answers: Answers
-
-    def run(self, context: WorkerContext) -> Proof:
-        """The checks. Raises IntegrityError for an answer that is damaged or missing: it says nothing of the engine."""
-        from validation.comparison.sessions import run
-        from validation.golden.free_running import FreeRunningSession
-        from validation.gpu.recording import replay_session
-
-        frozen = golden_set(open_store(context.store), self.check.golden, context.workdir)
-        actual = replay_session(self.check.engine.request, self.answers)
-
-        def ask(session: Session, what: str, inputs: Tensors) -> None:
-            try:
-                run(session, inputs)
-            except EnginesmithError as error:
-                raise IntegrityError(f"{what}: {error}") from error
-
-        for case in frozen.cases:
-            ask(actual, f"case {case.name!r}", case.inputs)
-        if frozen.sequences:
-            rolled = FreeRunningSession(actual, frozen.sequences)
-            for case in frozen.sequences.golden.cases:
-                ask(rolled, f"sequence {case.name!r}", case.inputs)
-        return self.check.compare(actual, context)
 
 
 @dataclass(frozen=True)
@@ -145,7 +109,7 @@ def _import_entry(store: Store, results: Results, item: OfflineTrial, reference:
         )
     check = engine_check(as_built(entry), spec, (manifest.golden, manifest.onnx))
     # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
-    judged = CheckRecording(replace(check, calls=None), _answers(item))
+    judged = replace(check, calls=None, recorded=_answers(item))
     proof = _prove(entry, item, Job(f"judge {entry.unit}", judged, store.uri, engine_limits(spec, "proof")))
     report = make_report(
         as_built(entry), manifest.golden, [published_proof(entry, store), proof], None, _cpu_of(results)
@@ -166,7 +130,7 @@ def _import_ensemble(
     with workdir() as folder:
         built = read_ensemble(manifest, store, folder)
         proof = request_proof(unit_of(entry, {graph.name: engine for graph, _, engine in parts}), built)
-        job = Job(f"judge {entry.unit}", CheckEnsembleRecording(proof, _answers(item)), store.uri, LIMITS)
+        job = Job(f"judge {entry.unit}", replace(proof, recorded=_answers(item)), store.uri, LIMITS)
         report = report_on(entry, built.golden.digest, _prove(entry, item, job), None, _cpu_of(results))
     return _attach(store, manifest, results, item, report)
 

@@ -19,12 +19,11 @@ from builders.execution.local import QUEUED
 from enginesmith.core.errors import EnginesmithError, UnavailableError
 from enginesmith.core.text import visible
 from enginesmith.registry.builds.runs import RunState
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import Work
 from pipeline.orchestration.artifacts import ProgressArtifact
 from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
-from pipeline.spec.model import ModelSpec
 from pipeline.values import Unit
 
 Item = TypeVar("Item")
@@ -110,9 +109,9 @@ def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.
 
 def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
     @wraps(step)
-    def run(unit: Unit, spec: ModelSpec, context: RunContext) -> Value:
+    def run(unit: Unit, work: Work) -> Value:
         waits = threading.Timer(
-            _AT_ONCE_S, context.progress.emit, (Waiting(unit.name, f"a slot of {limit} on the Prefect server"),)
+            _AT_ONCE_S, work.context.progress.emit, (Waiting(unit.name, f"a slot of {limit} on the Prefect server"),)
         )
         waits.daemon = True
         waits.start()
@@ -120,7 +119,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
             # Without the last, a lease that could not be renewed would end an hour of compiling.
             with concurrency(limit, strict=True, lease_duration=_SLOT_S, raise_on_lease_renewal_failure=False):
                 waits.cancel()
-                return step(unit, spec, context)
+                return step(unit, work)
         except ConcurrencySlotAcquisitionError as error:
             raise EnginesmithError(
                 f"{limit}: {error}; `enginesmith prefect deploy` makes the limit of each GPU generation"

@@ -11,7 +11,7 @@ makes the steps of all others finer. Faster where a node waits for memory: small
 multiplies in fp16; onnxruntime turns DequantizeLinear and MatMul into MatMulNBits on the CPU.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -22,7 +22,7 @@ from onnx import ModelProto, TensorProto, helper
 from builders.onnx_graphs.weights import to_array
 from enginesmith.arrays import Array
 from enginesmith.core.reports.quantization import FloatNode
-from enginesmith.core.types import QuantizationScheme
+from enginesmith.core.types import Precision, QuantizationScheme
 from pipeline.quantization.graph import attribute_of, finish, tidy_from
 from pipeline.quantization.insertion_points import Site, find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
@@ -223,3 +223,10 @@ def _store(insertion: Insertion, site: Site, block: int) -> None:
         helper.make_node("DequantizeLinear", inputs, [result], name=name, axis=0, block_size=block)
     )
     node.input[1] = result
+
+
+# What writes a model in each of these precisions: of model, scheme, overrides and ranges.
+UNCALIBRATED: Mapping[Precision, Callable[..., tuple[ModelProto, QuantizationNotes]]] = {
+    "int8-dynamic": lambda model, scheme, chosen, ranges: quantize_dynamic(model, chosen, ranges, scheme.weight_levels),
+    "int4": quantize_int4,
+}

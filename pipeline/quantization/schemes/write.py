@@ -14,7 +14,7 @@ from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.overrides import Override, OverridePrecision, in_fp32, resolve
 from pipeline.quantization.schemes.qdq import quantize_fp8, quantize_int8
-from pipeline.quantization.schemes.uncalibrated import quantize_dynamic, quantize_int4
+from pipeline.quantization.schemes.uncalibrated import UNCALIBRATED
 
 
 def write(
@@ -56,10 +56,8 @@ def _write(
         return cast_float(model, precision, keep_io=keep_io, keep=in_fp32(chosen), ranges=ranges)
     if scheme is None:
         raise ValueError(f"{precision} is written in a backend's scheme; none was given")
-    if precision == "int4":
-        return quantize_int4(model, scheme, chosen, ranges=ranges)
-    if precision == "int8-dynamic":
-        return quantize_dynamic(model, chosen, ranges, scheme.weight_levels)
+    if uncalibrated := UNCALIBRATED.get(precision):
+        return uncalibrated(model, scheme, chosen, ranges)
     if ranges is None:
         raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
     if precision == "fp8":

@@ -36,7 +36,7 @@ NAMES = {
     "pipeline/compile/publication/draft.py": "a version's toolchain has the reference interpreter's distribution",
     "pipeline/drafts/triton.py": "the name of a platform of Triton's, whose configurations are read",
     "enginesmith/client/layouts/triton_config.py": "which of Triton's backends opens an engine",
-    "enginesmith/client/judging.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
+    "enginesmith/client/locate.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
 }
 
 

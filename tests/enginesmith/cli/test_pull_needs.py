@@ -16,8 +16,7 @@ from enginesmith.registry.builds.build_history import Expectation
 from enginesmith.registry.manifest import request_of
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
-from pipeline.compile.composition import InProcess, compile_model
-from pipeline.compile.plan import Selection
+from pipeline.compile.composition import Run, compile_model
 from pipeline.compile.preloaded import PRELOADED
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import (
@@ -110,7 +109,7 @@ def test_a_unit_that_ran_out_of_memory_is_published_and_planned_as_what_was_buil
     project.change_spec(targets=["sm_89"], precisions=["fp32"], backends={"tensorrt-rtx": {}})
     spec = load_spec(project.spec)
     store = open_store(str(project.registry), create=True)
-    compile_model(spec, Selection(), RunContext(store, LocalExecutor(1), OutOfMemoryOnce()), InProcess())
+    compile_model(Run(spec, RunContext(store, LocalExecutor(1), OutOfMemoryOnce())))
     (entry,) = load(store, spec.model, "1").engines
     assert entry.options["workspace_mib"] == LEAN_WORKSPACE_MIB
     assert request_of(entry).key == entry.build_key

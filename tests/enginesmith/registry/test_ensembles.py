@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.client.judging import locate_and_rank
+from enginesmith.client.locate import locate_and_rank
 from enginesmith.client.resolve import Policy
 from enginesmith.core.codec import encode
 from enginesmith.core.ensemble import ENSEMBLE, PinnedGraph

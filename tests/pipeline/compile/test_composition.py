@@ -1,6 +1,7 @@
 """Units of the exported model itself wait for nothing that the others need; order and results are those of the plan."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from enginesmith.core.errors import DataError, StepError, UnavailableError
 from enginesmith.core.types import QuantizationScheme
 from enginesmith.registry.store.base import open_store
 from pipeline.compile import composition
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps import graphs
 from pipeline.spec.model import load_spec
 from pipeline.values import Graph, GraphVariant, Observed, Recipe, StepFailure
@@ -93,7 +94,7 @@ def test_a_graph_that_cannot_be_written_or_compared_says_why(
     made = Graph(INT8, "c" * 64, (), (), recipe=Recipe("d" * 64))
     monkeypatch.setattr(graphs, "write_graph", lambda *_: made)
     monkeypatch.setattr(graphs, where, crash)
-    found = graphs.quantize(INT8, load_spec(project.spec), EXPORTED, None, {}, context_of(project))
+    found = graphs.quantize(INT8, EXPORTED, None, {}, Work(load_spec(project.spec), context_of(project)))
     assert found.failure == StepFailure(f"graph {INT8.name}: KeyError: 't'", "crash", "the log")
     assert (found.variant, found.model) == (INT8, EXPORTED.model.digest)
 
@@ -105,14 +106,13 @@ def test_a_search_that_fails_is_that_of_the_kinds_that_wait_for_it(
     assert kind is not None
     monkeypatch.setattr(composition, "choose", crash)
     ranges = Observed("d" * 64, "f" * 64, "e" * 64, 3)
-    failed = composition.search_asked([kind], spec, EXPORTED, ranges, context, composition.InProcess())
+    run = composition.Run(spec, context)
+    failed = run._search([kind], EXPORTED, ranges)
     assert failed == {kind: StepFailure("search int8: KeyError: 't'", "crash", "the log")}
-    graph = graphs.quantize(INT8, spec, EXPORTED, ranges, failed, context)
+    graph = graphs.quantize(INT8, EXPORTED, ranges, failed, run)
     assert graph.failure == failed[kind]
     observed = StepFailure("calibrate: no")  # without ranges nothing is searched
-    assert composition.search_asked([kind], spec, EXPORTED, observed, context, composition.InProcess()) == {
-        kind: observed
-    }
+    assert run._search([kind], EXPORTED, observed) == {kind: observed}
 
 
 def test_something_out_of_reach_ends_the_run(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,3 +162,20 @@ def test_a_required_unit_that_is_refused_stops_the_run_early(
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": [f"cpu {refused}"]})
     done = project.build()
     assert done.code == 1 and "units that the spec requires are refused" in done.err and not calls
+
+
+def test_the_exported_model_is_planned_before_any_sample_is_observed(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches are made when they are asked for: nobody who asks for the first alone waits for the second."""
+    project.change_spec(targets=["cpu"], precisions=["fp32", "int8"])
+    monkeypatch.setattr(composition, "observe", crash)
+    run = composition.Run(load_spec(project.spec), context_of(project))
+    graphs = run.quantize(EXPORTED)
+    first = next(run.plan(graphs))
+    assert [unit.name for unit in first.plan.units] == ["cpu fp32 onnxruntime"]
+    required = replace(
+        run, spec=run.spec.model_copy(update={"build": run.spec.build.model_copy(update={"required": ("cpu int8",)})})
+    )
+    (both,) = required.plan(required.quantize(EXPORTED))
+    assert {unit.name: unit.action for unit in both.plan.units}["cpu int8 onnxruntime"] == "failed"

@@ -12,6 +12,7 @@ from enginesmith.registry.store import folder as filestore
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.causes import differences, inputs_of
 from pipeline.compile.forecast import open_records
+from pipeline.compile.run_context import Work
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import SPEC, Project, arrays, weights, write_model
 
@@ -183,7 +184,7 @@ def test_a_plan_says_what_it_does_first(project: Project) -> None:
 
 
 def torch_inputs(folder: Path) -> dict[str, dict[str, str]]:
-    return inputs_of(load_spec(folder / "net.yaml"), open_records(open_store(folder.parent / "r", create=True)))
+    return inputs_of(Work(load_spec(folder / "net.yaml"), open_records(open_store(folder.parent / "r", create=True))))
 
 
 def test_the_inputs_of_a_torch_model_go_by_their_owners_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

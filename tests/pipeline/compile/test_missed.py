@@ -10,7 +10,8 @@ import onnx
 import pytest
 
 from enginesmith.core.errors import EnginesmithError
-from pipeline.compile import composition, missed
+from pipeline.compile import composition
+from pipeline.compile import plan as missed
 from pipeline.spec.model import load_spec
 from pipeline.values import Graph, GraphVariant, SearchResult
 from tests.one_server import OneServer

@@ -15,11 +15,11 @@ from enginesmith.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Ta
 from enginesmith.registry.store.base import open_store
 from pipeline.compile import plan
 from pipeline.compile.causes import Causes, explain_change
-from pipeline.compile.plan import Selection, candidates
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.plan import candidates
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.spec.consistency import matches_unit
 from pipeline.spec.model import ModelSpec, load_spec
-from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof
+from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof, Selection
 from tests.pipeline.projects import Project
 
 REQUEST = BuildRequest(
@@ -108,7 +108,7 @@ def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: P
     request = {**encode(REQUEST), "field of another release": 1}
     value = {"units": {REQUEST.unit: {"request": request, "from": "x"}}, "from": {"x": {}}}
     context.remember("latest-builds", {"model": spec.model}, value, [])
-    assert Causes(spec, context).before == {}
+    assert Causes(Work(spec, context)).before == {}
 
 
 def test_the_reason_without_a_change_or_without_a_past() -> None:

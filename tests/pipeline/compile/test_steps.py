@@ -25,7 +25,7 @@ from enginesmith.core.errors import (
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.types import BuildRequest, Target, TensorSpec
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps import calibration, exports, graphs, proofs
 from pipeline.compile.steps.blobs import this_machine
 from pipeline.compile.steps.engines import _failure, recall_engine, reproduce
@@ -35,7 +35,6 @@ from pipeline.compile.steps.proofs import CRASHED
 from pipeline.spec.model import load_spec
 from pipeline.values import (
     Built,
-    EngineRecord,
     Exported,
     Graph,
     GraphVariant,
@@ -43,6 +42,7 @@ from pipeline.values import (
     Observed,
     OnnxModel,
     Proof,
+    Recorded,
     Unit,
 )
 from tests.pipeline.projects import Project
@@ -69,7 +69,8 @@ def run_context(folder: Path, error: EnginesmithError) -> RunContext:
 
 def an_engine() -> Built:
     request = BuildRequest(MODEL, "fp32", Target("cpu"), "onnxruntime", TENSOR, TENSOR, ())
-    return Built(Unit(request, Graph(GraphVariant("fp32"), MODEL, TENSOR, TENSOR), "build", ""), ENGINE, 1, ".onnx")
+    unit = Unit(request, Graph(GraphVariant("fp32"), MODEL, TENSOR, TENSOR), "build", "")
+    return Built(unit, Recorded(request.key, ENGINE, 1, ".onnx", 1.0, ()))
 
 
 EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOLDEN, Proof())
@@ -79,7 +80,9 @@ EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOL
 def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(
     project: Project, error: EnginesmithError
 ) -> None:
-    judged = proofs.validate(an_engine(), load_spec(project.spec), EXPORTED, run_context(project.folder.parent, error))
+    judged = proofs.validate(
+        an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error))
+    )
     assert judged.verdict == "failed"
     assert str(error) in judged.reason
 
@@ -89,7 +92,7 @@ def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(
 )
 def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: EnginesmithError) -> None:
     with pytest.raises(type(error), match=str(error)):
-        proofs.validate(an_engine(), load_spec(project.spec), EXPORTED, run_context(project.folder.parent, error))
+        proofs.validate(an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error)))
 
 
 class Measuring:
@@ -109,7 +112,7 @@ class Measuring:
 def test_a_failure_names_its_unit_once(project: Project, tmp_path: Path) -> None:
     unit = an_engine().unit
     error = StepError(f"{unit.name}: still running", "timeout")
-    failed = _failure(unit, load_spec(project.spec), run_context(tmp_path, error), error)
+    failed = _failure(unit, Work(load_spec(project.spec), run_context(tmp_path, error)), error)
     assert (failed.unit, failed.reason) == (unit.name, "still running")
 
 
@@ -118,7 +121,7 @@ def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, mo
     context = RunContext(open_store(project.folder.parent / "registry", create=True), counting, counting)
     for kind, expected in (("x86-64-v4-vnni", 1), ("x86-64-v4-vnni", 1), ("x86-64-v4", 2), ("x86-64-v3", 3)):
         monkeypatch.setattr("pipeline.compile.steps.proofs.this_kind", lambda found=kind: kind_named(found))
-        proofs.validate(an_engine(), load_spec(project.spec), EXPORTED, context)
+        proofs.validate(an_engine(), EXPORTED, Work(load_spec(project.spec), context))
         assert counting.jobs == expected
 
 
@@ -127,14 +130,14 @@ def test_only_an_engine_of_the_exported_model_itself_is_proven_with_its_answers(
     counting, kept = Measuring(), KeptAnswers("d" * 64, this_machine())
     context = RunContext(open_store(project.folder.parent / "registry", create=True), counting, counting)
     spec, exported, built = load_spec(project.spec), replace(EXPORTED, answers=kept), an_engine()
-    proofs.validate(built, spec, exported, context)
+    proofs.validate(built, exported, Work(spec, context))
     assert counting.answers == kept.blob
     for change in ({"model": "e" * 64}, {"precision": "int8"}):
         other = replace(built, unit=replace(built.unit, request=replace(built.unit.request, **change)))  # type: ignore[arg-type]
-        proofs.validate(other, spec, exported, context)
+        proofs.validate(other, exported, Work(spec, context))
         assert counting.answers is None
     assert counting.jobs == 3
-    proofs.validate(built, spec, EXPORTED, context)
+    proofs.validate(built, EXPORTED, Work(spec, context))
     assert counting.jobs == 3
 
 
@@ -169,21 +172,21 @@ def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project)
     made = ExportOutcome(model, FrozenGolden(store.put_bytes(b"golden"), None, (), Proof()))
     executor = Editing(project.folder / "model.py", made)
     with pytest.raises(InputError, match="changed while they were read"):
-        exports.export(load_spec(project.spec), RunContext(store, executor, executor))
+        exports.export(Work(load_spec(project.spec), RunContext(store, executor, executor)))
     assert not list(store.list("records/export/"))
 
 
 def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: Project) -> None:
     store = open_store(built.registry)
     spec = load_spec(built.spec)
-    known = recorded_export(spec, RunContext(store, LocalExecutor(), LocalExecutor()))
+    known = recorded_export(Work(spec, RunContext(store, LocalExecutor(), LocalExecutor())))
     assert known is not None
     exported = replace(known, golden=GOLDEN, proof=Proof())
     before = set(store.list("records/calibrate/"))
     np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
     executor = Editing(built.folder / "calibration.npz")
     with pytest.raises(DataError, match="changed while it was read"):
-        calibration.observe((0, 1), spec, exported, RunContext(store, executor, executor))
+        calibration.observe((0, 1), exported, Work(spec, RunContext(store, executor, executor)))
     assert set(store.list("records/calibrate/")) == before
 
 
@@ -214,7 +217,7 @@ def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project
 def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:
     context, request = run_context(tmp_path, ModelError("")), an_engine().unit.request
     engine = context.store.put_bytes(b"engine")
-    told = EngineRecord(request.key, engine, 6, ".onnx", 1.0, ())
+    told = Recorded(request.key, engine, 6, ".onnx", 1.0, ())
     context.remember("build", {"build": request.key}, encode(told), [engine])
     assert recall_engine(request, context) == told
     context.remember("build", {"build": request.key}, {"digest": engine, "size_bytes": 6}, [engine])
@@ -226,10 +229,13 @@ def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(proje
     spec, context = load_spec(project.spec), run_context(tmp_path, StepError("nothing runs"))
     quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True))
     with pytest.raises(InputError, match=r"'MatMul' changes nothing.*remove the overrides"):
-        graphs.quantize(GraphVariant("int8"), spec, quantized, None, {}, context)
-    assert graphs.quantize(GraphVariant("fp32"), spec, quantized, None, {}, context).model == MODEL
+        graphs.quantize(GraphVariant("int8"), quantized, None, {}, Work(spec, context))
+    assert graphs.quantize(GraphVariant("fp32"), quantized, None, {}, Work(spec, context)).model == MODEL
     project.change_spec(quantization=None)
-    assert graphs.quantize(GraphVariant("int8"), load_spec(project.spec), quantized, None, {}, context).model == MODEL
+    assert (
+        graphs.quantize(GraphVariant("int8"), quantized, None, {}, Work(load_spec(project.spec), context)).model
+        == MODEL
+    )
 
 
 def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(
@@ -267,9 +273,9 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
         store = open_store(project.folder.parent / f"registry {index}", create=True)
         seen = Observed(store.put_bytes(b"x"), store.put_bytes(b""), "y", 3)
         local, cluster = Blind(seen), Blind(answer)
-        assert calibration.observe((0, 2), spec, EXPORTED, RunContext(store, local, cluster)) == seen
+        assert calibration.observe((0, 2), EXPORTED, Work(spec, RunContext(store, local, cluster))) == seen
         assert (cluster.asked, local.asked) == (1, 1)
-        assert calibration.observe((0, 1), spec, EXPORTED, RunContext(store, local, cluster)) == seen
+        assert calibration.observe((0, 1), EXPORTED, Work(spec, RunContext(store, local, cluster))) == seen
         assert cluster.asked == 1, "a single part stays here"
 
 

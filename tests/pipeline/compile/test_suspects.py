@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from enginesmith.core.reports.proof import Check
-from pipeline.compile.suspects import find_suspects
+from pipeline.compile.steps.attributions import find_suspects
 from pipeline.outcome import JudgedUnit
 from pipeline.values import Recipe
 

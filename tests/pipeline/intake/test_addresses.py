@@ -9,7 +9,7 @@ from enginesmith.core.errors import InputError, SpecError
 from enginesmith.registry.registered_specs import registrations
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.engines import reproduce
-from pipeline.intake.places import below, place_at, spec_at
+from pipeline.intake.places import below, place_at, registry_of, spec_at
 from pipeline.orchestration.catalog import gather_specs
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.enginesmith.s3_server import BUCKET
@@ -88,3 +88,18 @@ def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Projec
             assert place.has(name) and not place.has("tiny") and not place.has("vision")
     with place_at(str(project.folder)), gather_specs(str(project.folder), None) as (here,):
         assert str(here) == str(project.spec)
+
+
+def test_the_registry_is_the_one_asked_for_then_the_variables_then_the_specs(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ENGINESMITH_REGISTRY", raising=False)
+    assert registry_of(None, None) == "./registry"
+    project.change_spec(publication={"registry": "mine"})
+    spec = load_spec(project.spec)
+    assert registry_of(project.spec, None) == registry_of(spec, None) == str(project.folder / "mine")
+    project.change_spec(publication={"registry": "s3://models/mine"})
+    assert registry_of(load_spec(project.spec), None) == "s3://models/mine"
+    monkeypatch.setenv("ENGINESMITH_REGISTRY", "s3://models/set")
+    assert registry_of(spec, None) == registry_of(None, None) == "s3://models/set"
+    assert registry_of(spec, "here") == "here"

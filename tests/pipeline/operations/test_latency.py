@@ -16,7 +16,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.canary.engines import choose
 from pipeline.compile.publication.pages import published_document
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.latency import time_engine
 from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_published
 from pipeline.operations.revalidate import as_built, spec_of
@@ -123,7 +123,7 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
     for timed in (
         lambda: profile_published(chosen, ProfileOptions(), context),
         lambda: benchmark_pair(chosen, chosen, ProfileOptions(), context),
-        lambda: time_engine(as_built(chosen.entry), spec, Latency(), golden, context, afresh=True),
+        lambda: time_engine(as_built(chosen.entry), Latency(), golden, Work(spec, context), afresh=True),
     ):
         with pytest.raises(NotOnRecord):
             timed()

@@ -14,6 +14,7 @@ from builders.backends.onnxruntime import OrtSession
 from builders.execution.jobs import WorkerContext
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
+from enginesmith.core.reports.proof import PackedArray
 from enginesmith.core.requirements import Weights
 from enginesmith.core.text import now
 from enginesmith.registry.evidence.attestations import judge_entries
@@ -29,7 +30,7 @@ from validation.comparison.sessions import run
 from validation.gpu.cases import load_cases
 from validation.gpu.devices import KitDevice
 from validation.gpu.kit import KitOptions, run_kit
-from validation.gpu.recording import PackedArray, RecordingSession, pack, unpack
+from validation.gpu.recording import RecordingSession, pack, unpack
 from validation.gpu.results import OfflineTrial, Results
 
 Change = Callable[[dict[str, Any]], None]

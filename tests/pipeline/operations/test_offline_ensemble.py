@@ -16,7 +16,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.operations.offline import imports
-from pipeline.operations.offline.ensemble_bundle import write_ensemble_bundle
+from pipeline.operations.offline.bundle import write_offline_bundle
 from pipeline.operations.offline.imports import Imported, import_results
 from tests import stateful_ensembles
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
@@ -48,7 +48,7 @@ def returned(place: tuple[Store, Manifest], tmp_path_factory: pytest.TempPathFac
     out = tmp_path_factory.mktemp("carried") / "out"
     with pytest.MonkeyPatch.context() as patch:
         run_here(patch)
-        made = write_ensemble_bundle(*place, out)
+        made = write_offline_bundle(*place, out)
     assert list(made.graphs) == ["encoder", "decoder"] and len(made.ensembles) == 1
     found = run_kit(KitOptions("cpu", (), carry=(out,), seconds=0.01, peaks=False), lambda _: None)
     document: dict[str, Any] = json.loads(found.to_bytes())
@@ -112,7 +112,7 @@ def test_functions_between_graphs_are_not_carried(place: tuple[Store, Manifest],
     store, manifest = place
     cutting = replace(manifest, spec={**manifest.spec, "functions": {"cut": {}}})
     with pytest.raises(InputError, match=r"functions 'cut'.*carry one of its graphs"):
-        write_ensemble_bundle(store, cutting, tmp_path / "out")
+        write_offline_bundle(store, cutting, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -123,5 +123,5 @@ def test_sequences_of_several_graphs_are_not_carried(tmp_path: Path) -> None:
     enginesmith.build(spec, registry=tmp_path / "registry")
     store = open_store(tmp_path / "registry")
     with pytest.raises(InputError, match=r"graph 'decoder' has state.*carry one of its graphs"):
-        write_ensemble_bundle(store, load(store, "told", "1"), tmp_path / "out")
+        write_offline_bundle(store, load(store, "told", "1"), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -20,7 +20,7 @@ from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.additions import add_attestation
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.operations import revalidate as proving
 from pipeline.operations.pending import Pending, PendingProof, list_pending, pending_of, prove, why_nothing
 from pipeline.operations.revalidate import Attested, revalidate
@@ -114,13 +114,13 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
     ran: list[str] = []
     at_once: list[int] = []
 
-    def attested(manifest: Manifest, entry: EngineEntry, _spec: object, context: RunContext) -> Attested:
+    def attested(manifest: Manifest, entry: EngineEntry, work: Work) -> Attested:
         ran.append(entry.unit)
         at_once.append(1)
         until(lambda: len(asked) >= 3, "all ask while one proves")
         assert len(at_once) == 1, "two on one machine would time each other"
         at_once.clear()
-        return Attested(entry, "proven", "fine", attest(context.store, manifest, report(entry, "proven")))
+        return Attested(entry, "proven", "fine", attest(work.context.store, manifest, report(entry, "proven")))
 
     monkeypatch.setattr(proving, "_prove", attested)
     executor = LocalExecutor()

@@ -10,8 +10,9 @@ import pytest
 from onnx import numpy_helper
 
 from builders.onnx_graphs.structure import differs
+from enginesmith.registry.manifest import EngineEntry
 from pipeline.operations.refit import PublishedRefit
-from pipeline.outcome import EngineResult, Outcome
+from pipeline.outcome import Outcome, UnitResult
 from tests.pipeline.projects import weights
 
 OLD, NEW = weights(), weights(5)
@@ -73,7 +74,7 @@ def test_weights_beside_the_model_are_told_apart_by_their_form_alone(tmp_path: P
 
 def test_units_of_a_run_that_failed_are_named() -> None:
     """Beside the refitted engines, what was built with them."""
-    good = EngineResult("cpu", "fp32", "onnxruntime", "a" * 64, 1, "proven", "", {})
-    bad = replace(good, precision="int8", digest=None, status="failed", reason="SQNR")
+    good = UnitResult(EngineEntry("cpu", "fp32", "onnxruntime", "proven", "", digest="a" * 64), 1)
+    bad = UnitResult(replace(good.entry, precision="int8", digest=None, status="failed", reason="SQNR"))
     outcome = Outcome("tiny", "2", False, (good, bad), {}, channel_refusal="it is frozen")
     assert PublishedRefit.of(outcome) == PublishedRefit("tiny", "2", "it is frozen", ("cpu int8 onnxruntime",))

@@ -127,5 +127,5 @@ def test_limits_are_of_integers_alone_and_a_person_s_win() -> None:
 def test_the_note_of_integers_behind_quantization_names_what_helps(asked, metric, expected) -> None:
     """A task metric changes nothing for them, and a limit of 1 is not weak."""
     reference = Mock(outputs=(TensorSpec("p", "float32", ("batch", 9)), TensorSpec("y", "int64", ("batch", 3))))
-    found = drift_limits.graph_drift_limits(Path(), reference, "int8", GoldenSet(()), asked, metric, Path())
+    found = drift_limits.WrittenLimits(Path(), "int8", asked, metric, Path())(reference, GoldenSet(()))
     assert {output: note for (output, _), note in found.current.budgets.notes.items()} == expected

@@ -5,8 +5,8 @@ import pytest
 from builders.execution.jobs import Job, Watch, ignore_event
 from builders.execution.local import LocalExecutor
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.composition import InProcess, calibrate
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.composition import Run
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps import exports
 from pipeline.compile.steps.calibration import ObservePartRemotely
 from pipeline.spec.model import load_spec
@@ -35,9 +35,9 @@ def test_parts_are_observed_on_the_cluster_and_give_what_one_pass_gives(executor
     local, fleet = LocalExecutor(2), Listed(executor)
     alone = RunContext(store := open_store(str(tmp_path / "registry"), create=True), local, local)
     spec = load_spec(project.spec)
-    exported = exports.export(spec, alone)
-    one_pass = calibrate(spec, exported, alone, InProcess())
+    exported = exports.export(Work(spec, alone))
+    one_pass = Run(spec, alone).observe(exported)
     project.change_spec(calibration={"data": "calibration.npz", "parts": 2})
-    in_parts = calibrate(load_spec(project.spec), exported, RunContext(store, local, fleet), InProcess())
+    in_parts = Run(load_spec(project.spec), RunContext(store, local, fleet)).observe(exported)
     assert one_pass and in_parts and in_parts.observations == one_pass.observations
     assert fleet.requests == [ObservePartRemotely] * 2

@@ -53,9 +53,10 @@ def store(tmp_path: Path) -> Store:
 
 def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
     built = an_engine()
-    judged = JudgedUnit(replace(built, extras=(("layers", "a" * 64), ("other", "b" * 64))))
+    assert built.record is not None
+    judged = JudgedUnit(replace(built, record=replace(built.record, extras={"layers": "a" * 64, "other": "b" * 64})))
     assert layers([judged, JudgedUnit(built)]) == {f"layers {built.unit.name}": "a" * 64}
-    assert list_refitted([JudgedUnit(replace(built, refitted_from="c" * 64))]) == {
+    assert list_refitted([JudgedUnit(replace(built, record=replace(built.record, refitted_from="c" * 64)))]) == {
         f"refitted from {built.unit.name}": "c" * 64
     }
 

@@ -4,8 +4,9 @@ import numpy as np
 import onnx
 import pytest
 
+from enginesmith.registry.manifest import EngineEntry
 from pipeline.cli.models.build import show_outcome
-from pipeline.outcome import EngineResult, Outcome
+from pipeline.outcome import Outcome, UnitResult
 from pipeline.values import Attributed
 from tests.pipeline.projects import Project
 from tests.pipeline.quantization.small_nets import build
@@ -96,7 +97,7 @@ def test_a_proposal_of_many_rules_is_told_and_not_printed(capsys, rules, printed
         ["quantization:", "  overrides:", *('    - {match: "n", precision: fp32}' for _ in range(rules))]
     )
     found = Attributed("quantization", "graph fp16", ("cpu fp16 onnxruntime",), None, "many", snippet)
-    failed = EngineResult("cpu", "fp16", "onnxruntime", None, None, "failed", "drift", {}, attributed=(found,))
+    failed = UnitResult(EngineEntry("cpu", "fp16", "onnxruntime", "failed", "drift"), attributed=(found,))
     show_outcome(Outcome("tiny", None, False, (failed,), {}))
     said = capsys.readouterr()
     assert (said.out.count("match:") == rules) is printed

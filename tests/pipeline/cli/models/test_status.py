@@ -14,7 +14,7 @@ from enginesmith.registry.builds.build_history import History
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import run_key, run_live_key
 from pipeline.cli.models import status as command
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps import engines
 from pipeline.orchestration.runs.recorder import new_run, record_run
 from pipeline.progress.events import Planned
@@ -90,7 +90,7 @@ def test_a_failed_build_keeps_its_log_and_reason_without_credentials(project: Pr
     with record_run(store, new_run("tiny", "tiny.yaml", store), lambda _: None) as tracker:
         tracker.emit(Planned(planned))
         context = RunContext(store, Fails(), Fails(), tracker)
-        failure = engines.build(planned.units[0], load_spec(project.spec), context).failure
+        failure = engines.build(planned.units[0], Work(load_spec(project.spec), context)).failure
     assert failure and failure.kind == "memory" and "hunter2" not in failure.log
     (item,) = [item for item in project.run("status", "tiny", "--json").json["items"] if item["name"] == UNIT]
     assert (item["state"], item["why"], item["peak_mib"]) == ("failed", "held 9000 MiB, password=[hidden]", 9000.0)

@@ -10,8 +10,8 @@ from enginesmith.core.errors import ModelError, StepError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import locate
-from pipeline.compile.steps.engines import NOT_BUILT
-from pipeline.compile.suspects import Suspect
+from pipeline.compile.steps.attributions import Suspect
+from pipeline.values import NOT_BUILT
 from tests.pipeline.projects import Project, weights, write_data, write_model
 from validation.attribution.result import attributions
 

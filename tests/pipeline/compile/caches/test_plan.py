@@ -15,13 +15,14 @@ from pipeline.compile.caches.make_cache import MakeCache, check_worker
 from pipeline.compile.caches.maker import CPU_LABEL, wanted_runtimes
 from pipeline.compile.caches.plan import check_required_caches, needs_of, plan_caches
 from pipeline.compile.caches.step import make_cache
+from pipeline.compile.composition import Run
 from pipeline.compile.forecast import foresee, on_record, open_records
-from pipeline.compile.plan import Selection
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.exports import export
 from pipeline.orchestration.runs.recorder import new_run, new_tracker
 from pipeline.progress.events import PlannedCaches
 from pipeline.spec.model import ModelSpec, load_spec
+from pipeline.values import Selection
 from tests.pipeline.compile.caches.test_build import MAY_FAIL
 from tests.pipeline.compile.caches.test_make_cache import NET, SPEC
 
@@ -40,7 +41,7 @@ def write_spec(folder: Path, more: str = "", targets: str = "[cpu]") -> ModelSpe
 def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry in which the export is on record, to be copied: it takes seconds, and is not what is looked at."""
     folder = tmp_path_factory.mktemp("exported")
-    export(write_spec(folder), context_of(folder, Cluster()))
+    export(Work(write_spec(folder), context_of(folder, Cluster())))
     return folder / "registry"
 
 
@@ -71,7 +72,7 @@ def context_of(folder: Path, cluster: Cluster) -> RunContext:
 def test_a_worker_that_does_not_see_the_spec_makes_the_cache_once(tmp_path: Path) -> None:
     spec, cluster = write_spec(tmp_path), Cluster()
     context = context_of(tmp_path, cluster)
-    exported = export(spec, context)
+    exported = export(Work(spec, context))
     (unit,) = plan_caches(spec, ALL, exported, context)
     assert (unit.action, unit.name) == ("build", "cpu fp32 torch-compile") and "on a node" in unit.reason
     entry = make_cache(unit, spec, exported, context).entry
@@ -88,7 +89,7 @@ def test_one_that_fails_elsewhere_keeps_its_reason_and_stops_nothing(tmp_path: P
     shutil.copytree(exported_once, tmp_path / "registry")
     spec, cluster = write_spec(tmp_path, targets="[arm64, l4]"), Cluster(StepError("no node", "no-node"))
     context = context_of(tmp_path, cluster)
-    exported = export(spec, context)
+    exported = export(Work(spec, context))
     made = [make_cache(unit, spec, exported, context) for unit in plan_caches(spec, ALL, exported, context)]
     assert [(item.entry.status, item.entry.reason) for item in made] == [("failed", "no node")] * 2
     assert [job.needs.labels for job in cluster.jobs] == [
@@ -110,11 +111,13 @@ def test_a_worker_of_another_kind_or_with_other_versions_refuses() -> None:
 def test_a_plan_lists_caches_before_and_after_the_export(tmp_path: Path, exported_once: Path) -> None:
     spec = write_spec(tmp_path, targets="[cpu, arm64]")
     nothing_yet = open_records(open_store(str(tmp_path / "empty"), create=True))
-    before = foresee(spec, ALL, on_record(spec, ALL, nothing_yet), nothing_yet)
+    run = Run(spec, nothing_yet)
+    before = foresee(on_record(run), run)
     assert [unit.action for unit in before.caches] == ["unknown", "refused"]
     context = RunContext(open_store(str(exported_once)), LocalExecutor(1), LocalExecutor(1))
     records = open_records(context.store)
-    after = foresee(spec, ALL, on_record(spec, ALL, records), records)
+    run = Run(spec, records)
+    after = foresee(on_record(run), run)
     assert [unit.action for unit in after.caches] == ["build", "refused"] and after.count("build") >= 1
     rows = [row for row in after.to_json()["units"] if row["backend"] == "torch-compile"]
     assert [bool(row["build_key"]) for row in rows] == [True, False]

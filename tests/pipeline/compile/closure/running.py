@@ -19,8 +19,7 @@ from enginesmith.core.codec import decode, encode
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.closure.reach import is_carrier
 from pipeline.compile.closure.sources import PACKAGES
-from pipeline.compile.composition import InProcess, compile_model
-from pipeline.compile.plan import Selection
+from pipeline.compile.composition import Run, compile_model
 from pipeline.compile.run_context import RunContext
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, write_project
@@ -115,5 +114,5 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Traced:
         store = open_store(folder / "registry", create=True)
         with pytest.MonkeyPatch.context() as patched:  # the tests' own server is in no closure
             patched.setattr("pipeline.sources.export.fork_here", lambda: nullcontext(spawn))
-            compile_model(load_spec(project.spec), Selection(), RunContext(store, executor, executor), InProcess())
+            compile_model(Run(load_spec(project.spec), RunContext(store, executor, executor)))
     return executor

@@ -8,7 +8,7 @@ import pytest
 from enginesmith.core.errors import DataError
 from enginesmith.core.state import State
 from enginesmith.core.types import Dim, Session, Tensors, TensorSpec
-from pipeline.compile.ensembles.graph_steps import SEQUENCE, STEP, GraphSteps, find_graph_steps, list_rows, roll_steps
+from pipeline.compile.ensembles.samples import SEQUENCE, STEP, GraphSteps, find_graph_steps, list_rows, roll_steps
 from pipeline.compile.ensembles.whole import WholeData
 
 INPUTS = (

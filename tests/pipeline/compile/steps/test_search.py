@@ -8,8 +8,8 @@ import pytest
 
 from builders.execution.jobs import Job, Watch, ignore_event
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.missed import describe_deciding
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.plan import describe_deciding
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.search import SearchQuantization, SearchResults, choose
 from pipeline.spec.model import load_spec
 from pipeline.values import Observed, Searched, SearchResult
@@ -44,9 +44,9 @@ def searching(folder: Path, ended: str = "") -> tuple[Searching, RunContext]:
 def test_kinds_are_searched_in_one_job_and_each_is_on_record(project: Project, tmp_path: Path) -> None:
     executor, context = searching(tmp_path)
     spec = load_spec(project.spec)
-    choose([CPU], spec, EXPORTED, RANGES, context)
-    assert choose([GPU, CPU], spec, EXPORTED, RANGES, context) == {GPU: executor.result, CPU: executor.result}
-    choose([CPU, GPU], spec, EXPORTED, RANGES, context)
+    choose([CPU], EXPORTED, RANGES, Work(spec, context))
+    assert choose([GPU, CPU], EXPORTED, RANGES, Work(spec, context)) == {GPU: executor.result, CPU: executor.result}
+    choose([CPU, GPU], EXPORTED, RANGES, Work(spec, context))
     assert executor.asked == [(CPU,), (GPU,)]
 
 
@@ -55,14 +55,14 @@ def test_a_search_is_made_again_only_where_it_may_take_longer(project: Project, 
     executor, context = searching(tmp_path, ended)
     for limit in (10, 10, 20, 10):
         project.change_spec(timeouts={"quantization_s": limit})
-        found = choose([CPU], load_spec(project.spec), EXPORTED, RANGES, context)[CPU]
+        found = choose([CPU], EXPORTED, RANGES, Work(load_spec(project.spec), context))[CPU]
         assert found == executor.result
     assert len(executor.asked) == (2 if ended else 1)
     executor.result = replace(executor.result, ended="")
     project.change_spec(timeouts={"quantization_s": 30})
-    choose([CPU], load_spec(project.spec), EXPORTED, RANGES, context)
+    choose([CPU], EXPORTED, RANGES, Work(load_spec(project.spec), context))
     project.change_spec(timeouts={"quantization_s": 10})
-    assert choose([CPU], load_spec(project.spec), EXPORTED, RANGES, context)[CPU].ended == ""
+    assert choose([CPU], EXPORTED, RANGES, Work(load_spec(project.spec), context))[CPU].ended == ""
 
 
 def test_it_is_said_that_trials_are_held_to_decibels_where_a_metric_decides(project: Project) -> None:

@@ -63,6 +63,8 @@ def test_every_backend_that_serves_the_target_is_taken_with_the_specs_own_option
     assert "tensorrt-rtx" not in widen_spec(spec, asked("cpu")).backends
     assert "tensorrt-rtx" in widen_spec(spec, asked("sm_89")).backends
     assert widen_spec(spec, asked("sm_89")).targets == ("sm_89",)
+    project.change_spec(build={"required": ["cpu fp32"]})
+    assert not widen_spec(load_spec(project.spec), asked("sm_89")).build.required, "a refusal is a row, not an error"
 
 
 def test_engines_of_one_reason_are_named_together():

@@ -16,6 +16,7 @@ from builders.execution.local import QUEUED
 from enginesmith.core.errors import EnginesmithError, SpecError, StepError, UnavailableError, UndecidedError
 from enginesmith.core.hardware.targets import parse_targets
 from enginesmith.core.types import BuildRequest
+from pipeline.compile.run_context import Work
 from pipeline.compile.steps import engines
 from pipeline.orchestration.flows import runner
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, as_task, helps
@@ -71,13 +72,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(
     taken: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(item: Unit, _spec: object, _context: object) -> str:
+    def build(item: Unit, _work: object) -> str:
         return item.name
 
     build.__name__ = engines.build.__name__
     placed = PrefectRunner(gpu_slots=True)._with_slot
     for target in ("sm_89", "l4"):
-        assert placed(build, unit(target))(unit(target), None, context()).startswith(target)
+        assert placed(build, unit(target))(unit(target), Work(None, context())).startswith(target)
     assert taken == [("enginesmith-gpu-sm_89", True)] * 2
     for item in (unit("cpu"), unit("sm_89", "cached")):
         assert placed(build, item) is build
@@ -102,10 +103,10 @@ def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(runner, "concurrency", concurrency)
     placed = PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_89"))
-    assert placed(unit("sm_89"), None, told) == "built" and not waits, "it was free"
+    assert placed(unit("sm_89"), Work(None, told)) == "built" and not waits, "it was free"
     slow = True
     monkeypatch.setattr(runner, "_AT_ONCE_S", 0.01)
-    assert placed(unit("sm_89"), None, told) == "built"
+    assert placed(unit("sm_89"), Work(None, told)) == "built"
     assert waits == [Waiting(unit("sm_89").name, "a slot of enginesmith-gpu-sm_89 on the Prefect server")]
 
 
@@ -129,7 +130,7 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None
         match=r"enginesmith-gpu-sm_75: .*`enginesmith prefect deploy` "
         r"makes",
     ) as caught:
-        PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_75"))(unit("sm_75"), None, context())
+        PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_75"))(unit("sm_75"), Work(None, context()))
     assert not isinstance(caught.value, UnavailableError), "trying again would not help"
 
 

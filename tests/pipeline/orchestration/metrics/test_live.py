@@ -59,14 +59,15 @@ def test_units_wait_run_and_are_counted(live: LiveMetrics) -> None:
 
 
 def test_failures_are_a_state_and_unproven_engines_a_gauge(live: LiveMetrics) -> None:
-    from pipeline.outcome import EngineResult, Outcome
+    from enginesmith.registry.manifest import EngineEntry
+    from pipeline.outcome import Outcome, UnitResult
 
     live.emit(Planned(plan()))
     live.emit(Started(UNIT))
     live.emit(Finished(UNIT, "failed", "out of memory"))
     assert value(live, "enginesmith_builds_total", **{**BUILT, "state": "failed"}) == 1
-    row = EngineResult("sm_89", "fp16", "tensorrt-rtx", None, None, "unproven", "", {})
-    outcome = Outcome("digits", "1", False, (row, row, replace(row, status="proven")), {})
+    row = UnitResult(EngineEntry("sm_89", "fp16", "tensorrt-rtx", "unproven", ""))
+    outcome = Outcome("digits", "1", False, (row, row, UnitResult(replace(row.entry, status="proven"))), {})
     live.emit(RunConcluded(outcome))
     live.emit(RunConcluded(replace(outcome, engines=(row,))))
     assert value(live, "enginesmith_unproven_engines", target="sm_89", backend="tensorrt-rtx") == 1
