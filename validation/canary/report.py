@@ -149,7 +149,7 @@ def make_report(
         reason=judgement.reason,
         candidate=candidate.identity,
         baseline=baseline.identity,
-        paired=evidence.paired and not evidence.matched,
+        paired=evidence.paired,
         observations=BothObserved(
             *(SideObserved(one.digest, len(one), one.ok.count(False)) for one in (candidate, baseline))
         ),

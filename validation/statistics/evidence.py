@@ -23,17 +23,12 @@ class Side:
     def __len__(self) -> int:
         return len(self.ok)
 
-    def take(self, indices: Array) -> "Side":
-        """The requests at `indices`, in that order."""
-        return Side(self.time[indices], self.latency[indices], self.ok[indices], self.score[indices])
-
 
 @dataclass(frozen=True)
 class CanaryEvidence:
-    """Both sides' requests. paired: whether entry i of both sides belongs together.
+    """Both sides' requests. paired: whether entry i of both sides is the same request.
 
-    matched: whether those are different requests of about the same moment.  replayed: whether one run sent recorded
-    requests to both, with nothing between it and the engines.
+    replayed: whether one run sent recorded requests to both, with nothing between it and the engines.
     differs, flipped: bool [requests that both answered], whether the candidate's answer, or its argmax, is another
     one; None where that was not observed.
     stopped: why the end of a log may hide that an engine died, which rules out a PASS.  unlike: why the sides do not
@@ -50,14 +45,8 @@ class CanaryEvidence:
     flipped: Array | None = None
     stopped: str = ""
     unlike: str = ""
-    matched: bool = False
     replayed: bool = False
     design_block: int = 1
-
-    @property
-    def same_requests(self) -> bool:
-        """Whether both sides answered the same requests."""
-        return self.paired and not self.matched
 
     @property
     def requests(self) -> int:

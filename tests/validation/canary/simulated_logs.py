@@ -126,7 +126,18 @@ def halves(rng: Rng, count: int, *, slower: float = 0.0, drift: float = 0.0) -> 
     quiet hours, and below it in the busy ones."""
     times = arrivals(rng, 2 * count, 0, 24)
     mine = rng.random(len(times)) < 0.5 - drift * (load(times) - 1.0)
-    return _of_a_day(rng, times[mine], times[~mine], slower, ("FAIL",) if slower else EQUAL)
+    return _of_a_day(rng, times[mine], times[~mine], slower, ("FAIL", "INSUFFICIENT") if slower else EQUAL)
+
+
+def split(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
+    """Each request of an hour of even load goes to one side by chance."""
+    times = MIDNIGHT + np.cumsum(rng.exponential(HOUR / (2 * count), 2 * count))
+    mine = rng.random(2 * count) < 0.5
+    ours, theirs = (
+        log(name, side, 0.02 * factor * _noise(rng, len(side)))
+        for name, side, factor in (("candidate", times[mine], 1.0 + slower), ("baseline", times[~mine], 1.0))
+    )
+    return Logs(ours, theirs, ("FAIL",) if slower else EQUAL)
 
 
 def ramp(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
@@ -188,6 +199,8 @@ SIMULATIONS: dict[str, Simulation] = {
     "10 % slower, on a faster day": lambda rng, count: same_hours_of_two_days(rng, count, slower=0.1),
     "10 % slower, an hour each in turns": lambda rng, count: hour_about(rng, count, slower=0.1),
     "equal, a share that grows": ramp,
+    "equal halves of an hour": split,
+    "10 % slower half of an hour": lambda rng, count: split(rng, count, slower=0.1),
     "equal halves of a day": halves,
     "10 % slower half of a day": lambda rng, count: halves(rng, count, slower=0.1),
     "equal, more of the quiet hours": lambda rng, count: halves(rng, count, drift=0.05),

@@ -1,1 +1,1 @@
-"""The canary's verdict: criteria, sequential tests, matching of answers."""
+"""The canary's verdict: criteria, sequential tests, pairs of answers."""

@@ -108,7 +108,7 @@ def latency_criteria(
     share = CALIBRATED if evidence.design_block == 1 else CALIBRATED_IN_TURNS
     kept = ErrorLevels(share * levels.passing, share * levels.failing)
     return [
-        _latency(name, margin, effect, kept, sides, evidence.same_requests)
+        _latency(name, margin, effect, kept, sides, evidence.paired)
         for (name, margin), effect in zip(thresholds.latency.items(), effects, strict=True)
     ]
 
@@ -246,7 +246,7 @@ def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels
     memories = memories_of(scored, evidence.paired)
     variance, block = sum(memory.variance for memory in memories), max(memory.block for memory in memories)
     if math.isinf(variance):
-        note = unsteady("the score", block, count, evidence.same_requests)
+        note = unsteady("the score", block, count, evidence.paired)
         least = least_requests(block, count)
         return Criterion("score", "score", margin, "INSUFFICIENT", needed=least, requests=count, note=note)
     return _score(scored, margin, levels, math.sqrt(variance), min(count // block, MOST_BLOCKS) - 1.0)

@@ -31,7 +31,6 @@ from validation.canary.judging.criteria import (
     share_criterion,
 )
 from validation.canary.judging.formatting import describe, describe_needed
-from validation.canary.judging.matching import match_in_time
 from validation.canary.judging.thresholds import Thresholds, burst_of
 from validation.statistics.distributions import NORMAL
 from validation.statistics.evidence import CanaryEvidence
@@ -136,12 +135,11 @@ def judge(
     seed: int = SEED,
     replicates: int = REPLICATES,
 ) -> CanaryJudgement:
-    """Judge a candidate by observations of both sides; sides that are not paired are matched in time.
+    """Judge a candidate by observations of both sides (`pairing.evidence_of`).
 
     seed, replicates: of the bootstrap. Raises InputError for looks that do not fit the plan.
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
-    evidence = evidence if evidence.paired or evidence.unlike else match_in_time(evidence)
     # How many criteria may FAIL a candidate: all that the thresholds ask for, whatever was observed.
     shares = (limits.quality.disagreement, limits.quality.flips, limits.quality.score) if limits.quality else ()
     count = len(limits.latency) + sum(limit is not None for limit in (limits.error_rate, *shares))

@@ -1,15 +1,20 @@
-"""Two files of observations as the evidence of a canary: paired by the names of their requests, else by time.
+"""Two files of observations as the evidence of a canary: paired by the names of their requests, else unpaired.
 
 A process that dies logs nothing, so the side whose log stops first may have died there. A log with a line of its writer
 that accounts for all observations (`ObservationLog.close`) was stopped in order. Without such lines on both sides, a
 log that stops before the other one cannot lead to a PASS. Logs that are still written to may lack the requests that
 were in flight when they were read: those that are younger than an answer may take, which is a quantile of the latencies
 and not their maximum, as one slow answer says nothing of how long the others are in flight.
+
+Latency depends on the hour and on the load. Sides that answered different requests are compared in the time that both
+logs cover, and only where their loads were alike throughout: what one side's queue does to its latency is not the
+engine.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -17,7 +22,6 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.text import pluralize
 from enginesmith.recording.traffic import EQUAL_DB
-from validation.canary.judging.matching import hours_apart, match_in_time, silence
 from validation.canary.observations import Name, ObservationTable
 from validation.statistics.evidence import CanaryEvidence
 
@@ -27,6 +31,21 @@ MOST_IN_FLIGHT = 8
 _IN_FLIGHT = 0.99
 # The probability below which a run of requests that a side did not see is no chance.
 _RARE = 1e-6
+# Median distance in time at which the same requests on both sides are no longer compared.
+MOST_APART_S = 900.0
+# Times below this (1973) count as seconds since some start.
+_EPOCH = 1e8
+# Windows in which the loads of two sides are compared, at most, and the requests in one, at least.
+LOAD_WINDOWS, PER_WINDOW = 20, 50
+# How many times the requests per second of the other side a side may have had, chance aside.
+MOST_LOAD = 1.25
+# What counts as chance: so many standard deviations of a binomial share.
+_CHANCE = 4.0
+# Requests in the common time that are enough, however long the logs are.
+LEAST_REQUESTS = 40
+# A side's end is not chance where so many of its requests were to be expected after it.
+_SILENCE = 20.0
+REMEDY = "send requests to both sides at the same time, as many to one as to the other, or name them so that they pair"
 CLOSE = "judge when both were closed (`ObservationLog.close`), or cut both at the same request"
 
 
@@ -104,14 +123,14 @@ def evidence_of(
 ) -> tuple[CanaryEvidence, tuple[str, ...]]:
     """The evidence that two files hold, and remarks on how they were read.
 
-    Observations are paired when each one on both sides names its request, else matched in time. A request that only one
+    Observations are paired when each one on both sides names its request, else not. A request that only one
     side observed counts as failed on the other, or is left out with `ignore_missing`; the few that may have been in
     flight when logs that are still written to were read are left out in any case.
     sqnr_db: answers closer than that count as equal. Raises DataError without a request in common.
     """
     notes = [f"{one.path.name}: half a line at its end was left out" for one in (candidate, baseline) if one.cut]
     if None in candidate.request or None in baseline.request:
-        evidence, more = _match_by_time(candidate, baseline)
+        evidence, more = _leave_unpaired(candidate, baseline)
     else:
         evidence, more = _pair_by_name(candidate, baseline, sqnr_db, ignore_missing)
     why = [describe_kill("candidate", candidate), describe_kill("baseline", baseline), evidence.stopped]
@@ -119,24 +138,92 @@ def evidence_of(
     return replace(evidence, stopped="; ".join(filter(None, why)), replayed=replayed), (*notes, *more)
 
 
-def _match_by_time(candidate: ObservationTable, baseline: ObservationTable) -> tuple[CanaryEvidence, list[str]]:
-    """Requests of about the same moment in pairs, where the sides compare."""
-    ours, theirs = (one.side(np.arange(len(one))) for one in (candidate, baseline))
-    found = match_in_time(CanaryEvidence(ours, theirs, paired=False))
-    notes = ["the two sides answered different requests, and are compared within windows of time"]
-    if found.unlike:
-        return found, notes
-    notes += [
-        f"{len(one) - len(kept)} of {len(one)} requests of the {role} have no match at the same time, and are left out"
-        for role, one, kept in (("candidate", ours, found.candidate), ("baseline", theirs, found.baseline))
-        if len(kept) < len(one)
+def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> tuple[CanaryEvidence, list[str]]:
+    """Different requests of both sides, those of the common time in the order of their arrival; where the sides do not
+    compare, all of them with the reason."""
+    tables = (candidate, baseline)
+    times = [np.asarray(one.time) for one in tables]
+    first, last = max(float(one.min()) for one in times), min(float(one.max()) for one in times)
+    inside = [np.flatnonzero((one >= first) & (one <= last)) for one in times]
+    unlike = _other_hours(times, inside) or _other_load(
+        [one[index] for one, index in zip(times, inside, strict=True)], first, last
+    )
+    chosen = [np.arange(len(one)) for one in tables] if unlike else inside
+    sides = [
+        one.side(index[np.argsort(at[index], kind="stable")])
+        for one, at, index in zip(tables, times, chosen, strict=True)
     ]
-    silent = silence(candidate, baseline)
-    if not silent:
-        return found, notes
-    if candidate.ended and baseline.ended:
-        return found, [*notes, silent]
-    return replace(found, stopped=f"{silent}, and not both say that they were stopped in order; {CLOSE}"), notes
+    notes = ["the two sides answered different requests, and are compared in the time that both logs cover"]
+    notes += [
+        f"{len(one) - len(side)} of {len(one)} requests of the {role} are not of that time, and are left out"
+        for role, one, side in zip(("candidate", "baseline"), tables, sides, strict=True)
+        if len(side) < len(one)
+    ]
+    stopped = "" if unlike or (candidate.ended and baseline.ended) else _silent_end(candidate, baseline)
+    return CanaryEvidence(sides[0], sides[1], paired=False, stopped=stopped, unlike=unlike), notes
+
+
+def _other_hours(times: Sequence[Array], inside: Sequence[Array]) -> str:
+    """Why the sides do not compare: they were observed at different times; '' where they share enough of it."""
+    if 2 * min(map(len, inside)) >= min(*map(len, times), 2 * LEAST_REQUESTS):
+        return ""
+    ours, theirs = map(span_text, times)
+    return (
+        f"the logs are of different times (candidate: {ours}, baseline: {theirs}), and what the hour does to latency "
+        f"is not the engine; {REMEDY}"
+    )
+
+
+def _other_load(inside: Sequence[Array], first: float, last: float) -> str:
+    """Why the sides do not compare: in some window their loads differed; '' where they were alike throughout."""
+    edges = np.linspace(first, last, max(1, min(LOAD_WINDOWS, min(map(len, inside)) // PER_WINDOW)) + 1)
+    ours, theirs = (np.histogram(times, edges)[0] for times in inside)
+    share = 1.0 / (1.0 + MOST_LOAD)
+    windows = [(ours.sum(), theirs.sum(), first, last), *zip(ours, theirs, edges[:-1], edges[1:], strict=True)]
+    for a, b, start, end in windows:
+        total = int(a) + int(b)
+        if min(int(a), int(b)) < total * share - _CHANCE * math.sqrt(total * share * (1.0 - share)):
+            return (
+                f"the sides had an unlike load: {a} requests of the candidate and {b} of the baseline from "
+                f"{span_text(np.asarray([start, end]))}, and load changes latency; {REMEDY}; or cut both logs to a "
+                "time of like load, or to one instance each"
+            )
+    return ""
+
+
+def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
+    """Why the end of one log may hide that its engine died: the other log goes on for longer than chance explains."""
+    for role, side, other in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
+        after = int(np.count_nonzero(np.asarray(other.time) > max(side.time)))
+        if after * len(side) >= _SILENCE * len(other):
+            return (
+                f"{side.path.name} ({role}) stops {after} requests of {other.path.name} earlier, and not both say that "
+                f"they were stopped in order; {CLOSE}"
+            )
+    return ""
+
+
+def hours_apart(candidate: Array, baseline: Array) -> str:
+    """Why requests that both sides saw are not compared: they arrived at different hours; '' if they did not.
+
+    candidate, baseline: arrivals of the same requests in seconds, [requests], NaN where a request was not seen.
+    """
+    apart = float(np.nanmedian(np.abs(candidate - baseline)))
+    if apart <= MOST_APART_S:
+        return ""
+    return (
+        f"the same requests arrived {apart / 60:.0f} minutes apart: the candidate's {span_text(candidate)}, the "
+        f"baseline's {span_text(baseline)}; what the hour does to latency is not the engine; send each request to both "
+        "sides at the same time"
+    )
+
+
+def span_text(times: Array) -> str:
+    """First and last of the times: '2026-01-31 08:00:00 to 2026-01-31 17:00:00 UTC', or '0 s to 3600 s' if no dates."""
+    first, last = float(np.nanmin(times)), float(np.nanmax(times))
+    if first < _EPOCH or last > 1e11:
+        return f"{first:.6g} s to {last:.6g} s"
+    return " to ".join(f"{datetime.fromtimestamp(one, UTC):%Y-%m-%d %H:%M:%S}" for one in (first, last)) + " UTC"
 
 
 def _pair_by_name(

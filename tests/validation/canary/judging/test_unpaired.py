@@ -1,5 +1,5 @@
-"""Requests that do not pair are compared within windows of time; what was observed at other hours, or under another
-load, is not compared at all."""
+"""Requests without names are compared unpaired, in the time of both logs; what was observed at other hours, or under
+another load, is not compared at all."""
 
 import numpy as np
 import pytest
@@ -7,22 +7,20 @@ import pytest
 from tests.validation.canary.simulated_logs import (
     HOUR,
     LIMITS,
+    MIDNIGHT,
     SIMULATIONS,
     Logs,
     apart,
     arrivals,
-    halves,
-    load,
     log,
     mirrored,
     ramp,
+    split,
 )
 from validation.canary.judging.judge import Looks, judge
-from validation.canary.judging.matching import match, match_in_time, spans_of
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.report import Circumstances, TrafficReplayed, make_report
-from validation.statistics.evidence import CanaryEvidence
 
 MEDIAN = Thresholds({"p50": 0.02}, error_rate=None, quality=None)
 
@@ -70,55 +68,29 @@ def test_an_unlike_load_is_refused_with_its_counts():
     assert "1000 requests of the candidate and 8991 of the baseline" in found.reason
 
 
-def test_concurrent_halves_are_told_apart():
-    found, notes = judged(halves(np.random.default_rng(0), 8000), MEDIAN)
-    assert (
-        found.verdict == "PASS"
-        and "compared within windows of time" in notes
-        and "have no match at the same time" in notes
-    )
-    found, _ = judged(halves(np.random.default_rng(0), 8000, slower=0.1), MEDIAN)
+def test_halves_of_an_even_load_are_compared_unpaired():
+    logs = split(np.random.default_rng(0), 4000)
+    found, notes = judged(logs, MEDIAN)
+    assert found.verdict == "PASS" and "in the time that both logs cover" in notes
+    found, _ = judged(split(np.random.default_rng(0), 4000, slower=0.1), MEDIAN)
     assert found.verdict == "FAIL" and found.reason.startswith("latency p50: +")
-
-
-def test_a_share_that_follows_the_hour_does_not_hide_a_difference():
-    """The candidate has 54 % of the requests of the quiet hours: the medians of all of it differ by less than 3 %."""
-    logs = halves(np.random.default_rng(0), 20_000, slower=0.03, drift=0.05)
-    medians = [float(np.median(one.latency)) for one in (logs.candidate, logs.baseline)]
-    assert medians[0] / medians[1] < 1.02, "unmatched, it is within the margin"
-    evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
-    matched = [float(np.median(one.latency)) for one in (evidence.candidate, evidence.baseline)]
-    assert matched[0] / matched[1] == pytest.approx(1.03, abs=0.01)
-
-
-def test_matched_requests_are_not_the_same_ones():
-    logs = halves(np.random.default_rng(0), 2000)
     evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
     facts = Circumstances("", {}, {}, "", TrafficReplayed(), ())
     report = make_report(judge(evidence), Thresholds(), Looks(), logs.candidate, logs.baseline, evidence, facts)
-    assert evidence.paired and evidence.matched and report.paired is False
+    assert evidence.paired is report.paired is False
 
 
-def test_the_judge_compares_no_hours_whoever_made_the_evidence():
-    logs = apart(np.random.default_rng(0), 6000, slower=0.1)
-    sides = [one.side(np.arange(len(one))) for one in (logs.candidate, logs.baseline)]
-    assert "different times" in judge(CanaryEvidence(sides[0], sides[1], paired=False)).reason
-    logs = halves(np.random.default_rng(0), 4000)
-    sides = [one.side(np.arange(len(one))) for one in (logs.candidate, logs.baseline)]
-    backwards = [side.take(np.arange(len(side))[::-1]) for side in sides]
-    assert judge(CanaryEvidence(backwards[0], sides[1], paired=False), seed=1, replicates=200) == judge(
-        match_in_time(CanaryEvidence(sides[0], sides[1], paired=False)), seed=1, replicates=200
-    )
-
-
-def test_both_sides_have_as_many_requests_in_every_window():
+def test_only_the_time_of_both_logs_counts():
     rng = np.random.default_rng(0)
-    times = arrivals(rng, 3000, 0, 24), arrivals(rng, 2700, 2, 26)
-    spans = spans_of(*times)
-    kept = [one[index] for one, index in zip(times, match(spans), strict=True)]
-    assert len(kept[0]) == len(kept[1]) > 1800 and (np.diff(kept[0]) >= 0).all()
-    assert np.abs(kept[0] - kept[1]).max() < 24 * HOUR / 40
-    assert load(kept[0]).mean() == pytest.approx(load(kept[1]).mean(), rel=0.01)
+    times = [MIDNIGHT + np.linspace(first, last, 1000) * HOUR for first, last in ((0, 2), (0.5, 2.5))]
+    sides = [
+        log(name, one, np.full(1000, 0.01) * np.exp(rng.normal(size=1000) * 0.1), ended=True)
+        for name, one in zip(("candidate", "baseline"), times, strict=True)
+    ]
+    evidence, notes = evidence_of(sides[0], sides[1], 15.0)
+    assert (len(evidence.candidate), len(evidence.baseline)) == (750, 750) and not evidence.unlike
+    assert "250 of 1000 requests of the candidate are not of that time" in " ".join(notes)
+    assert (np.diff(evidence.candidate.time) >= 0).all()
 
 
 def test_the_same_requests_hours_apart_are_refused():
