@@ -167,6 +167,12 @@ def path_option(name: str, meaning: str, shown: bool | str = False, **kind: bool
     return click.option(name, type=click.Path(path_type=Path, **kind), show_default=shown, help=meaning)
 
 
+def require_svg(path: Path) -> None:
+    """Raise InputError for a file of a picture that is no SVG."""
+    if path.suffix.lower() != ".svg":
+        raise InputError(f"{path}: pictures are written as .svg; name the file so")
+
+
 def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Command], Command]:
     """`--registry`, from ENGINESMITH_REGISTRY, else `default`; passed as `registry`. shown: the default in the help."""
     return click.option(

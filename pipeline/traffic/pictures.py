@@ -1,54 +1,68 @@
-"""Traffic as plots: histograms of dims with their buckets, sizes and rates by hour, pairs of sizes, costs of plans."""
+"""Traffic as pictures: histograms of dims with their buckets, rates and sizes by hour."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from enginesmith.arrays import Array
 from enginesmith.core.text import format_plain
 from pipeline.traffic.choice import BucketPlan
-from pipeline.traffic.summary import QUANTILES, PairCounts, SizeCounts, TrafficSummary
-from validation.plots.charts import (
-    SERIES,
-    Axis,
-    Bars,
-    Interval,
-    Key,
-    Line,
-    Mark,
-    Plot,
-    Point,
-    Text,
-    intervals,
-    loglog,
-    span_axis,
-)
-from validation.plots.texts import percent_text, seconds_text
+from pipeline.traffic.summary import QUANTILES, SizeCounts, TrafficSummary
+from validation.plots.figure import COLOURS, SERIES, annotate, draw_svg, set_axis, tag
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Of one of the charts that lie beneath each other.
 WIDTH, HEIGHT = 640, 260
-_MOST_BARS, _MOST_POINTS = 160, 400
+_MOST_BARS = 160
 # The axis of sizes is logarithmic where the greatest is so many times the median.
 _LONG_TAIL = 8.0
+# Draws one chart, and returns its words.
+Chart = Callable[["Axes"], str]
 
 
-def draw_traffic(summary: TrafficSummary, buckets: Mapping[str, Sequence[int]]) -> list[Plot]:
-    """The plots of traffic. buckets: the upper edges that the spec has for each dim."""
+def draw_traffic(summary: TrafficSummary, buckets: Mapping[str, Sequence[int]]) -> str:
+    """The SVG of traffic. buckets: the upper edges that the spec has for each dim."""
     dims = [dim for dim, counts in summary.dims.items() if len(counts.counts) > 1] or [*summary.dims]
-    plots = [draw_histogram(dim, summary.dims[dim], {"present": buckets[dim]}) for dim in dims]
+    charts: list[Chart] = [
+        partial(draw_histogram, dim=dim, counts=summary.dims[dim], buckets={"present": buckets[dim]}) for dim in dims
+    ]
     if len(summary.hours) > 1:
-        plots += [_draw_rates(summary), *(_draw_hours(summary, dim) for dim in dims)]
-    return plots + [_draw_pair(pair) for pair in summary.pairs if {*pair.dims} <= {*dims}]
+        charts += [partial(_draw_rates, summary=summary)]
+        charts += [partial(_draw_hours, summary=summary, dim=dim) for dim in dims]
+    return _draw(charts)
 
 
-def draw_choice(sizes: Mapping[str, SizeCounts], plans: Sequence[BucketPlan], chosen: Sequence[str]) -> list[Plot]:
-    """The histogram of each chosen dim with the chosen buckets and the present ones, and what the plans cost."""
+def draw_choice(sizes: Mapping[str, SizeCounts], plans: Sequence[BucketPlan], chosen: Sequence[str]) -> str:
+    """The SVG of the histogram of each chosen dim with the chosen buckets and the present ones."""
     named = {plan.name: plan for plan in plans}
-    shown = [name for name in ("chosen", "present") if name in named]
-    found = [draw_histogram(dim, sizes[dim], {name: named[name].edges[dim] for name in shown}) for dim in chosen]
-    return [*found, _draw_costs(plans)]
+    names = [name for name in ("chosen", "present") if name in named]
+    return _draw(
+        [
+            partial(
+                draw_histogram, dim=dim, counts=sizes[dim], buckets={name: named[name].edges[dim] for name in names}
+            )
+            for dim in chosen
+        ]
+    )
 
 
-def draw_histogram(dim: str, counts: SizeCounts, buckets: Mapping[str, Sequence[int]]) -> Plot:
+def _draw(charts: Sequence[Chart]) -> str:
+    words: list[str] = []
+
+    def draw(figure: "Figure") -> None:
+        places = figure.subplots(len(charts), squeeze=False)[:, 0]
+        words.extend(chart(axes) for chart, axes in zip(charts, places, strict=True))
+
+    return draw_svg("traffic", words, draw, (WIDTH, HEIGHT * len(charts)), standalone=True)
+
+
+def draw_histogram(axes: "Axes", dim: str, counts: SizeCounts, buckets: Mapping[str, Sequence[int]]) -> str:
     """Requests by size, and the upper edges of buckets as lines. buckets: name -> edges, the strongest first."""
     top = max([counts.greatest, *(edge for edges in buckets.values() for edge in edges)])
     log = counts.least > 0 and counts.greatest / max(counts.quantiles[0], 1.0) >= _LONG_TAIL
@@ -56,30 +70,28 @@ def draw_histogram(dim: str, counts: SizeCounts, buckets: Mapping[str, Sequence[
     edges = _bar_edges(low, top, log)
     heights, _ = np.histogram(list(counts.counts), edges, weights=list(counts.counts.values()))
     most = float(heights.max())
-    marks: list[Mark] = [Bars(edges.tolist(), heights.tolist(), "muted", kind="requests", opacity=0.55)]
-    keys = [Key("requests", "muted")]
-    for index, (name, ends) in reversed([*enumerate(buckets.items())]):
-        colour, dash, high = ("accent", False, 1.0) if index == 0 else ("c2", True, 0.86)
-        for end in ends:
-            title = f"{name}: up to {end}"
-            marks.append(Line([end, end], [0, high * 1.1 * most], colour, 1.6, dash, kind="edge", title=title))  # type: ignore[arg-type]
-        keys.append(Key(f"{name} buckets", colour, dash))  # type: ignore[arg-type]
+    axes.stairs(heights, edges, fill=True, color=COLOURS["muted"], alpha=0.55, label="requests", gid=tag("requests"))
+    for index, (name, ends) in enumerate(buckets.items()):
+        look: Any = {"color": COLOURS["c2" if index else "accent"], "linestyle": "--" if index else "-"}
+        for at, end in enumerate(ends):
+            gid, label = tag("edge", f"{name}: up to {end}"), None if at else f"{name} buckets"
+            height = (0.95 if index else 1.1) * most
+            axes.plot([end, end], [0, height], linewidth=1.6, label=label, gid=gid, **look)
     for end in _apart(next(iter(buckets.values())), low, top, log):
-        marks.append(Text(end, 1.1 * most, str(end), "center", "accent", dy=3))
+        annotate(axes, str(end), (end, 1.1 * most), (0, 3), ha="center", color=COLOURS["accent"])
+    label = f"{dim} of a request" + (", logarithmic" if log else "")
+    set_axis(axes, "x", (float(low), top * 1.03), label, log=log, text=_count)
+    set_axis(axes, "y", (0.0, 1.2 * most), "requests", text=_count)
     total = sum(counts.counts.values())
     words = f"{total} requests by {dim}: half up to {counts.quantiles[0]:g}, the largest {counts.greatest}"
-    words += "".join(f"; {name} buckets up to {', '.join(map(str, ends))}" for name, ends in buckets.items())
-    x = Axis(float(low), top * 1.03, f"{dim} of a request" + (", logarithmic" if log else ""), log, _count)
-    return Plot(
-        "buckets", words, x, Axis(0.0, 1.2 * most, "requests", text=_count), tuple(marks), tuple(keys), WIDTH, HEIGHT
-    )
+    return words + "".join(f"; {name} buckets up to {', '.join(map(str, ends))}" for name, ends in buckets.items())
 
 
 def _count(value: float) -> str:
     return f"{value:,.10g}"
 
 
-def _bar_edges(low: float, top: float, log: bool) -> "np.ndarray":
+def _bar_edges(low: float, top: float, log: bool) -> Array:
     """Edges of bars behind whole sizes, so that a bar holds sizes (edge before, edge]."""
     if log:
         return np.unique(np.append(low, np.floor(np.geomspace(max(low, 1.0), top, _MOST_BARS // 2)) + 0.5))
@@ -97,55 +109,28 @@ def _apart(ends: Sequence[int], low: float, top: float, log: bool) -> list[int]:
     return kept
 
 
-def _draw_rates(summary: TrafficSummary) -> Plot:
-    edges = [float(index) - 0.5 for index in range(len(summary.hours) + 1)]
+def _draw_rates(axes: "Axes", summary: TrafficSummary) -> str:
     rates = [hour.per_second for hour in summary.hours]
-    words = f"requests a second by hour: {format_plain(min(rates))} to {format_plain(max(rates))}"
-    axes = _hour_axis(summary), Axis(0.0, 1.1 * max(rates), "requests a second")
-    return Plot("rates", words, *axes, (Bars(edges, rates, "accent"),), (), WIDTH, HEIGHT - 60)
+    axes.stairs(rates, np.arange(len(rates) + 1) - 0.5, fill=True, color=COLOURS["accent"])
+    _set_hours(axes, summary)
+    set_axis(axes, "y", (0.0, 1.1 * max(rates)), "requests a second")
+    return f"requests a second by hour: {format_plain(min(rates))} to {format_plain(max(rates))}"
 
 
-def _draw_hours(summary: TrafficSummary, dim: str) -> Plot:
-    xs = [float(index) for index in range(len(summary.hours))]
-    marks, keys = [], []
+def _draw_hours(axes: "Axes", summary: TrafficSummary, dim: str) -> str:
+    words, top = [], 0.0
     for index, share in enumerate(QUANTILES):
-        ys = [hour.sizes[dim].quantiles[index] for hour in summary.hours]
-        name = f"{100 * share:g} % up to"
-        marks.append(Line(xs, ys, SERIES[index], kind="quantile", title=name))
-        keys.append(Key(name, SERIES[index]))
-    top = max(max(mark.ys) for mark in marks)
-    words = f"{dim} by hour: " + "; ".join(f"{key.text} {mark.ys[-1]:g}" for key, mark in zip(keys, marks, strict=True))
-    axes = _hour_axis(summary), Axis(0.0, 1.1 * top, f"{dim} of a request")
-    return Plot("hours", words, *axes, tuple(marks), tuple(keys), WIDTH, HEIGHT)
+        sizes = [hour.sizes[dim].quantiles[index] for hour in summary.hours]
+        name, top = f"{100 * share:g} % up to", max(top, *sizes)
+        axes.plot(range(len(sizes)), sizes, color=SERIES[index], label=name, gid=tag("quantile", name))
+        words.append(f"{name} {sizes[-1]:g}")
+    _set_hours(axes, summary)
+    set_axis(axes, "y", (0.0, 1.1 * top), f"{dim} of a request")
+    return f"{dim} by hour: {'; '.join(words)}"
 
 
-def _hour_axis(summary: TrafficSummary) -> Axis:
+def _set_hours(axes: "Axes", summary: TrafficSummary) -> None:
     names = [hour.name[-5:] if summary.start else hour.name for hour in summary.hours]
-    step = math.ceil(len(names) / 9)
-    ticks = tuple((float(index), names[index]) for index in range(0, len(names), step))
-    return Axis(-0.5, len(names) - 0.5, f"UTC, from {summary.start}" if summary.start else "", ticks=ticks)
-
-
-def _draw_pair(pair: PairCounts) -> Plot:
-    rows = sorted(pair.counts, key=lambda row: -row[2])[:_MOST_POINTS]
-    most = rows[0][2]
-    points = [
-        Point(f"{a} x {b}: {count} requests", max(a, 0.5), max(b, 0.5), 0.4 * count / most) for a, b, count in rows
-    ]
-    x = Axis(*span_axis([point.x for point in points], log=True, least=0.3), f"{pair.dims[0]} of a request", log=True)
-    y = Axis(*span_axis([point.y for point in points], log=True, least=0.3), f"{pair.dims[1]} of a request", log=True)
-    plot = loglog(points, [], x, y, f"{pair.dims[0]} against {pair.dims[1]} of requests: {len(pair.counts)} pairs")
-    return Plot(plot.kind, plot.words, plot.x, plot.y, plot.marks, plot.legend, WIDTH, plot.height)
-
-
-def _draw_costs(plans: Sequence[BucketPlan]) -> Plot:
-    rows = []
-    for plan in plans:
-        saved = "" if plan.saved is None else f"; chosen saves {percent_text(plan.saved.value).removeprefix('+')}"
-        seconds = plan.seconds
-        name = f"{plan.name} ({plan.profiles})"
-        rows.append(Interval(name, f"{seconds_text(seconds.value)}{saved}", seconds.low, seconds.high, seconds.value))
-    ends = [0.0, *(end for plan in plans for end in (plan.seconds.low, plan.seconds.high))]
-    low, high = span_axis(ends)
-    plot = intervals(rows, Axis(low, high, "engine time of a request, 95 %", text=seconds_text), "What buckets cost")
-    return Plot(plot.kind, plot.words, plot.x, plot.y, plot.marks, plot.legend, WIDTH, plot.height)
+    ticks = [(float(index), names[index]) for index in range(0, len(names), math.ceil(len(names) / 9))]
+    label = f"UTC, from {summary.start}" if summary.start else ""
+    set_axis(axes, "x", (-0.5, len(names) - 0.5), label, ticks=ticks)

@@ -6,6 +6,7 @@ numbers and the names of criteria.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from enginesmith.core.codec import encode
 from enginesmith.recording.traffic import EQUAL_DB
@@ -14,26 +15,15 @@ from validation.canary.judging.formatting import describe_interval, describe_pow
 from validation.canary.judging.thresholds import probability
 from validation.canary.report import CanaryReport
 from validation.canary.views import LatencyCourses, LatencyCurves, QuantileSlowdown
-from validation.plots.charts import (
-    Axis,
-    Colour,
-    Curve,
-    Dot,
-    Interval,
-    Key,
-    Line,
-    Mark,
-    Plot,
-    ecdf,
-    intervals,
-    span_axis,
-)
-from validation.plots.svg import svg
+from validation.plots.figure import COLOURS, QUARTERS, WIDTH, annotate, draw_svg, set_axis, span, tag
 from validation.plots.texts import number_text, percent_text, seconds_text
 from validation.reporting.html import templates
 
-COLOURS: Mapping[str, Colour] = {"baseline": "unproven-fill", "candidate": "accent"}
-VERDICT_COLOURS: Mapping[str, Colour] = {"PASS": "proven-fill", "FAIL": "failed-fill", "INSUFFICIENT": "unproven-fill"}
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIDE_COLOURS: Mapping[str, str] = {"baseline": COLOURS["unproven-fill"], "candidate": COLOURS["accent"]}
+VERDICT_COLOURS = {"PASS": "proven-fill", "FAIL": "failed-fill", "INSUFFICIENT": "unproven-fill"}
 # Where the axis of the criteria ends at most, in multiples of the margin, to either side.
 MOST_MARGINS = 3.0
 TONES = {"PASS": "proven", "FAIL": "failed", "INSUFFICIENT": "unproven"}
@@ -50,20 +40,38 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
 
     items: criteria, each with its interval as text.
     """
-    rows = []
-    for item, words in items:
-        scale = item.margin or 1.0
-        point = None if item.estimate is None else item.estimate / scale
-        # An infinite or missing bound reaches to the end of the axis.
-        low = -math.inf if item.low is None else item.low / scale
-        high = math.inf if item.high is None else item.high / scale
-        drawn = Interval(item.name, words, low, high, point, tone=VERDICT_COLOURS[item.verdict])
-        rows.append(Interval(item.name, words, None, None) if item.note else drawn)
-    ends = [end for row in rows for end in (row.low, row.high) if end is not None]
-    low, high = span_axis([-0.4, 1.4, *ends])
-    axis = Axis(max(low, -MOST_MARGINS), min(high, MOST_MARGINS), "worse by, in multiples of the margin")
-    all_words = "; ".join(f"{row.name}: {row.value}" for row in rows)
-    return svg(intervals(rows, axis, f"Each criterion's interval against its margin. {all_words}", 1.0, "margin"))
+    scales = [item.margin or 1.0 for item, _ in items]
+    # An infinite or missing bound reaches to the end of the axis.
+    lows = [-math.inf if item.low is None else item.low / scale for (item, _), scale in zip(items, scales, strict=True)]
+    highs = [
+        math.inf if item.high is None else item.high / scale for (item, _), scale in zip(items, scales, strict=True)
+    ]
+    known = [at for at, (item, _) in enumerate(items) if not item.note]
+    low, high = span([-0.4, 1.4, *(end for at in known for end in (lows[at], highs[at]))])
+    low, high = max(low, -MOST_MARGINS), min(high, MOST_MARGINS)
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        axes.axvspan(low, min(1.0, high), color=COLOURS["proven-soft"], gid=tag("fine"))
+        axes.axvline(1.0, color=COLOURS["failed"], linewidth=1.5, linestyle="--", label="margin", gid=tag("limit"))
+        axes.axvline(0.0, color=COLOURS["muted"], linewidth=1.0)
+        for at, ((item, words), scale) in enumerate(zip(items, scales, strict=True)):
+            y = float(len(items) - 1 - at)
+            annotate(axes, item.name, (low, y), (2, 9), color=COLOURS["ink"], weight="bold")
+            annotate(axes, words, (high, y), (-2, 9), ha="right")
+            if at not in known:
+                continue
+            gid = tag("span", f"{item.name}: {words}")
+            axes.plot([max(lows[at], low), min(highs[at], high)], [y, y], color=COLOURS["ink"], linewidth=2.5, gid=gid)
+            if item.estimate is not None:
+                colour = COLOURS[VERDICT_COLOURS[item.verdict]]
+                axes.plot(item.estimate / scale, y, "o", color=colour, markersize=9, gid=tag("point"))
+        set_axis(axes, "x", (low, high), "worse by, in multiples of the margin")
+        set_axis(axes, "y", (-0.4, max(len(items), 1) - 0.4), ticks=())
+
+    listed = "; ".join(f"{item.name}: {words}" for item, words in items)
+    words = f"Each criterion's interval against its margin. {listed}"
+    return draw_svg("intervals", words, draw, (WIDTH, 56 + 40 * max(len(items), 1)))
 
 
 def ecdf_svg(curves: LatencyCurves) -> str:
@@ -72,13 +80,17 @@ def ecdf_svg(curves: LatencyCurves) -> str:
     values = [x for curve in sides.values() for x, _ in curve if x > 0]
     if not values:
         return ""
-    low, high = span_axis(values, log=True, pad=0.0, least=0.1)
-    drawn = [
-        Curve(name, [x for x, _ in curve], [share for _, share in curve], colour=COLOURS[name])
-        for name, curve in sides.items()
-    ]
-    axis = Axis(low, high, "latency, logarithmic", log=True, text=seconds_text)
-    return svg(ecdf(drawn, axis, "Share of requests answered within a latency, on both sides"))
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for name, curve in sides.items():
+            xs, shares = [x for x, _ in curve], [share for _, share in curve]
+            axes.step(xs, shares, where="post", color=SIDE_COLOURS[name], label=name, gid=tag("curve", name))
+        ends = span(values, log=True, pad=0.0, least=0.1)
+        set_axis(axes, "x", ends, "latency, logarithmic", log=True, text=seconds_text)
+        set_axis(axes, "y", (0.0, 1.0), ticks=QUARTERS)
+
+    return draw_svg("ecdf", "Share of requests answered within a latency, on both sides", draw)
 
 
 def over_time_svg(courses: LatencyCourses) -> str:
@@ -89,23 +101,21 @@ def over_time_svg(courses: LatencyCourses) -> str:
         return ""
     most = max(row[0] for row in rows) or 1.0
     unit, size = ("h", 3600.0) if most >= 7200 else ("min", 60.0) if most >= 300 else ("s", 1.0)
-    low, high = span_axis([value for row in rows for value in row[1:]], log=True, least=0.1)
-    lines = [
-        Line([row[0] for row in course], [row[column] for row in course], COLOURS[name], width,
-             opacity=opacity, kind=name, title=f"{name}, {what}")
-        for name, course in sides.items()
-        for column, width, opacity, what in ((2, 1.2, 0.6, "90th percentile"), (1, 2.0, 1.0, "median"))
-    ]  # fmt: skip
-    return svg(
-        Plot(
-            "over-time",
-            "Latency over the time of the canary, on both sides: median, and 90th percentile as thin lines",
-            Axis(0.0, most, "time since the first request", text=lambda value: f"{value / size:.3g} {unit}"),
-            Axis(low, high, log=True, text=seconds_text),
-            tuple(lines),
-            tuple(Key(name, colour) for name, colour in COLOURS.items()),
-        )
-    )
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for name, course in sides.items():
+            xs, colour = [row[0] for row in course], SIDE_COLOURS[name]
+            tails, medians = [row[2] for row in course], [row[1] for row in course]
+            axes.plot(xs, tails, color=colour, linewidth=1.2, alpha=0.6, gid=tag(name, f"{name}, 90th percentile"))
+            axes.plot(xs, medians, color=colour, label=name, gid=tag(name, f"{name}, median"))
+        label = "time since the first request"
+        set_axis(axes, "x", (0.0, most), label, text=lambda value: f"{value / size:.3g} {unit}")
+        ends = span([value for row in rows for value in row[1:]], log=True, least=0.1)
+        set_axis(axes, "y", ends, log=True, text=seconds_text)
+
+    words = "Latency over the time of the canary, on both sides: median, and 90th percentile as thin lines"
+    return draw_svg("over-time", words, draw)
 
 
 def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, float]) -> str:
@@ -116,28 +126,27 @@ def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, fl
     if not rows:
         return ""
     ends = [value for row in rows for value in (row.low, row.high)] + [0.0, *margins.values()]
-    low, high = span_axis([min(max(end, -0.9), 3.0) for end in ends], pad=0.08)
-    marks: list[Mark] = [Line([-math.inf, math.inf], [0, 0], "muted", 1.0, kind="zero")]
-    for index, row in enumerate(rows):
-        words = f"{percent_text(row.slowdown)} ({percent_text(row.low)} to {percent_text(row.high)})"
-        name, margin = f"p{number_text(100 * row.p)}: {words}", margins.get(row.p)
-        if margin is not None:
-            ends = [index - 0.36, index + 0.36]
-            marks.append(Line(ends, [margin, margin], "failed", 2.0, dash=True, kind="margin"))
-        marks.append(Line([index, index], [row.low, row.high], "ink", 2.5, kind="span", title=name))
-        marks.append(Dot(index, row.slowdown, "card", 5.5))
-        marks.append(Dot(index, row.slowdown, "accent", 4.0, kind="point", title=name))
-    names = tuple((float(index), f"p{100 * row.p:.4g}") for index, row in enumerate(rows))
-    return svg(
-        Plot(
-            "differences",
-            "Slowdown of the candidate at each quantile, with its interval",
-            Axis(-0.5, len(rows) - 0.5, "quantile of latency", ticks=names),
-            Axis(low, high, text=percent_text),
-            tuple(marks),
-            (Key("margin", "failed", dash=True),) if margins else (),
-        )
-    )
+    low, high = span([min(max(end, -0.9), 3.0) for end in ends], pad=0.08)
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        axes.axhline(0.0, color=COLOURS["muted"], linewidth=1.0, gid=tag("zero"))
+        label = "margin"
+        for index, row in enumerate(rows):
+            words = f"{percent_text(row.slowdown)} ({percent_text(row.low)} to {percent_text(row.high)})"
+            name = f"p{number_text(100 * row.p)}: {words}"
+            if (margin := margins.get(row.p)) is not None:
+                places, gid = [index - 0.36, index + 0.36], tag("margin")
+                axes.plot(places, [margin] * 2, "--", color=COLOURS["failed"], label=label, gid=gid)
+                label = ""
+            within = [min(max(end, low), high) for end in (row.low, row.high)]
+            axes.plot([index, index], within, color=COLOURS["ink"], linewidth=2.5, gid=tag("span", name))
+            axes.plot(index, row.slowdown, "o", color=COLOURS["accent"], markersize=8, gid=tag("point", name))
+        names = [(float(index), f"p{100 * row.p:.4g}") for index, row in enumerate(rows)]
+        set_axis(axes, "x", (-0.5, len(rows) - 0.5), "quantile of latency", ticks=names)
+        set_axis(axes, "y", (low, high), text=percent_text)
+
+    return draw_svg("differences", "Slowdown of the candidate at each quantile, with its interval", draw)
 
 
 def render(report: CanaryReport) -> str:

@@ -1,1 +1,1 @@
-"""Plots of a page: what to draw as plain values (marks, charts), and one module that draws it (canvas, matplotlib)."""
+"""Pictures: matplotlib figures as SVG text in a page's colours (figure), and numbers as text (texts)."""

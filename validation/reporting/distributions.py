@@ -4,13 +4,17 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from enginesmith.core.reports.free_running import FreeRunning
 from enginesmith.core.reports.proof import Report, Spread, Worst
-from validation.plots.charts import Axis, Colour, Curve, Plot, ecdf, series, span_axis
-from validation.plots.svg import svg
-from validation.plots.texts import decibels_text, number_text
+from validation.plots.figure import COLOURS, QUARTERS, draw_svg, series, set_axis, shorten, span, tag
+from validation.plots.texts import decibels_text
 from validation.reporting.stages import STAGES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Outputs with pictures, curves in a picture, and rows of worst cases.
 MOST_OUTPUTS, MOST_CURVES, MOST_ROWS = 4, 10, 60
@@ -22,7 +26,7 @@ class _SharedSpread:
 
     spread: Spread
     name: str
-    colour: Colour
+    colour: str
 
 
 @dataclass(frozen=True)
@@ -112,9 +116,9 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
         for report in reports
     }
     order = list(dict.fromkeys(graphs.values()))
-    colours = {unit: series(order.index(graph))[0] for unit, graph in graphs.items()}
+    colours = {unit: series(order.index(graph))["color"] for unit, graph in graphs.items()}
     return [
-        _SharedSpread(spread, "export", "muted")
+        _SharedSpread(spread, "export", COLOURS["muted"])
         if spread.joint == "export"
         else _SharedSpread(
             spread, _name(spread, units, short[spread.output, _name(spread, units)] > 1), colours[units[0].unit]
@@ -144,35 +148,52 @@ def _pictures(output: str, found: Sequence[_SharedSpread]) -> ErrorDistribution:
         elements=max(item.spread.elements for item in found),
         omitted=len(found) - len(shown),
         exact=tuple(item.name for item in shown if not item.spread.abs_error[-1]),
-        pictures=tuple(map(svg, _plots(output, shown))),
+        pictures=tuple(_draw(output, shown)),
     )
 
 
-def _plots(output: str, found: Sequence[_SharedSpread]) -> Iterator[Plot]:
+def _draw(output: str, found: Sequence[_SharedSpread]) -> Iterator[str]:
     """The share of samples up to each SQNR, and of elements up to each absolute error."""
     sqnr = [value for item in found for value in item.spread.sqnr_db]
     if any(map(math.isfinite, sqnr)):  # samples without error lie beyond the right end
-        curves = [_curve(item, item.spread.sqnr_db) for item in found if any(map(math.isfinite, item.spread.sqnr_db))]
-        axis = Axis(*span_axis(sqnr, least=10.0), "SQNR of a sample; further left is worse", text=decibels_text)
-        yield ecdf(curves, axis, f"Share of the samples whose SQNR is at most so many decibels, output {output}")
+        ends = span(sqnr, least=10.0)
+        rows = [item for item in found if any(map(math.isfinite, item.spread.sqnr_db))]
+
+        def draw_sqnr(figure: "Figure") -> None:
+            axes = figure.subplots()
+            for item in rows:
+                values = item.spread.sqnr_db
+                shares = [(at + 1) / len(values) for at in range(len(values))]
+                _step(axes, item, [values[0], *values], [0.0, *shares], ends)
+            set_axis(axes, "x", ends, "SQNR of a sample; further left is worse", text=decibels_text)
+
+        words = f"Share of the samples whose SQNR is at most so many decibels, output {output}"
+        yield draw_svg("ecdf", words, draw_sqnr)
     errors = [value for item in found for value in item.spread.abs_error if value > 0]
     if errors:
-        rows = [item for item in found if item.spread.abs_error[-1] > 0]
-        curves = [_curve(item, item.spread.abs_error, quantiles=True) for item in rows]
-        low, high = span_axis(errors, log=True, pad=0.02, least=0.5)
-        axis = Axis(low, high, "absolute error, logarithmic; further right is worse", log=True, text=number_text)
-        yield ecdf(curves, axis, f"Share of the elements whose absolute error is at most so much, output {output}")
+        low, high = span(errors, log=True, pad=0.02, least=0.5)
+
+        def draw_errors(figure: "Figure") -> None:
+            axes = figure.subplots()
+            for item in found:
+                values = item.spread.abs_error  # at equal steps from 0 to 100 %
+                if values[-1] > 0:
+                    shares = [at / max(len(values) - 1, 1) for at in range(len(values))]
+                    _step(axes, item, [values[0], *values], [0.0, *shares], (low, high))
+            set_axis(axes, "x", (low, high), "absolute error, logarithmic; further right is worse", log=True)
+
+        words = f"Share of the elements whose absolute error is at most so much, output {output}"
+        yield draw_svg("ecdf", words, draw_errors)
 
 
-def _curve(found: _SharedSpread, values: Sequence[float], quantiles: bool = False) -> Curve:
-    """The stairs through `values`; those of engines are dashed.
-
-    quantiles: the values are at equal steps from 0 to 100 %, not one for each sample.
-    """
-    last = len(values) - 1 if quantiles else len(values)
-    shares = [(at + (not quantiles)) / max(last, 1) for at in range(len(values))]
-    dash = found.spread.joint == "engine"
-    return Curve(found.name, [values[0], *values], [0.0, *shares], colour=found.colour, dash=dash)
+def _step(
+    axes: "Axes", item: _SharedSpread, xs: Sequence[float], shares: Sequence[float], ends: tuple[float, float]
+) -> None:
+    """A stair through shares; those of engines are dashed, and values beyond the ends of the axis are drawn there."""
+    dash, name = "--" if item.spread.joint == "engine" else "-", shorten(item.name)
+    places = [min(max(x, ends[0]), ends[1]) for x in xs]
+    axes.step(places, shares, dash, where="post", color=item.colour, label=name, gid=tag("curve", item.name))
+    set_axis(axes, "y", (0.0, 1.0), ticks=QUARTERS)
 
 
 def _row(found: _SharedSpread, worst: Worst) -> WorstRow:

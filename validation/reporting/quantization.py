@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from enginesmith.core.reports.quantization import (
     QuantizationRecord,
@@ -13,10 +15,13 @@ from enginesmith.core.reports.quantization import (
     TensorHistogram,
 )
 from enginesmith.core.text import join_first
-from validation.plots.charts import Anchor, Axis, Dot, Key, Line, Mark, Plot, Text, histogram
-from validation.plots.svg import svg
+from validation.plots.figure import COLOURS, QUARTERS, annotate, draw_svg, set_axis, tag
 from validation.plots.texts import decibels_text as db
 from validation.plots.texts import number_text, share_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # SQNR below this is drawn at this: noise ten times the signal is as bad as any other.
 LEAST_DB = -10.0
@@ -39,22 +44,33 @@ def histogram_svg(tensor: QuantizedTensor, drawn: TensorHistogram) -> str:
         f"{number_text(most)}; the format holds {number_text(start)} to {number_text(end)}; "
         f"{share_text(tensor.clipped or 0.0)} are clipped."
     )
-    plot = histogram([low + index * width for index in range(len(counts) + 1)], counts, words, (start, end))
-    return svg(replace(plot, marks=(*plot.marks, *_ends(plot.x, start, end)), y=Axis(0.0, 1.14, ticks=())))
+    edges = [low + index * width for index in range(len(counts) + 1)]
+    inside = [start <= (left + right) / 2 <= end for left, right in pairwise(edges)]
+    heights = [math.log1p(count) / math.log1p(max([*counts, 1.0])) for count in counts]
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for within, colour, kind in ((True, "accent", "in"), (False, "failed-fill", "out")):
+            drawn = [height if each is within else 0.0 for height, each in zip(heights, inside, strict=True)]
+            axes.stairs(drawn, edges, fill=True, color=COLOURS[colour], gid=tag(kind))
+        set_axis(axes, "x", (edges[0], edges[-1]))
+        set_axis(axes, "y", (0.0, 1.14), ticks=())
+        _draw_ends(axes, (edges[0], edges[-1]), start, end)
+
+    return draw_svg("histogram", words, draw, (340, 150))
 
 
-def _ends(axis: Axis, start: float, end: float) -> list[Mark]:
-    """A line with its value at each end of the format's range."""
-    marks: list[Mark] = []
-    wide = axis.high - axis.low
+def _draw_ends(axes: "Axes", ends: Span, start: float, end: float) -> None:
+    """A line with its value at each end of the format's range, as far as the axis has it."""
+    wide = ends[1] - ends[0]
     for value in dict.fromkeys((start, end)):
-        part = (value - axis.low) / wide
-        marks.append(Line([value, value], [0.0, 1.04], "ink", 1.25, dash=True, kind="range"))
+        place = min(max(value, ends[0]), ends[1])
+        axes.plot([place] * 2, [0.0, 1.04], "--", color=COLOURS["ink"], linewidth=1.25, clip_on=False, gid=tag("range"))
         if value == start and start != end and (end - start) / wide < 0.2:  # no room for two labels
             continue
-        anchor: Anchor = "left" if part < 0.2 else "right" if part > 0.8 else "center"
-        marks.append(Text(value, 1.08, number_text(value), anchor, "ink", kind="halo"))
-    return marks
+        part = (place - ends[0]) / wide
+        side = "left" if part < 0.2 else "right" if part > 0.8 else "center"
+        axes.text(place, 1.08, number_text(value), ha=side, color=COLOURS["ink"], gid=tag("halo"))
 
 
 def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
@@ -68,31 +84,30 @@ def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
     runs = [(point, point.sqnr_db) for point in (*search.frontier, chosen) if point.sqnr_db is not None]
     drawn = [max(value, LEAST_DB) for _, value in (*predicted, *runs)]
     ends = [*drawn, *([floor_db] if floor_db is not None else [])] or [0.0]
-    marks: list[Mark] = []
-    if predicted:
-        shares_predicted, values = zip(*predicted, strict=True)
-        marks.append(Line(shares_predicted, values, "accent", 1.5, opacity=0.55, kind="predicted"))
-    if floor_db is not None:
-        marks += [
-            Line([-math.inf, math.inf], [floor_db, floor_db], "failed", 1.5, dash=True, kind="floor"),
-            Text(-math.inf, floor_db, f"floor {db(floor_db)}", colour="ink", dx=8, dy=6, kind="halo"),
-        ]
-    marks += [Dot(run.share, value, "accent", kind="run", title=_describe(run)) for run, value in runs]
-    if chosen.sqnr_db is not None:
-        ring = Dot(chosen.share, chosen.sqnr_db, "ink", 8.0, hollow=True, kind="chosen", title=_describe(chosen))
-        marks.append(ring)
-    shares = tuple((step / 4, f"{25 * step} %") for step in range(5))
-    return svg(
-        Plot(
-            "frontier",
-            "Quality against the share of the weighted multiplications in int8",
-            Axis(0.0, 1.0, "share of the multiplications in int8", ticks=shares),
-            Axis(10 * (min(ends) // 10), 10 * (max(ends) // 10 + 1), text=db),
-            tuple(marks),
-            (Key("predicted", "accent"), Key("run", "accent", dot=True)),
-            standalone=standalone,
-        )
-    )
+    accent, least = COLOURS["accent"], 10 * (min(ends) // 10)
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        shares = [share for share, _ in predicted]
+        levels = [max(value, least) for _, value in predicted]
+        axes.plot(shares, levels, color=accent, linewidth=1.5, alpha=0.55, label="predicted", gid=tag("predicted"))
+        if floor_db is not None:
+            axes.axhline(floor_db, color=COLOURS["failed"], linewidth=1.5, linestyle="--", gid=tag("floor"))
+            annotate(axes, f"floor {db(floor_db)}", (0.0, floor_db), (8, 6), color=COLOURS["ink"], gid=tag("halo"))
+        for index, (run, value) in enumerate(runs):
+            label = None if index else "run"
+            place = max(value, least)
+            gid = tag("run", _describe(run))
+            axes.plot(run.share, place, "o", color=accent, markersize=8, clip_on=False, label=label, gid=gid)
+        if chosen.sqnr_db is not None:
+            ring: Any = {"markersize": 16, "markerfacecolor": "none", "markeredgewidth": 2, "clip_on": False}
+            place, gid = max(chosen.sqnr_db, least), tag("chosen", _describe(chosen))
+            axes.plot(chosen.share, place, "o", color=COLOURS["ink"], gid=gid, **ring)
+        set_axis(axes, "x", (0.0, 1.0), "share of the multiplications in int8", ticks=QUARTERS)
+        set_axis(axes, "y", (least, 10 * (max(ends) // 10 + 1)), text=db)
+
+    words = "Quality against the share of the weighted multiplications in int8"
+    return draw_svg("frontier", words, draw, standalone=standalone)
 
 
 def _describe(point: SearchPoint) -> str:

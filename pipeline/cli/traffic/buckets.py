@@ -16,6 +16,7 @@ from enginesmith.cli.options import (
     number_option,
     path_option,
     progress_options,
+    require_svg,
     say,
     spec_argument,
     spec_registry_option,
@@ -71,7 +72,7 @@ _timing_options = combine(
 @spec_argument
 @_traffic_options
 @_timing_options
-@path_option("--out", "Also draw a picture (.svg or .png) into this file.", dir_okay=False)
+@path_option("--out", "Also draw a picture (.svg) into this file.", dir_okay=False)
 @click.option("--write", is_flag=True, help="Write the buckets into SPEC; all else in the file stays as it is.")
 @spec_registry_option
 @progress_options
@@ -109,12 +110,11 @@ def buckets(
     from pipeline.traffic.plan import BucketOptions
     from pipeline.traffic.spec_edit import write_buckets
     from pipeline.traffic.tables import edges_json
-    from validation.plots.files import check_picture
 
     if engine and latencies:
         raise InputError("give --engine, to time it, or --latencies, to take what is on record")
     if out is not None:
-        check_picture(out)
+        require_svg(out)
     options = BucketOptions(dims, most, batch, wait, rate, profile_price, shrink, seconds)
     with _opened(spec, registry, quiet) as (model, context):
         if write and model.is_copy:
@@ -159,13 +159,13 @@ def _engine(reference: str | None, target: str, precision: str | None, context: 
 
 
 def _draw(advice: "BucketAdvice", split: "SplitTrace", out: Path) -> None:
+    from enginesmith.registry.store.files import write_whole
     from pipeline.traffic.pictures import draw_choice
     from pipeline.traffic.summary import count_sizes
-    from validation.plots.files import save_plots
 
     chosen = tuple(advice.choice.edges)
     sizes = {dim: count_sizes(split.within.sizes[dim]) for dim in chosen}
-    save_plots(draw_choice(sizes, advice.choice.plans, chosen), out)
+    write_whole(out, draw_choice(sizes, advice.choice.plans, chosen).encode())
     say(f"wrote {out}")
 
 

@@ -18,6 +18,7 @@ from enginesmith.cli.options import (
     progress_speaker,
     reference_argument,
     registry_option,
+    require_svg,
     say,
 )
 from enginesmith.cli.tables import echo, print_table
@@ -83,7 +84,6 @@ def capacity(
     By the latencies on record of each engine on each kind of machine, through a simulated batcher. What was not timed
     is not guessed. Exit code 1 if no engine keeps the limit, or the machines that there are do not carry the rate.
     """
-    from enginesmith.core.errors import InputError
     from enginesmith.registry.store.base import open_store
     from enginesmith.registry.store.files import write_whole
     from pipeline.capacity.forecast import ServerOverhead, ServingTerms
@@ -96,8 +96,8 @@ def capacity(
         raise click.UsageError("give --rate, requests a second")
     if out and not prices:
         raise click.UsageError("the picture is of costs: give --prices")
-    if out and out.suffix != ".svg":
-        raise InputError(f"--out {out}: give a file that ends in .svg")
+    if out:
+        require_svg(out)
     stated = batch_overhead is not None or request_overhead is not None
     server = ServerOverhead(batch_overhead or 0.0, request_overhead or 0.0) if stated else None
     terms = CapacityTerms(

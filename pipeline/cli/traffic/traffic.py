@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import emit_json, json_option, path_option, registry_option, say
+from enginesmith.cli.options import emit_json, json_option, path_option, registry_option, require_svg, say
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--spec", metavar="SPEC", help="Spec of the model that was asked, which names its dims.")
 @click.option("--model", "version", metavar="REF", help="Or a version of it. Default: the model that PLACE names.")
 @registry_option
-@path_option("--out", "Also draw a picture (.svg or .png) into this file.", dir_okay=False)
+@path_option("--out", "Also draw a picture (.svg) into this file.", dir_okay=False)
 @json_option
 def traffic(place: Path, spec: str | None, version: str | None, registry: str, out: Path | None, as_json: bool) -> None:
     """Show the sizes of recorded requests: a histogram of each dynamic dim, of pairs, and by hour; rates and bursts.
@@ -29,10 +29,9 @@ def traffic(place: Path, spec: str | None, version: str | None, registry: str, o
     """
     from pipeline.traffic.place import read_place
     from pipeline.traffic.summary import summarize
-    from validation.plots.files import check_picture, save_plots
 
     if out is not None:
-        check_picture(out)
+        require_svg(out)
     model = _model_of(place, spec, version, registry)
     found = read_place(place, model.tensors(), model.model)
     dims = model.named_dims()
@@ -41,9 +40,10 @@ def traffic(place: Path, spec: str | None, version: str | None, registry: str, o
     for file in found.cut:
         say(f"{file}: its last line is half written and was left out")
     if out is not None:
+        from enginesmith.registry.store.files import write_whole
         from pipeline.traffic.pictures import draw_traffic
 
-        save_plots(draw_traffic(summary, edges), out)
+        write_whole(out, draw_traffic(summary, edges).encode())
         say(f"wrote {out}")
     if as_json:
         histograms = {dim: dict(counts.counts) for dim, counts in summary.dims.items()}

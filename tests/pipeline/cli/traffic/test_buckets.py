@@ -60,7 +60,7 @@ def test_times_of_a_version_on_record_and_measured(words, tmp_path, run):
         (("--batch", "3"), "--batch 3 is more than dims.batch takes"),
         (("--engine", "words", "--latencies", "words"), "give --engine, to time it, or --latencies"),
         (("--latencies", "nothing"), "nothing"),
-        (("--out", "picture.txt"), ".svg or .png"),
+        (("--out", "picture.txt"), "pictures are written as .svg"),
         (("--most", "0"), "--most"),
     ],
 )

@@ -189,7 +189,7 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
         (("--rate", 1, "--p99", "1s", "--prices", "{t4}", "--fleet", "{fleet}"), "has no price for a100, of which"),
         (("--rate", 1, "--p99", "1s", "--precision", "fp16"), "no engine in fp16 that was timed"),
         (("--rate", 1, "--p99", "1s", "--out", "x.svg"), "give --prices"),
-        (("--rate", 1, "--p99", "1s", "--out", "x.jpg", "--prices", "{t4}"), "a file that ends in .svg"),
+        (("--rate", 1, "--p99", "1s", "--out", "x.jpg", "--prices", "{t4}"), "pictures are written as .svg"),
         (("--rate", "nan", "--p99", "1s"), "nan is not a finite number"),
         (("--rate", 1, "--p99", "20ms", "--wait", "20ms"), "one that no other joins would break the limit"),
     ],

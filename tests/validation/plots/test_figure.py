@@ -1,0 +1,106 @@
+"""Pictures: the same bytes each time, the page's colours, words for those who do not see."""
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import validation
+from validation.plots.figure import COLOURS, annotate, draw_svg, series, set_axis, shorten, span, tag
+
+HOSTILE = "</title><script>&\"' $x_1$ 网\x00\x07 " + "W" * 90
+
+
+def draw(figure) -> None:
+    """Curves, a dot and a text, with names that nobody should write."""
+    axes = figure.subplots()
+    for index in range(8):
+        axes.step([1.0, 10.0 + index], [0.0, 1.0], label=shorten(HOSTILE), gid=tag("curve", HOSTILE), **series(index))
+    axes.plot(5.0, 0.5, "o", color=COLOURS["accent"], gid=tag("dot"))
+    annotate(axes, HOSTILE, (5.0, 0.5), (3, 3))
+    set_axis(axes, "x", (1.0, 100.0), HOSTILE, log=True)
+    set_axis(axes, "y", (0.0, 1.0), "share")
+
+
+@pytest.fixture(scope="module")
+def drawn() -> str:
+    return draw_svg("ecdf", HOSTILE, draw)
+
+
+def test_the_same_drawing_gives_the_same_bytes(drawn):
+    assert draw_svg("ecdf", HOSTILE, draw) == drawn
+
+
+def test_a_picture_has_words_and_only_the_colours_of_a_page(drawn):
+    root = ElementTree.fromstring(drawn)
+    assert root.get("class") == "picture ecdf" and root.get("role") == "img"
+    assert root.get("aria-label") == root.find("title").text and root.get("aria-label").startswith("</title><script>")
+    colours = re.findall(r"(?:fill|stroke): ([^;\"]+)", drawn)
+    assert {colour for colour in colours if not colour.startswith("var(--")} == {"none"}
+    assert not any(value in drawn for value in COLOURS.values()) and "\x00" not in drawn
+
+
+def test_a_picture_brings_nothing_that_acts_on_its_page(drawn):
+    tags = {item.tag for item in ElementTree.fromstring(drawn).iter()}
+    assert tags <= {"svg", "title", "g", "path", "text", "defs", "clipPath", "rect", "use"}
+    assert not re.search(r"<style|font-family|xmlns|url\((?!#)| href=\"(?!#)", drawn)
+
+
+def test_groups_have_classes_and_titles(drawn):
+    root = ElementTree.fromstring(drawn)
+    curves = root.findall(".//g[@class='curve']")
+    assert len(curves) == 8 and "W" * 90 in curves[0].find("title").text
+    assert root.find(".//g[@class='dot']/title") is None
+
+
+def test_curves_beyond_the_colours_are_dashed():
+    assert len({tuple(series(index).values()) for index in range(12)}) == 12
+
+
+def test_an_axis_has_ends_around_the_values():
+    assert span([0.0, -1.0], log=True) == (1.0, 10.0) and span([]) == (0.0, 1.0)
+    assert span([5.0, 5.0], least=1.0, pad=0) == (4.5, 5.5)
+
+
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize(("least", "most"), [(1e299, 1e299), (5e-324, 1.7e308), (-1.7e308, 1.7e308)])
+def test_an_axis_around_numbers_at_the_ends_of_what_a_float_holds_is_drawn(least, most, log):
+    ends = span([least, most], log=log, least=0.1)
+    assert all(map(math.isfinite, ends)) and ends[0] < ends[1] and (ends[0] > 0 or not log)
+    text = draw_svg("p", "w", lambda figure: set_axis(figure.subplots(), "y", ends, log=log))
+    assert "nan" not in text
+
+
+def test_a_picture_for_a_file_brings_its_own_colours():
+    text = draw_svg("ecdf", "w", draw, standalone=True)
+    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg" and "prefers-color-scheme" in text
+    named = set(re.findall(r"var\(--([\w-]+)\)", text))
+    assert named >= {"c1", "c6"} and all(text.count(f"--{name}:#") == 2 for name in named)
+
+
+def test_a_colour_of_each_name_is_in_the_style_sheet_for_light_and_dark():
+    sheet = (Path(validation.__file__).parent / "reporting" / "report.css").read_text()
+    light, dark = sheet.split("@media screen and (prefers-color-scheme: dark)")
+    for name in COLOURS:
+        assert f"--{name}:" in light and f"--{name}:" in dark.split("}\n}")[0], name
+
+
+def test_pages_do_not_import_matplotlib_before_they_draw():
+    code = (
+        "import sys, validation.reporting.html, validation.canary.page, validation.reporting.quantization\n"
+        "assert 'matplotlib' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_settings_of_the_process_are_as_before():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    draw_svg("p", "w", draw)
+    assert dict(matplotlib.rcParams) == before
