@@ -32,13 +32,16 @@ class OneServer:
     """Stands for `fork_server`. A server that is in use is left as it is, and spawns for another environment."""
 
     def __init__(self) -> None:
-        self._server, self._lock, self._users = ExitStack(), Lock(), 0
+        self._server, self._process, self._lock, self._users = ExitStack(), os.getpid(), Lock(), 0
         self._made_for: tuple[dict[str, str], Sequence[str]] | None = None
         self._start: Start
 
     @contextmanager
     def __call__(self, modules: Sequence[str]) -> Iterator[Start]:
         with self._lock:
+            if self._process != os.getpid():  # a fork: its parent's server is not its own to end, and is not forgotten
+                self._parents, self._server = self._server, ExitStack()
+                self._process, self._users, self._made_for = os.getpid(), 0, None
             if not self._users and self._made_for != (environment(), modules):
                 self.stop()
                 self._start = self._server.enter_context(fork_server([*modules, *ALSO_PRELOADED]))

@@ -68,6 +68,7 @@ def key_of(packages: Sequence[str], code: Sequence[str]) -> str:
     code: paths from the root.
     """
     digest = hashlib.sha256(this_kind().name.encode())
+    digest.update(os.environ.get("MUTANT_FIXTURES", "").encode())  # what a mutant made is for it alone: tests/mutation
     for package in packages:
         digest.update(f"{package} {version(package)}\n".encode())
     for path in sorted(file for name in code for file in [ROOT / name, *(ROOT / name).rglob("*")] if file.is_file()):

@@ -1,12 +1,15 @@
 """Builds of one test process share a server, whose jobs see exactly the environment of their test."""
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from builders.execution.starting import FOLDER_VARIABLE, environment
 from pipeline.orchestration.run import RunOptions, start_executors
+from tests import one_server
 from tests.calls import call_job
 
 pytestmark = pytest.mark.usefixtures("one_server")
@@ -48,3 +51,23 @@ def test_a_build_beside_another_leaves_its_server_running(monkeypatch: pytest.Mo
         assert run("where")["parent"] == os.getpid()
         monkeypatch.delenv("ANOTHER")
         assert executors.local.run(WHERE)["parent"] == parent
+
+
+def test_a_fork_gets_a_server_of_its_own_and_leaves_its_parents_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended = list[Sequence[str]](), list[Sequence[str]]()
+
+    @contextmanager
+    def fork_server(modules: Sequence[str]) -> Iterator[None]:
+        began.append(modules)
+        yield
+        ended.append(modules)
+
+    monkeypatch.setattr(one_server, "fork_server", fork_server)
+    server = one_server.OneServer()
+    for process, count in ((os.getpid(), 1), (-1, 2)):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        for _ in range(2):
+            with server([]):
+                assert (len(began), ended) == (count, [])
+    server.stop()
+    assert len(ended) == 1

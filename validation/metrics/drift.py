@@ -178,7 +178,7 @@ class Drift:
         """The same drift in units of 2^exponent."""
         if exponent == self.exponent:
             return self
-        factor = math.ldexp(1.0, min(max(self.exponent - exponent, -1074), 400))
+        factor = math.ldexp(1.0, min(self.exponent - exponent, 400))
         sums = {name: getattr(self, name) * factor * factor for name in _SQUARES}
         slices = self.slices.scale(factor) if self.slices else None
         return replace(self, **sums, slices=slices, exponent=exponent)

@@ -104,14 +104,15 @@ class Slices:
         return Slices(dict(sorted(axes.items())), total, self.samples + other.samples, mean, weight, reach)
 
     def pool(self, over: Sequence[int]) -> "Slices":
-        """The slices with means that are taken over the axes `over` too."""
-        if not over or self.mean is None:
+        """The slices, which have means, with means that are taken over the axes `over` too."""
+        if not over:
             return self
-        mean = self.mean.mean(axis=tuple(over), keepdims=True)
-        weight = self.weight * math.prod(self.mean.shape[axis] for axis in over)
+        means = np.asarray(self.mean)
+        mean = means.mean(axis=tuple(over), keepdims=True)
+        weight = self.weight * math.prod(means.shape[axis] for axis in over)
         after = tuple(axis + 1 for axis in over)
         reach = None if self.reach is None else self.reach.max(axis=after, keepdims=True, initial=-np.inf)
-        varied = self._add_variation(np.square(self.mean - mean) * self.weight)
+        varied = self._add_variation(np.square(means - mean) * self.weight)
         return replace(varied, mean=mean, weight=weight, reach=reach)
 
     def _add_variation(self, energy: Array) -> "Slices":

@@ -65,7 +65,7 @@ class OutputTally:
             self.samples += rows
             self.sqnr += [] if self.exact else quality.tolist()
         order = np.argsort(np.where(np.isnan(quality), -np.inf, quality), kind="stable")[:MOST_WORST]
-        found = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape, rows) for row in order]
+        found = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape) for row in order]
         self.worst = _most([*self.worst, *(item for item in found if not item.fine)])
 
     def spread(self, stage: str, output: str) -> Spread:
@@ -139,7 +139,7 @@ def _most(found: Sequence[Worst]) -> list[Worst]:
     return sorted(found, key=lambda item: item.badness, reverse=True)[:MOST_WORST]
 
 
-def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[int, ...], rows: int) -> Worst:
+def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[int, ...]) -> Worst:
     """The sample e, a in row `row` of an output of `shape`, with the element that is off most."""
     exact = e.dtype.kind in "biu"
     with np.errstate(invalid="ignore", over="ignore"):
@@ -149,4 +149,4 @@ def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[in
     index = tuple(int(at) for at in np.unravel_index(row * len(e) + place, shape)) if error.size and shape else ()
     values = (float(e[place]), float(a[place])) if error.size else (0.0, 0.0)
     of = {"unequal": int(-quality)} if exact else {"sqnr_db": quality}
-    return Worst(case, row if rows > 1 else 0, index, *values, **of)
+    return Worst(case, row, index, *values, **of)

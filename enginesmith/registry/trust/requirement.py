@@ -22,7 +22,6 @@ from enginesmith.registry.trust.policy import Rule, TrustPolicy, configured_poli
 from enginesmith.registry.trust.signatures import (
     ATTESTATION_FILE,
     MANIFEST_FILE,
-    MAX_BYTES,
     KeySigner,
     SignatureBundle,
     Signer,
@@ -163,7 +162,7 @@ def _candidates(
     if data is None:
         return
     try:
-        yield read_bundle(data[: MAX_BYTES + 1])
+        yield read_bundle(data)
     except Malformed as error:
         yield error
 

@@ -22,7 +22,6 @@ from enginesmith.registry.store.layout import manifest_key, signature_key
 from enginesmith.registry.trust.signatures import (
     ATTESTATION_FILE,
     MANIFEST_FILE,
-    MAX_BYTES,
     KeySigner,
     SignatureBundle,
     import_model_signing,
@@ -165,7 +164,7 @@ def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
             (place / file).write_bytes(content)
             out = Path(folder) / "signature.json"
             _explain(name, lambda: config.sign(place, out))
-            return out.read_bytes()[: MAX_BYTES + 1]
+            return out.read_bytes()
 
     return make
 

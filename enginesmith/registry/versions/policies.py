@@ -224,7 +224,7 @@ def refusal(
     entries: Sequence[EngineEntry],
     canaries: Sequence[CanaryPass],
     *,
-    proven_only: bool = False,
+    proven_only: bool,
 ) -> str | None:
     """The reason why a policy rejects a version, with the rule and the remedy; None if it accepts it.
 

@@ -14,6 +14,7 @@ from builders.backends.shape_profiles import profiles
 from builders.backends.tvm import Tvm
 from builders.backends.tvm import backend as tvm
 from builders.backends.tvm import cuda as tvm_cuda
+from builders.backends.tvm.compile import _one_dimension
 from builders.backends.tvm.cuda import Nvcc, find_nvcc, generation
 from enginesmith.core.errors import DataError, EnginesmithError, InputError, ModelError
 from enginesmith.core.requirements import Driver, Gpu, Runtime
@@ -124,6 +125,20 @@ def test_sizes_that_it_cannot_compare_are_a_model_error(compiler, tmp_path):
     model, request = native_graphs.two_sizes(tmp_path / "m.onnx", TVM)
     with pytest.raises(ModelError, match=r"TVM cannot compile the model: .*R\.add\('x', 'y'\)"):
         TVM.build(request, model, tmp_path)
+
+
+def test_a_range_up_to_what_the_graph_is_given_counts_along_no_dimension():
+    node = onnx.helper.make_node("Range", ["zero", "limit", "one"], ["y"])
+    values = {name: onnx.numpy_helper.from_array(np.array(index)) for index, name in enumerate(("zero", "one"))}
+    of_shape = {
+        "limit": onnx.helper.make_node("Squeeze", ["s"], ["limit"]),
+        "s": onnx.helper.make_node("Shape", ["x"], ["s"], start=1, end=2),
+    }
+    assert _one_dimension(node, of_shape, values) == "s"
+    assert _one_dimension(node, {}, values) is None
+    other = {**of_shape, "limit": onnx.helper.make_node("Add", ["s", "s"], ["limit"])}
+    assert _one_dimension(node, other, values) is None
+    assert _one_dimension(node, {"limit": of_shape["limit"]}, values) is None
 
 
 def test_counting_along_a_dynamic_dimension_keeps_its_size(compiler, tmp_path):

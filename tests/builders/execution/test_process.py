@@ -276,6 +276,15 @@ def test_a_watch_sees_phases_output_and_usage(tmp_path):
     assert usage.cpu_s and usage.cpu_s > 0
 
 
+def test_a_peak_is_told_when_it_is_a_tenth_and_16_mib_higher_than_the_last_that_was(tmp_path):
+    seen: list[JobEvent] = []
+    observer = process._Observer("job", tmp_path, seen.append)
+    for used in (16.0, 17.0, 33.0, 30.0, 34.0, 400.0, 440.0, 441.0):
+        observer.weigh(used)
+    assert [event.mib for event in seen if isinstance(event, MemoryHeld)] == [17.0, 34.0, 400.0, 441.0]
+    assert observer.peak_mib == 441.0
+
+
 def test_a_watch_has_all_output_and_the_usage_of_a_job_that_died(tmp_path):
     seen: list[JobEvent] = []
     with pytest.raises(StepError):

@@ -1,5 +1,6 @@
 """Several blobs at once: side by side, in bounds, stopped together, and resumed."""
 
+import fcntl
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,15 @@ CONTENTS = [bytes([number]) * (1000 + number) for number in range(2 * SIDE_BY_SI
 def wanted(store: Store, tmp_path: Path) -> list[Wanted]:
     found = [(store.put_bytes(data), len(data)) for data in CONTENTS]
     return [Wanted(BlobDigest(digest), size, tmp_path / "out" / digest) for digest, size in found]
+
+
+def test_a_partial_download_is_one_process_s_and_its_lock_goes_with_it(tmp_path: Path) -> None:
+    partial = tmp_path / "x.part"
+    with module._lock_download(partial):
+        (lock,) = tmp_path.iterdir()
+        with lock.open("ab") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not names_in(tmp_path)
 
 
 def count_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -42,6 +42,8 @@ def end(how: str) -> None:
         ctypes.string_at(0)
     if how == "exit":
         os._exit(3)
+    if how == "leave":
+        os._exit(0)
     if how == "sys.exit":
         sys.exit(4)
     if how == "killed":

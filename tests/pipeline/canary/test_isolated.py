@@ -62,7 +62,13 @@ def replayed(
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("segfault", "signal 11 (SIGSEGV)"), ("exit", "exit status 3"), ("killed", "signal 9 (SIGKILL)")]
+    ("how", "words"),
+    [
+        ("segfault", "signal 11 (SIGSEGV)"),
+        ("exit", "exit status 3"),
+        ("leave", "exit status 0"),
+        ("killed", "signal 9 (SIGKILL)"),
+    ],
 )
 def test_a_candidate_that_ends_its_process_is_not_promoted(tmp_path, manifests, how, words):
     written = replayed(tmp_path, manifests[::-1], partial(opened, how, 303), partial(opened))

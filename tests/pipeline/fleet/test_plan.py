@@ -7,6 +7,7 @@ from enginesmith.core.errors import InputError
 from enginesmith.core.hardware.targets import parse_targets
 from enginesmith.core.types import BuildRequest
 from enginesmith.registry.store.base import Store
+from pipeline.cli.machines.fleet import print_plan
 from pipeline.fleet.catalog import Catalog, read_served, whole_registry
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.plan import FleetPlan, StateChange, make_plan, parse_nodes
@@ -103,7 +104,9 @@ def test_nodes_that_come_need_engines_if_their_spec_and_a_compiler_allow(store: 
     assert not ranker.ready and found.work.index(ranker) > found.work.index(by_name["digits@1 sm_100 fp16 tensorrt"])
 
 
-def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store: Store, fleet: Fleet) -> None:
+def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(
+    store: Store, fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = plan(store, fleet, driver="590.44", remove=(parse_nodes("t4=8"), parse_nodes("l4=10")))
     assert [(item.name, item.nodes) for item in found.after.groups] == [("l4", 36), ("h200", 4)]
     kept = plan(store, fleet, runtimes={"tensorrt": "10.16.1"}, remove=(parse_nodes("l4=10"),))
@@ -111,6 +114,10 @@ def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store
     now = Fleet(()).with_groups([group("t4", 8), group("l4", 2)])
     gone = plan(store, now, remove=(parse_nodes("t4=8"),))
     assert [(item.unit, item.models) for item in gone.idle] == [("t4 fp16 tensorrt", ("digits@1",))]
+    print_plan(gone)
+    assert capsys.readouterr().out.split("Needed by no node any more")[1].split() == [
+        *("engine", "models", "t4", "fp16", "tensorrt", "digits@1")
+    ]
     assert dead(gone) == {}
     with pytest.raises(InputError, match=r"--remove t4=9: there are 8 nodes of t4"):
         plan(store, fleet, remove=(parse_nodes("t4=9"),))

@@ -56,6 +56,12 @@ def test_a_task_metric_may_be_worse_by_so_much(name: str, new: float, served: fl
     assert found == (["error metric"] if lost else [])
 
 
+def test_a_lost_metric_is_told_with_both_values() -> None:
+    worse = pair(metrics=(MetricPair("accuracy", 0.90, 0.95, 0.01),))
+    (found,) = judge_pair(worse, CheckOptions(), judged_by_metric=True)
+    assert "accuracy 0.9000, 0.9500 as served" in found.text and found.text.endswith("at most 0.01 worse passes")
+
+
 def test_the_allowed_loss_of_a_metric_comes_before_that_of_all() -> None:
     options = CheckOptions(worse={"accuracy": 0.1, "": 0.2})
     assert options.allowed_loss("accuracy of logits", 1.0) == 0.1 and options.allowed_loss("r2", 1.0) == 0.2

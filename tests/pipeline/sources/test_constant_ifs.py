@@ -52,6 +52,12 @@ def ask_rank() -> tuple[list[onnx.NodeProto], dict[str, object]]:
     return nodes, {"two": np.array(2)}
 
 
+def ask_zeros() -> tuple[list[onnx.NodeProto], dict[str, object]]:
+    """c: whether what ConstantOfShape makes without a value is 0."""
+    nodes = [helper.make_node("ConstantOfShape", ["one"], ["z"]), helper.make_node("Equal", ["z", "zero"], ["c"])]
+    return nodes, {"one": np.array([1]), "zero": np.zeros(1, np.float32)}
+
+
 def count_ifs(model: onnx.ModelProto) -> int:
     return sum(node.op_type == "If" for node in walk_nodes(model.graph))
 
@@ -60,6 +66,7 @@ CASES = {
     "a constant": ([], {"c": np.array(False)}, "Neg"),
     "a dim": (*ask_dim(1), "Relu"),
     "a rank": (*ask_rank(), "Neg"),
+    "zeros of a shape": (*ask_zeros(), "Relu"),
 }
 
 

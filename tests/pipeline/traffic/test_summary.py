@@ -32,6 +32,7 @@ def test_histograms_alone_and_joint():
     assert columns == ["batch \\ length", "up to 3", "up to 5", "up to 9"] and rows == [
         ["up to 2", "50 %", "25 %", "25 %"]
     ]
+    assert "no times of arrival" not in " ".join(describe_traffic(found))
     assert any("length: 1 request beyond the spec's dims (25 %)" in line for line in describe_traffic(found))
 
 
@@ -44,6 +45,10 @@ def test_hours_have_absolute_names_and_rates_of_what_was_recorded():
     assert found.hours[1].sizes["length"].counts == {6: 1800} and found.per_second == pytest.approx(0.8, rel=0.01)
     columns, rows = hour_table(found)
     assert columns[:3] == ["hour", "requests", "a second"] and rows[1][0] == "2026-03-02 01:00"
+    assert (
+        "requests a second" in [*describe_traffic(found)][1]
+        and "at most 1 within a second" in [*describe_traffic(found)][2]
+    )
 
 
 def test_many_days_are_put_together_by_the_hour_of_the_day():
@@ -96,7 +101,7 @@ def test_rows_of_a_histogram_are_the_buckets_where_there_are_some():
 
 
 def test_every_request_is_in_a_bar():
-    for sizes in (np.array([7]), np.arange(1, 900), np.array([1, 1, 2, 800]), np.array([0, 3])):
+    for sizes in (np.array([7]), np.arange(1, 900), np.array([1, 1, 2, 800]), np.array([0, 1, 1, 800])):
         axes = Figure().subplots()
         draw_histogram(axes, "length", count_sizes(sizes), {"present": (1000,)})
         heights, edges, _ = axes.patches[0].get_data()

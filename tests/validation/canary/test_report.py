@@ -36,6 +36,7 @@ def test_a_report_comes_back(failed):
     assert (found.verdict, found.digest) == ("FAIL", failed["digest"])
     assert found.candidate.manifest == "a" * 64 and (found.looks.planned, found.looks.requests) == (None, (4000,))
     assert encode(found) == failed and list(failed)[:4] == ["format", "kind", "verdict", "reason"]
+    assert failed["format"] == 1, "reports of this format are in registries"
 
 
 def test_an_edit_is_found(failed):

@@ -28,6 +28,20 @@ def test_an_exact_candidate_passes_everything():
     assert by_name(checks, "golden")["sqnr_db"].value == math.inf
 
 
+@pytest.mark.parametrize("referred", [True, False])
+def test_the_reference_or_without_one_the_candidate_answers_the_first_case_twice(referred):
+    def answer(inputs, runs):
+        runs.append(inputs["x"])
+        return original(inputs)
+
+    counted, once = [], []
+    twice, single = Fake(lambda i: answer(i, counted)), Fake(lambda i: answer(i, once))
+    cases = golden().cases
+    drift_checks("engine", twice if referred else None, single if referred else twice, golden(), Budget(max_abs=0))
+    assert len(counted) == len(cases) + 1 and counted[0] is counted[1] and counted[1] is not counted[2]
+    assert len(once) == (len(cases) if referred else 0)
+
+
 def test_values_without_a_limit_are_still_reported():
     checks = expected_checks("export", Fake(lambda i: {"y": i["x"] * 2.5}), golden(), Budget())
     check = by_name(checks, "golden")["sqnr_db"]

@@ -46,6 +46,9 @@ def test_other_data_other_cases_other_labels_and_another_floor_are_told(before: 
     assert "other labels" in str(found)
     assert "another noise floor" in str(found)
     assert change(after, before).removed == ("golden 3",)
+    for one, other in ((before, replace(before, labels=None)), (replace(before, labels=None), before)):
+        assert change(one, other).labels
+    assert not change(replace(before, labels=None), replace(after, labels=None)).labels
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["summary"] == str(found)
 
 

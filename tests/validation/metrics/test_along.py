@@ -27,6 +27,8 @@ def test_the_worst_sequence_and_the_first_other_decision_are_named() -> None:
     )
     assert found.starts == tuple(range(0, 16, 2))
     assert found.free_db[:2] == (math.inf, math.inf) and found.free_db[2] > found.free_db[7]
+    along.add("n", "sequence 0", True, pair(9, 0), 9)
+    assert along.at("engine")[1].starts == (0, 2, 4, 6, 8), "at most eight parts"
 
 
 def test_drift_of_single_steps_is_told_apart_by_their_place() -> None:

@@ -40,6 +40,14 @@ def test_merging_parts_gives_the_whole(pair, at):
     assert merged.dot == pytest.approx(whole.dot, rel=1e-9, abs=1e-3)
 
 
+def test_what_only_one_part_measured_is_kept():
+    expected = np.random.default_rng(0).normal(size=(20, 3))
+    measured = measure(expected, expected + 0.1, decisions=True, samples=20)
+    for merged in (measured.merge(Drift()), Drift().merge(measured)):
+        assert merged == measured and merged.rows is not None
+        assert merged.slices is measured.slices and merged.samples is measured.samples
+
+
 @given(FLOATS)
 def test_an_array_does_not_drift_from_itself(x):
     drift = measure(x, x.copy(), decisions=True)

@@ -128,10 +128,11 @@ def test_one_sample_varies_within_itself():
     one = measure(expected, expected, samples=1).slices
     assert one.centered_sq == 0
     assert one.within().centered_sq == pytest.approx(((expected - expected.mean()) ** 2).sum())
-    rows = np.random.default_rng(1).normal(size=(1, 9, 4))
-    assert measure(rows, rows, samples=1).slices.within().centered_sq == pytest.approx(
-        ((rows - rows.mean(axis=1, keepdims=True)) ** 2).sum()
-    )
+    for count in (2, 9):
+        rows = np.random.default_rng(1).normal(size=(1, count, 4))
+        assert measure(rows, rows, samples=1).slices.within().centered_sq == pytest.approx(
+            ((rows - rows.mean(axis=1, keepdims=True)) ** 2).sum()
+        )
 
 
 @pytest.mark.parametrize("power", [300, 150, -170, -300])
@@ -146,6 +147,9 @@ def test_squares_that_float64_cannot_hold(power):
     assert merged.sqnr_db == pytest.approx(near.sqnr_db)
     both = near.merge(far)
     assert both.sqnr_db == pytest.approx(near.sqnr_db, abs=1e-9 if power > 0 else 1e-3)
+    worse = measure(expected * unit, 2 * expected * unit, samples=20)
+    for mixed in (near.merge(worse), worse.merge(near)):
+        assert mixed.sqnr_db == pytest.approx(0.0 if power > 0 else near.sqnr_db), "the larger numbers decide"
 
 
 def boxes_and_scores(count=200):

@@ -67,6 +67,9 @@ def test_the_verdict_comes_first_and_every_engine_is_shown():
         if entry["digest"]:
             assert entry["digest"] in page.text
         assert entry["reason"] in page.text
+    rows = {value for name, value in page.attributes if name == "id" and value.startswith("engine-")}
+    shown = [index for index, entry in enumerate(version_report()["engines"]) if entry["status"] != "refused"]
+    assert rows == {f"engine-{index}" for index in shown}
 
 
 def test_an_engine_that_was_not_run_says_so():

@@ -38,6 +38,15 @@ def test_a_machine_where_it_fails_outweighs_those_where_it_passes_until_it_passe
     assert status("proven", "two", 4) == "proven"
 
 
+@pytest.mark.parametrize("target", ["sm_89", "cpu"])
+def test_an_attestation_does_not_make_an_engine_usable_that_the_build_refused(store: Store, target: str) -> None:
+    entry = replace(engine(store, target), toolchain={CPU_KIND: "x86-64-v3"} if target == "cpu" else {})
+    manifest = publish_engines(store, [entry]).manifest
+    attest(store, manifest, on_kind(report(entry, "proven"), "x86-64-v3"))
+    refused = replace(manifest, engines=(replace(entry, status="failed"),))
+    assert judge_entries(store, refused)[0].status == "failed"
+
+
 def test_what_decides_nothing_is_no_attestation(store: Store) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry]).manifest

@@ -12,7 +12,9 @@ import pytest
 
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.base import Store, absolute_uri, open_store, split_places
+from enginesmith.registry.store.files import read_error_counts
 from enginesmith.registry.store.http import requests
+from enginesmith.registry.store.http.place import HttpLocation
 from enginesmith.registry.store.http.store import HttpStore
 from enginesmith.registry.store.layout import blob_key, channel_key
 from tests.enginesmith.registries import engine, flip, publish_engines
@@ -149,6 +151,13 @@ def test_what_breaks_off_is_asked_again_from_there(store: Store, behind: HttpSto
     assert len(asked) == 3 and asked[1].startswith("bytes=512-" if fault == "cut" else "bytes=0-")
     site.fault = [fault]
     assert behind.read(channel_key("digits", "stable")) == store.read(channel_key("digits", "stable"))
+
+
+def test_a_request_that_fails_for_good_is_counted_once(tmp_path: Path) -> None:
+    before = read_error_counts()
+    with pytest.raises(UnavailableError):
+        requests.wait(HttpLocation("http", "127.0.0.1", 1), "/x", ConnectionResetError(), None)
+    assert read_error_counts() == {**before, "errors": before["errors"] + 1}
 
 
 def test_a_connection_serves_many_requests_and_one_that_was_closed_is_replaced(

@@ -1,10 +1,13 @@
 """What only a registry in a bucket has: doors, requests to be counted, a cache, encryption, other people's settings."""
 
+import hashlib
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -12,10 +15,13 @@ from enginesmith.core.errors import UnavailableError
 from enginesmith.core.names import Reference
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.cache import local_cache
+from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import MARKER, channel_key, manifest_key
 from enginesmith.registry.store.objects import source
+from enginesmith.registry.store.objects.api import ObjectFacts
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.store.s3 import requests as clients
+from enginesmith.registry.store.s3.bucket import S3Bucket
 from enginesmith.registry.store.s3.requests import client
 from enginesmith.registry.versions import views
 from enginesmith.registry.versions.lookup import catalogue, versions
@@ -200,3 +206,11 @@ def test_boto3_is_loaded_for_buckets_alone(tmp_path: Path) -> None:
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in out.stdout.split()}
     assert not loaded & {"boto3", "botocore", "s3transfer", "urllib3"}
+
+
+def test_a_plain_checksum_that_differs_says_that_the_bytes_do_and_one_of_other_parts_says_nothing() -> None:
+    content = b"engine"
+    sent = source.UploadSource(io.BytesIO(content), len(content), BlobDigest("0" * 64))
+    plain = f'"{hashlib.md5(content).hexdigest()}"'
+    for checksum, wanted in ((plain, True), (f'"{"0" * 32}"', False), (f'"{"0" * 32}-2"', None), ("", None)):
+        assert S3Bucket.holds(cast("S3Bucket", None), ObjectFacts(6, "", checksum), sent) is wanted

@@ -14,7 +14,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import FileStore, open_store
 from enginesmith.registry.store.layout import attestation_key, manifest_key, signature_key
 from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import load_policy
+from enginesmith.registry.trust.policy import LARGEST_KEY_BYTES, load_policy
 from enginesmith.registry.trust.requirement import UntrustedError
 from enginesmith.registry.trust.signatures import key_id_of_pem
 from enginesmith.registry.trust.signing import SigningKey, sign
@@ -54,6 +54,16 @@ def key(folder: Path, name: str = "release") -> SigningKey:
 
 
 NEEDS_RELEASE = "  - {models: 'digits*', signers: [release]}\n"
+
+
+@pytest.mark.parametrize(("size", "said"), [
+    (0, "private EC key"), (1, "private EC key"), (LARGEST_KEY_BYTES, "private EC key"),
+    (LARGEST_KEY_BYTES + 1, "no file of at most"),
+])  # fmt: skip
+def test_what_is_no_key_is_told_why(store: FileStore, manifest: Manifest, tmp_path: Path, size: int, said: str) -> None:
+    (tmp_path / "key").write_bytes(b"x" * size)
+    with pytest.raises(InputError, match=said):
+        add_signatures(store, manifest, SigningKey(tmp_path / "key"))
 
 
 def test_without_the_signature_that_the_policy_needs_nothing_lands(

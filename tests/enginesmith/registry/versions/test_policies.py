@@ -1,12 +1,16 @@
 import json
+from datetime import timedelta
 
 import pytest
 
 from enginesmith.core.digest import canonical_json
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
 from enginesmith.core.names import parse_reference
+from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.evidence.attestations import attest
+from enginesmith.registry.gc import collect
 from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.marks import read_shards, read_state
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import policy_key
 from enginesmith.registry.verification import verify
@@ -94,6 +98,20 @@ def test_without_targets_one_pass_is_enough(store: Store) -> None:
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
     two = publish(store, "b", engine(store, data=b"x"), engine(store, precision="int8", data=b"y"))
     assert channels.promote(store, two, "stable", canaries=[passed(store, two, one)]).version == "2"
+
+
+def test_a_collection_that_marked_a_canarys_report_does_not_take_it_from_the_channel(store: Store) -> None:
+    one, two = publish(store, "a"), publish(store, "b")
+    channels.promote(store, one, "stable")
+    found = passed(store, two, one)
+    collect(store, Rules(), timedelta(days=1), delete=True)
+
+    def marked() -> bool:
+        return any(found.report in shard.waiting for shard in read_shards(store, read_state(store).shards).values())
+
+    assert marked()
+    channels.promote(store, two, "stable", canaries=[found])
+    assert not marked()
 
 
 def test_a_pass_counts_against_what_is_served_when_the_channel_moves(store: Store) -> None:

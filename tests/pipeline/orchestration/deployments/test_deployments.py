@@ -3,6 +3,7 @@
 import importlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,14 @@ from prefect.utilities.templating import apply_values, find_placeholders
 
 from enginesmith.cli import enginesmith
 from enginesmith.core.hardware.gpu_generations import GENERATIONS
-from pipeline.orchestration.deployments.deploy import SILENT, automation, flow_of, template
+from pipeline.orchestration.deployments.deploy import (
+    SILENT,
+    _differences,
+    _to_deployment,
+    automation,
+    flow_of,
+    template,
+)
 from pipeline.orchestration.deployments.plan import KINDS, REGISTRY, DeploymentPlan, WantedDeployment, text
 from pipeline.orchestration.flows.runner import limit_name
 from pipeline.orchestration.payloads import PAYLOADS
@@ -144,3 +152,17 @@ def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() ->
     assert "give --executor ray" in run(*words, "--on", "l4")[1]
     assert "'cpu' names no GPU" in run(*words, *ray, "--on", "cpu")[1]
     assert "ampere" in run(*words, *ray, "--on", "ampere")[1], "which is several"
+
+
+def test_a_deployment_that_is_registered_as_it_is_to_be_differs_in_nothing_else_in_what_changed() -> None:
+    wanted = next(wanted for wanted in EVERY if wanted.cron and not wanted.trigger)
+    made = _to_deployment(wanted, "1", ["enginesmith"])
+    compared = ("entrypoint", "version", "description", "tags", "parameters")
+    fields = (*compared, "work_pool_name", "job_variables", "schedules")
+    schema = made._parameter_openapi_schema.model_dump(exclude_unset=True)
+    there = SimpleNamespace(id="a", parameter_openapi_schema=schema, **{name: getattr(made, name) for name in fields})
+    client: Any = SimpleNamespace(read_resource_related_automations=lambda _: [])
+    assert _differences(client, there, made) == []  # type: ignore[arg-type]
+    for name, other, told in (("version", "2", "version"), ("tags", [], "tags"), ("schedules", [], "schedule")):
+        changed: Any = SimpleNamespace(**{**vars(there), name: other})
+        assert _differences(client, changed, made) == [told]

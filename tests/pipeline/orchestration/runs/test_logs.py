@@ -49,6 +49,12 @@ def test_head_and_tail_stay_and_the_middle_is_counted() -> None:
     assert HEAD_BYTES + TAIL_BYTES - 2 * PIECE <= len(text) <= HEAD_BYTES + TAIL_BYTES + 100
 
 
+def test_nothing_is_left_out_of_a_log_that_fits_to_the_byte() -> None:
+    fits = "1234567\n" * ((HEAD_BYTES + TAIL_BYTES) // 8)
+    assert kept(fits).text() == fits
+    assert "were left out" in kept(fits, "\n").text()
+
+
 def test_a_line_without_end_is_cut_and_bounded() -> None:
     log = KeptLog(SCRUB)
     for _ in range(50):

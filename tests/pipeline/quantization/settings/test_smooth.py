@@ -1,12 +1,13 @@
 """Smoothing and rounding: the same function in float, folded where that is free, weights on int8's own levels."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
@@ -14,7 +15,7 @@ from pipeline.quantization.settings import rounding
 from pipeline.quantization.settings.fit import STRENGTHS, fit
 from pipeline.quantization.settings.groups import Statistics, find_groups, matrices
 from pipeline.quantization.settings.rounding import compensate, nearest, rounded_activation, steps_of
-from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, factors_of, find_folds
+from pipeline.quantization.settings.smooth import SmoothingPlan, _projection, apply_plans, factors_of, find_folds
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import TENSORRT_FP32, of_type, run
 
@@ -43,6 +44,15 @@ def test_factors_go_into_the_normalization_when_only_the_group_reads_it():
     assert find_folds(graph, [group])
     assert len(changed.graph.node) == len(graph.graph.node)
     assert ranges.tensors["n"] == (-3.0, 3.0)
+
+
+@pytest.mark.parametrize(("bias", "folds"), [("", True), ("b", True), ("one", False), ("computed", False)])
+def test_factors_pass_into_a_gemm_whose_bias_is_a_constant_of_each_channel(bias, folds):
+    given = {"w": np.ones((4, 8), "f4"), "b": np.ones(8, "f4"), "one": np.ones(1, "f4")}
+    walk = SimpleNamespace(given={name: numpy_helper.from_array(value, name) for name, value in given.items()})
+    node = helper.make_node("Gemm", ["x", "w", *([bias] if bias else [])], ["y"], name="g")
+    wanted = (("g", 1, 1), ("g", 2, 0)) if bias else (("g", 1, 1),)
+    assert _projection(node, walk, 8) == (wanted if folds else None)
 
 
 def test_a_residual_connection_keeps_the_exact_tensor():

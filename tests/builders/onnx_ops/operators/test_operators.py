@@ -1,0 +1,66 @@
+"""Single operators on torch's arrays, against numpy and ONNX Runtime, where the other tests do not take them."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from builders.backends.onnxruntime import OrtSession
+from builders.onnx_torch import to_module
+
+
+def ran(tmp_path, text, *arrays, opset=24):
+    onnx.save(
+        onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {text}'), tmp_path / "model.onnx"
+    )
+    return to_module(tmp_path / "model.onnx")(*map(torch.from_numpy, arrays))[0].numpy()
+
+
+@pytest.mark.parametrize(("operator", "wanted"), [("ReduceMax", False), ("ReduceMin", True)])
+def test_the_greatest_of_no_booleans_is_false_and_the_least_is_true(tmp_path, operator, wanted):
+    text = f"(bool[2, n] x) => (bool[2] y) <int64[1] at = {{1}}> {{ y = {operator} <keepdims = 0> (x, at) }}"
+    assert ran(tmp_path, text, np.zeros((2, 0), bool), opset=20).tolist() == [wanted] * 2
+
+
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
+def test_over_no_integers_it_is_the_end_of_the_type(tmp_path, operator):
+    text = f"(int32[2, n] x) => (int32[2] y) <int64[1] at = {{1}}> {{ y = {operator} <keepdims = 0> (x, at) }}"
+    ends = np.iinfo(np.int32)
+    wanted = ends.min if operator == "ReduceMax" else ends.max
+    assert ran(tmp_path, text, np.zeros((2, 0), np.int32), opset=20).tolist() == [wanted] * 2
+
+
+@pytest.mark.parametrize("dilations", ["", ", dilations = [2, 2]"])
+def test_a_mean_of_windows_skips_what_its_dilations_skip(tmp_path, dilations):
+    text = (
+        f"(float[1, 2, 7, 7] x) => (float[n, c, h, w] y) {{ y = AveragePool <kernel_shape = [2, 2]{dilations}> (x) }}"
+    )
+    x = np.random.default_rng(0).standard_normal((1, 2, 7, 7)).astype("f")
+    found = ran(tmp_path, text, x, opset=19)
+    expected = OrtSession(tmp_path / "model.onnx", optimized=False).run({"x": x})["y"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_a_query_attends_to_the_keys_that_are_filled_and_not_to_later_ones(tmp_path, causal):
+    text = f"""(float[2, 1, 2, 4] q, float[2, 1, 5, 4] k, float[2, 1, 5, 4] v, int64[2] filled) => (float[2, 1, 2, 4] y)
+               {{ y = Attention <is_causal = {causal}> (q, k, v, , , , filled) }}"""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 1, length, 4)).astype("f") for length in (2, 5, 5))
+    filled = np.array([3, 5])
+    expected = np.empty_like(q)
+    for sample, count in enumerate(filled):
+        for row in range(2):  # the queries are the last of the keys that are filled
+            seen = slice(0, count - 1 + row if causal else count)
+            scores = q[sample, 0, row] @ k[sample, 0, seen].T / 2
+            weights = np.exp(scores - scores.max())
+            expected[sample, 0, row] = weights @ v[sample, 0, seen] / weights.sum()
+    np.testing.assert_allclose(ran(tmp_path, text, q, k, v, filled), expected, atol=1e-5)
+
+
+def test_without_counts_of_keys_the_first_query_sees_the_first_key_alone(tmp_path):
+    text = """(float[1, 1, 2, 4] q, float[1, 1, 3, 4] k, float[1, 1, 3, 4] v) => (float[1, 1, 2, 4] y)
+              { y = Attention <is_causal = 1> (q, k, v) }"""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, length, 4)).astype("f") for length in (2, 3, 3))
+    np.testing.assert_allclose(ran(tmp_path, text, q, k, v)[0, 0, 0], v[0, 0, 0], atol=1e-6)

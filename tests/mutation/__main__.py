@@ -1,0 +1,265 @@
+"""Changes the product in 80 places, one at a time, and says which changes no test notices: `python -m tests.mutation`.
+
+The places exist today and in the commit `BEGUN`, whose first digits are the seed. A copy of the tree below
+build/mutation holds all changes; the variable MUTANT turns one on. One run of the tests that are not slow, or of those
+that are named, tries each test on the changes that it reaches (`recorder`). What lives then is tried in a process of
+its own on its mirrored test files and the nearest tests that reach it. What was found is in build/mutation.json, so
+that a run that was stopped goes on; `--again` tries what lives on today's tests.
+"""
+
+import argparse
+import ast
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from tests.mutation.sites import NEW_NAME, OLD_NAME, Site, choose, find, plant
+from tests.mutation.switch import NO_MUTANT
+
+ROOT = Path(__file__).parents[2]
+BEGUN = "04fcb370"
+SEED = int(BEGUN, 16)
+# On their way out while this was written.
+LEFT_OUT = (
+    "pipeline/cache_server/",
+    "validation/load/",
+    "validation/plots/",
+    "feed",
+    "notifications",
+    "grammar",
+    "sampler",
+)
+# Tests of one mutant in a process of its own, and how much slower than on record is stuck.
+MOST_TESTS, STUCK = 100, 10.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A planted tree, and the folder of what its tests recorded."""
+
+    tree: Path
+    record: Path
+    switch: str
+
+    def pytest(self, folder: Path, words: Iterable[str], limit_s: float, mutant: int | str = "") -> int:
+        """The exit code of one run of pytest in the tree, which records into `folder`; 124: it took too long."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "arguments").write_text("\n".join(words))
+        variables = {
+            "PYTHONPATH": str(self.tree), "MUTATION_RECORD": str(folder), "MUTATION_SWITCH": self.switch,
+            "MUTANT": str(mutant), "MUTANT_FIXTURES": str(mutant),
+        }  # fmt: skip
+        options = ["-p", "tests.mutation.recorder", "-p", "no:cacheprovider", "-q", f"--basetemp={folder / 'tmp'}"]
+        command = [sys.executable, "-m", "pytest", *options, f"@{folder / 'arguments'}"]
+        with (folder / "output").open("w") as output:
+            process = subprocess.Popen(
+                command, cwd=self.tree, env=os.environ | variables, stdout=output, stderr=output, start_new_session=True
+            )
+            try:
+                return process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                return 124
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                shutil.rmtree(folder / "tmp", ignore_errors=True)
+
+
+@dataclass
+class Record:
+    """Which contexts (a test, a fixture, an import) reach which site, what each test was like, and what killed whom."""
+
+    reached: dict[int, set[str]] = field(default_factory=dict)
+    tests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    killed: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Record":
+        """What all runs wrote into a folder."""
+        record = cls()
+        for line in _lines(folder, "sites"):
+            number, _, context = line.partition("\t")
+            record.reached.setdefault(int(number), set()).add(context)
+        record.tests = {test["test"]: test for test in map(json.loads, _lines(folder, "tests"))}
+        record.killed = {int(line.partition("\t")[0]): line.partition("\t")[2] for line in _lines(folder, "killed")}
+        return record
+
+    def reaching(self, number: int) -> list[str]:
+        """The tests that reach a site, and pass without its mutant."""
+        contexts = self.reached.get(number, set())
+        files = {context.partition(" ")[2] for context in contexts if context.startswith("import ")}
+        return [
+            name for name, test in self.tests.items() if test["result"] == "passed"
+            and (name in contexts or name.partition("::")[0] in files or contexts & {*test["fixtures"]})
+        ]  # fmt: skip
+
+    def seconds(self, name: str) -> float:
+        """How long the tests of a file, or one, took."""
+        return sum((test["seconds"] for at, test in self.tests.items() if at.startswith(name)), 0.0)
+
+
+def _lines(folder: Path, kind: str) -> list[str]:
+    return [line for path in sorted(folder.rglob(f"{kind}-*")) for line in path.read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One mutant, in processes of its own."""
+
+    place: Place
+    record: Record
+    number: int
+    site: Site
+
+    def run(self) -> dict[str, object]:
+        """What became of the mutant: the test that fails with it, again fails with it, and passes without."""
+        tests, files = self.record.reaching(self.number), mirrored(self.site.module, self.place.tree)
+        others = sorted((test for test in tests if test.partition("::")[0] not in files), key=self._distance)
+        words = [*files, *others[:MOST_TESTS]]
+        failing = [name for name, test in self.record.tests.items() if test["result"] == "failed"]
+        while words and (name := self._first_failed(words, failing)):
+            if self._fails([name], self.number) and not self._fails([name], None):
+                return {"is": "killed", "by": name}
+            if name in failing:
+                break
+            failing.append(name)
+        return {"is": "survived" if tests else "not reached", "tests": len(tests)}
+
+    def _distance(self, test: str) -> tuple[int, float]:
+        pairs = zip(Path(test).parts[1:], Path(self.site.module).parts, strict=False)
+        return -len([*takewhile(lambda pair: pair[0] == pair[1], pairs)]), self.record.seconds(test)
+
+    def _first_failed(self, words: Sequence[str], left_out: Sequence[str]) -> str:
+        if not self._fails([*words, *(f"--deselect={name}" for name in left_out)], self.number):
+            return ""
+        names = [name for name, test in Record.read(self._folder).tests.items() if test["result"] == "failed"]
+        current = self._folder / "current-alone"
+        return next(iter(names), "") or (current.read_text() if current.exists() else "") or words[0]
+
+    @property
+    def _folder(self) -> Path:
+        return self.place.tree.parent / f"mutant-{self.number}"
+
+    def _fails(self, words: Sequence[str], mutant: int | None) -> bool:
+        limit_s = 300.0 + STUCK * sum(map(self.record.seconds, words))
+        options = ["-x", "-n0", f"--timeout={limit_s / 2:.0f}"]
+        return self.place.pytest(
+            self._folder, [*options, *words], limit_s, NO_MUTANT if mutant is None else mutant
+        ) not in (0, 5)
+
+
+def mirrored(module: str, tree: Path) -> list[str]:
+    """The test files that mirror a module."""
+    path = Path(module)
+    folder, name = tree / "tests" / path.parent, path.parent.name if path.stem == "__init__" else path.stem
+    files = [*folder.glob(f"test_{name}.py"), *folder.glob(f"test_{name}_*.py"), *(folder / name).glob("test_*.py")]
+    return [str(file.relative_to(tree)) for file in sorted(files)]
+
+
+def packages() -> list[str]:
+    """The four packages of the work tree."""
+    return [NEW_NAME if (ROOT / NEW_NAME).exists() else OLD_NAME, "builders", "validation", "pipeline"]
+
+
+def chosen() -> dict[int, Site]:
+    """The sites by number, as they are in today's tree: one that goes leaves the others their numbers."""
+    today = {
+        str(path.relative_to(ROOT)): path.read_text() for name in packages() for path in (ROOT / name).rglob("*.py")
+    }
+    command = ["git", "archive", BEGUN, OLD_NAME, "builders", "validation", "pipeline"]
+    packed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        files = {member.name: tar.extractfile(member) for member in tar if member.name.endswith(".py")}
+        begun = {name: file.read().decode() for name, file in files.items() if file}
+    then, now = (
+        [
+            site
+            for path, text in texts.items()
+            if not any(part in path for part in LEFT_OUT)
+            for site in find(text, path)
+        ]
+        for texts in (begun, today)
+    )
+    known = {*then}
+    return {site.number(SEED): site for site in choose([site for site in now if site in known], SEED)}
+
+
+def planted(sites: Mapping[int, Site]) -> Place:
+    """A copy of the work tree that holds every mutant."""
+    home, package = ROOT / "build" / "mutation", packages()[0]
+    place = Place(home / "tree", home / "record", f"{package}.mutant_switch")
+    listed = subprocess.run(
+        ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True
+    )
+    for name in listed.stdout.decode().split("\0"):
+        if (ROOT / name).is_file():
+            (place.tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place.tree / name)
+    shutil.copy(Path(__file__).with_name("switch.py"), place.tree / package / "mutant_switch.py")
+    for module in {site.module for site in sites.values()}:
+        path = module.replace(OLD_NAME, package)
+        here = [site for site in sites.values() if site.module == module]
+        (place.tree / path).write_text(plant((ROOT / path).read_text(), here, SEED, place.switch))
+    return place
+
+
+def table(sites: Mapping[int, Site], results: Mapping[str, Mapping[str, object]]) -> str:
+    """What became of the mutants of each package, and those that no test noticed."""
+    states = ("killed", "survived", "not reached", "open")
+    found = {number: results.get(repr(site), {"is": "open"}) for number, site in sites.items()}
+    counts = Counter((site.module.partition("/")[0], found[number]["is"]) for number, site in sites.items())
+    names = sorted({name for name, _ in counts})
+    rows = [("", *states), *((name, *(counts[name, state] for state in states)) for name in names)]
+    rows.append(("all", *(sum(counts[name, state] for name in names) for state in states)))
+    lines = ["".join(f"{cell!s:>13}" for cell in row) for row in rows]
+    for number, site in sites.items():
+        if found[number]["is"] != "killed":
+            change = f"{ast.unparse(site.node)}  ->  {ast.unparse(site.mutant(SEED))}"
+            lines.append(f"{number} {site.module}:{site.line} {found[number]}: {change}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Plant, run the tests, try what lives in processes of its own, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tests", nargs="*", help="files or folders to run first; all where none is named")
+    parser.add_argument("--again", action="store_true", help="forget what survived; run no tests first")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    sites, kept = chosen(), ROOT / "build" / "mutation.json"
+    place = planted(sites)
+    if options.tests or not (options.again or (place.record / "all").exists()):
+        folder = place.record / (f"named-{len([*place.record.glob('*')])}" if options.tests else "all")
+        place.pytest(folder, [f"-n{options.jobs}", "--timeout=1500", *options.tests], 4 * 3600.0)
+    record = Record.read(place.record)
+    results = json.loads(kept.read_text()) if kept.exists() else {}
+    results |= {repr(sites[number]): {"is": "killed", "by": by} for number, by in record.killed.items()}
+
+    def run(number: int) -> None:
+        results[repr(sites[number])] = Trial(place, record, number, sites[number]).run()
+        kept.write_text(json.dumps(results, indent=1))
+        print(number, sites[number].module, results[repr(sites[number])], flush=True)
+
+    over = ("killed",) if options.again else ("killed", "survived", "not reached")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, [at for at, site in sites.items() if results.get(repr(site), {}).get("is") not in over]))
+    kept.write_text(json.dumps(results, indent=1))
+    print(table(sites, results))
+
+
+if __name__ == "__main__":
+    main()

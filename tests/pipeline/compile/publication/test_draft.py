@@ -1,0 +1,30 @@
+"""What the entry of a unit that failed says on the data that would show more."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from enginesmith.core.reports.proof import Check
+from pipeline.compile.publication.draft import RANDOM_INPUTS, SELECTING, UNMEASURED, _hint
+
+SHAPE = Check("quantization", "shape", "y", "golden", 0.0, 1.0, False)
+OVERFLOW = Check("engine", "nonfinite", "y", "golden", 3.0, 0.0, False)
+DRIFT = Check("quantization", "sqnr_db", "y", "golden", 3.0, 15.0, False)
+
+
+@pytest.mark.parametrize(("checks", "given", "told"), [
+    ((SHAPE,), True, [SELECTING]),
+    ((DRIFT,), True, []),
+    ((OVERFLOW,), True, [UNMEASURED]),
+    ((DRIFT,), False, [RANDOM_INPUTS]),
+    ((), False, []),
+])  # fmt: skip
+def test_a_failed_check_is_told_with_the_data_that_would_mend_it(
+    checks: tuple[Check, ...], given: bool, told: list[str]
+) -> None:
+    spec: Any = SimpleNamespace(calibration=None, golden=None)
+    exported: Any = SimpleNamespace(golden_inputs=object() if given else None)
+    unit = SimpleNamespace(request=SimpleNamespace(precision="fp16"))
+    failed: Any = SimpleNamespace(report=SimpleNamespace(checks=checks), built=SimpleNamespace(unit=unit))
+    assert list(_hint(spec, exported, failed)) == told
