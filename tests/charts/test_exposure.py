@@ -54,7 +54,7 @@ def test_the_site_lies_at_its_path_of_the_same_host() -> None:
     assert route["matches"][0]["path"]["value"] == "/models"
     assert route["backendRefs"] == [{"name": "enginesmith-site", "port": service["spec"]["ports"][0]["port"]}]
     (container,) = pod["spec"]["containers"]
-    assert container["command"][4:6] == ["--prefix", "/models"]
+    assert container["command"][5:7] == ["--prefix", "/models"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/models/"
     assert ROUTER[0] in made["NetworkPolicy enginesmith-site"]["spec"]["ingress"][0]["from"]
 

@@ -128,6 +128,11 @@ def entry(target: str, precision: str) -> dict:
         "outputs": [{"name": "logits", "dtype": "float32", "shape": ["batch", 10]}],
         "profiles": [{"inputs": [["image", [1, 1, 8, 8], [8, 1, 8, 8], [32, 1, 8, 8]]]}],
         "report": digest("report") if built else None,
+        "requires": [
+            {"kind": "cpu", "target": "cpu"}
+            if target == "cpu"
+            else {"kind": "gpu", "target": target, "capability": [8, 9]},
+        ],
         "checks": {"passed": 42 if built else 0, "failed": 0},
         "notes": ["node '/encoder/Softmax' stays in fp32: its input reaches 71234 and fp16 ends at 65504"]
         if precision == "fp16"

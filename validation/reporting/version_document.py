@@ -5,8 +5,12 @@ A copy for reading: nothing is proven or published from it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Predicate, doc
 
 from enginesmith.core.codec import OMIT_NONE
+from enginesmith.core.names import is_name
 from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.reports.proof import Report
 from enginesmith.core.reports.quantization import QuantizationRecord
@@ -27,6 +31,7 @@ class VersionDocument(Manifest):
     were not asked for.
     """
 
+    version: Annotated[str, Predicate(lambda text: not text or is_name(text)), doc("a version, or '' for none")]
     kind: str = KIND
     reports: tuple[Report, ...] = ()
     failures: tuple[BuildFailure, ...] = ()

@@ -119,6 +119,8 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
         if spec.states():
             raise InputError(
                 f"{manifest.model}@{manifest.version}: graph {name!r} has state, and sequences of several graphs are "
+                "not carried: run `enginesmith validate` on a node with that GPU that reaches the registry; or carry "
+                "one of its graphs"
             )
     graphs = {
         name: write_engines(store, pinned, folder / "graphs" / name, engines.values())

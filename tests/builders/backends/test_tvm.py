@@ -52,7 +52,7 @@ def own_request(target="cpu", precision="fp32", backend=TVM, **changes):
     [
         ("cpu", "bf16", "not for bfloat16; use fp16 or fp32"),
         ("sm_90", "fp8", "takes no FP8 .*; use int8"),
-        ("sm_89", "int4", "takes no int4 weights.*; use int8"),
+        ("sm_89", "int4", "takes no weights in blocks.*; use int8"),
         ("sm_103", "fp32", "nvcc 12.8 makes no code for sm_103; install a CUDA toolkit that does"),
     ],
 )

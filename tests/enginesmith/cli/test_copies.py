@@ -20,6 +20,6 @@ def test_mirror_and_export(three: Store, tmp_path: Path) -> None:
 
 
 def test_a_version_that_is_not_there_is_not_copied(three: Store, tmp_path: Path) -> None:
-    for words in (("mirror", "digits@9", tmp_path / "other"), ("export-oci", "digits@9", tmp_path / "oci")):
-        assert isinstance(run(*words).exception, UnknownNameError)
+    for words in (("mirror", "digits@9", tmp_path / "other"), ("export", "digits@9", tmp_path / "oci")):
+        assert isinstance(run("registry", *words).exception, UnknownNameError)
     assert not (tmp_path / "oci").exists()

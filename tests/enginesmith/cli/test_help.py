@@ -75,7 +75,7 @@ def test_a_person_types_one_of_at_most_24_names_and_every_command_is_in_one_tabl
     listed = {place for place, _ in (*cli.COMMANDS.values(), *cli.HIDDEN.values())}
     roots = [Path(str(cli.__file__)).parent, Path(str(pipeline.cli.__file__)).parent]
     for path in (file for root in roots for file in root.rglob("*.py")):
-        module = ".".join(path.relative_to(roots[0].parents[1]).with_suffix("").parts)
+        module = ".".join(path.relative_to(roots[0].parents[1]).with_suffix("").parts).removesuffix(".__init__")
         own = {
             name: item
             for name, item in vars(importlib.import_module(module)).items()

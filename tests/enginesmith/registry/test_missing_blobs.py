@@ -65,7 +65,9 @@ def manifest(store: Store, entries: tuple[EngineEntry, EngineEntry]) -> Manifest
 def test_promotion_refuses(store: Store, manifest: Manifest, damage: Damage, kind: str, proven_only: bool) -> None:
     digest = str(manifest.engines[0].digest)
     damage(store, digest)
-    with pytest.raises(IntegrityError, match=rf"digits@1 is damaged; .*verify digits@1(.|\n)*engine cpu .*{digest}"):
+    with pytest.raises(
+        IntegrityError, match=rf"digits@1 is damaged; .*registry fsck digits@1(.|\n)*engine cpu .*{digest}"
+    ):
         channels.promote(store, manifest, "stable", proven_only=proven_only)
     assert lookup.read_channel(store, "digits", "stable") is None
     assert (kind, digest) in {(problem.kind, problem.what) for problem in verify(store).problems}

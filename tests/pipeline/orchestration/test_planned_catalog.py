@@ -13,7 +13,7 @@ from tests.pipeline.projects import Project
 
 def plan(project: Project, place: Path) -> dict[str, dict[str, object]]:
     """The rows of `catalog --plan`, by folder."""
-    done = project.run("build", "--all", place, "--plan", "--json")
+    done = project.run("plan", "--all", place, "--json")
     rows = {Path(row["spec"]).parent.name: row for row in done.json}
     assert done.code == int(any(row["reason"] for row in rows.values()))
     return rows
@@ -35,7 +35,7 @@ def test_what_is_on_record_is_told_for_every_spec(built: Project, place: Path) -
     assert rows["there"]["units"] == {action: count for action, count in expected.items() if count}
     assert rows["wrong"]["units"] == {} and "inputs: is missing" in str(rows["wrong"]["reason"])
     assert plan(built, place) == rows, "with the copies that the first plan wrote"
-    done = built.run("build", "--all", place / "there", "--plan")
+    done = built.run("plan", "--all", place / "there")
     assert done.code == 0 and f"1 spec: 1 with nothing to do; {len(units)} units" in done.err
 
 
@@ -56,7 +56,7 @@ def test_processes_share_the_specs_and_the_rows_stay_in_order(
 ) -> None:
     alone = plan(built, place)
     monkeypatch.setattr(planned_catalog, "LEAST_SHARE", 1)
-    done = built.run("build", "--all", place, "--plan", "--json", "--jobs", "2")
+    done = built.run("plan", "--all", place, "--json", "--jobs", "2")
     assert done.json == [*alone.values()]
 
 

@@ -66,6 +66,6 @@ def wait_for(url: str, text: str) -> str:
     ],
 )
 def test_bad_options_are_said(registry: Store, out: Path, words: list[str], message: str) -> None:
-    command = ["site", out] if words[0] == "--trust" else ["serve"]
+    command = ["site", "write", out] if words[0] == "--trust" else ["site", "serve"]
     result = run(*command, "--registry", registry.uri, *words)
     assert result.exit_code and message in f"{result.output} {result.exception}"

@@ -142,7 +142,7 @@
 {{- /* What an earlier revision registered and this one does not, a group's that went, is deleted. */ -}}
 {{- $keep := list -}}
 {{- range $commands -}}
-{{- $name := index . 7 -}}
+{{- $name := index . 8 -}}
 {{- range . }}{{ if hasPrefix "--only=" . }}{{ $keep = append $keep (printf "--keep=%s/%s" (trimPrefix "--only=" .) $name) }}{{ end }}{{ end -}}
 {{- end -}}
 {{- toPrettyJson (prepend (rest $commands) (concat (first $commands) $keep)) -}}

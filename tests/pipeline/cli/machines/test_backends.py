@@ -67,7 +67,7 @@ def test_a_name_shows_the_options_and_an_unknown_one_the_nearest(capsys):
         and "onnxruntime" not in out
     )
     with pytest.raises(SystemExit) as ended:
-        main(["backends", "onnxrun"])
+        main(["backends", "list", "onnxrun"])
     assert ended.value.code == 2 and "did you mean 'onnxruntime'" in capsys.readouterr().err
 
 

@@ -24,7 +24,7 @@ def test_a_plan_of_refusals_alone_ends_with_1(project: Project) -> None:
     project.change_spec(targets=["sm_75"], precisions=["fp32"], calibration=None)
     done = project.run("plan", project.spec)
     assert done.code == 1 and "0 build, 0 cached, 1 refused" in done.out
-    assert project.run("build", "--all", project.spec.parent, "--plan").code == 1
+    assert project.run("plan", "--all", project.spec.parent).code == 1
 
 
 def test_each_mistake_of_several_starts_with_error(project: Project) -> None:

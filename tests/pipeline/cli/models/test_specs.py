@@ -43,7 +43,7 @@ def test_the_schema_that_is_printed_is_that_of_a_spec(capsys: pytest.CaptureFixt
     from enginesmith.cli import main
 
     with pytest.raises(SystemExit) as ended:
-        main(["schema"])
+        main(["debug", "schema"])
     schema = json.loads(capsys.readouterr().out)
     assert not ended.value.code and schema["title"] == "Enginesmith model spec"
     assert "canary" in schema["$defs"]["Validation"]["properties"]

@@ -46,8 +46,8 @@ def test_an_engine_from_another_version_fails_and_each_failure_names_the_command
     failed = report.smallest[0]
     assert failed.sizes == {"batch": 1}
     words = shlex.split(failed.reproduce)
-    assert words[:3] == [*terms.command]
-    assert words[3:] == ["--only", failed.case]
+    assert words[:4] == [*terms.command]
+    assert words[4:] == ["--only", failed.case]
 
 
 def test_profile_times_one_engine_and_races_two(built: Project) -> None:

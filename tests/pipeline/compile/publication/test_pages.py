@@ -111,7 +111,8 @@ def test_a_version_becomes_a_verdict_engines_drift_and_a_link() -> None:
 
 def test_a_run_that_published_nothing_says_how_each_unit_ended() -> None:
     engine = replace(version().engines[-1], status="failed", size_bytes=None, digest=None)
-    found = list(artifacts_of(VersionDocument("m", "", "2026-01-01", "0" * 64, engines=(engine,)), None))
+    unpublished = VersionDocument(model="m", version="", created_at="2026-01-01", content="0" * 64, engines=(engine,))
+    found = list(artifacts_of(unpublished, None))
     assert [item.key for item in found] == ["result-m", "engines-m"]
     assert "1 engine failed; there is none to pull" in found[0].markdown
 
