@@ -57,7 +57,7 @@ def classify(engine: Path) -> float:
 
 def show_site() -> None:
     """Print how to look at the registry as a website."""
-    print(f"look at what is in the registry: {os.path.relpath(ENGINESMITH)} serve --registry {REGISTRY}")
+    print(f"look at what is in the registry: {os.path.relpath(ENGINESMITH)} site serve --registry {REGISTRY}")
 
 
 def main() -> None:
