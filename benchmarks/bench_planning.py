@@ -2,7 +2,7 @@
 
 Each model has a spec file, an ONNX file and a golden set of its own in a folder of its own; the registry is a folder
 with every record that a real run would have left (their contents are one real model's with other digests, and the
-compiler compiles nothing). What is timed is `enginesmith build --all --plan` in a fresh process, on a store whose
+compiler compiles nothing). What is timed is `enginesmith plan --all` in a fresh process, on a store whose
 requests each take 20 ms; first without copies of the records, then with them.
 Usage: python -m benchmarks.bench_planning [--models 1000]
 """

@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# What a serving node needs: resolve, pull, watch. For init containers, sidecars and, as `enginesmith initialize`, KServe's
+# What a serving node needs: pull, which also follows a channel. For init containers, sidecars and, as `enginesmith initialize`, KServe's
 # storage initializers; no torch, Ray or Prefect.
 #
 #   docker build --file images/client.Dockerfile --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:... .

@@ -1,4 +1,4 @@
-"""The commands that carry versions elsewhere: mirror, export-oci."""
+"""The commands that carry versions elsewhere: mirror, export."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -48,7 +48,7 @@ def mirror(
     echo(f"{pluralize(found.copied, 'blob')} copied ({found.size_bytes} bytes), {found.present} already there")
 
 
-@click.command("export-oci")
+@click.command("export")
 @reference_argument
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--proven-only", is_flag=True, help="Leave out engines that are not proven.")

@@ -34,7 +34,7 @@ layout_options = (
     click.option("--wait", type=ShortTime(), help="triton: join requests; one waits so long for others (2ms)."),
     click.option("--warmup/--no-warmup", default=True, show_default=True, help="triton: run golden inputs first."),
     click.option("--image", help="kserve: the client's image, by digest, which pulls in the cluster."),
-    click.option("--car", metavar="IMAGE", help="kserve: an image of `export-oci --layout triton`, by digest."),
+    click.option("--car", metavar="IMAGE", help="kserve: an image of `registry export --layout triton`, by digest."),
 )
 
 

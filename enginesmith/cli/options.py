@@ -183,8 +183,7 @@ def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Co
         show_default=shown,
         show_envvar=True,
         help="Registry: a path, file://, s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix or "
-        "http://cache. Of several with commas, pull and resolve read the first that answers; all else is done at the "
-        "last.",
+        "http://cache. Of several with commas, pull reads the first that answers; all else is done at the last.",
     )
 
 

@@ -62,17 +62,17 @@ def pull(
     context, layout = click.get_current_context(), given["layout"]
     check_layout(context, layout)
     client = client_of(registry, given)
-    if given["watch"] and not explain:
+    if given["watch"]:
+        if explain:
+            raise click.UsageError("--explain looks at one REF once: leave out --follow")
         follow(client, references, dest, given, as_json)
         return
     if len(references) != 1:
         raise click.UsageError("give one REF; several go with --follow")
     reference = references[0]
     if explain:
-        answers = [client.resolve(reference, machine_of(given, target)) for target in given["targets"]]
-        for answer in answers:
-            _show(answer, as_json)
-        click.get_current_context().exit(0 if all(answer.candidates for answer in answers) else 1)
+        _explain([client.resolve(reference, machine_of(given, target)) for target in given["targets"]], as_json)
+        return
     refuse_without_watch(context)
     if layout == "kserve":
         write_objects(client, reference, dest, one_machine(given), given, as_json)
@@ -92,10 +92,18 @@ def pull(
         _print_pulled(pulled)
 
 
-def _show(answer: "EngineRanking", as_json: bool) -> None:
+def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
+    """Print what fits each machine, as one document in JSON, and exit."""
     if as_json:
-        emit_json(answer.to_json())
-        return
+        found = [answer.to_json() for answer in answers]
+        emit_json(found if len(found) > 1 else found[0])
+    else:
+        for answer in answers:
+            _show(answer)
+    click.get_current_context().exit(0 if all(answer.candidates for answer in answers) else 1)
+
+
+def _show(answer: "EngineRanking") -> None:
     rows = [
         [str(number), one.entry.unit, one.entry.status, "; ".join((one.fit, *one.remarks))]
         for number, one in enumerate(answer.candidates, 1)

@@ -1,4 +1,4 @@
-"""Options of `resolve` and `pull`, and what they ask for: machines, a policy, a node."""
+"""Options of `pull`, and what they ask for: machines, a policy, a node."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar

@@ -1,4 +1,4 @@
-"""The commands of retention: gc, pin, unpin."""
+"""The commands of retention: gc, pin."""
 
 from dataclasses import asdict
 from datetime import timedelta
@@ -75,6 +75,8 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
 def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) -> None:
     """Keep the version REF, whatever its age, until the pin is removed."""
     if remove:
+        if why:
+            raise click.UsageError("--why is kept with a pin: leave it out with --remove")
         _unpin(reference, registry, as_json)
         return
     store = open_store(registry)

@@ -37,7 +37,8 @@ def print_table(
     pipe_columns: int = _PIPE_COLUMNS,
 ) -> None:
     """Print a table that fits the terminal: sentences are wrapped, then brackets get a line of their own; where that
-    does not fit either, each row becomes a block of lines 'column  value'. In a pipe it is as wide as it needs to be.
+    does not fit either, each row becomes a block of lines 'column  value'. In a pipe it is as wide as it needs to be,
+    and no line ends in blanks.
 
     columns: headings; none are printed where all are empty.  note: a line below.  styles: rich's style by the text of a
     cell.  red: indices of rows in red.  pipe_columns: how wide it may at least be in a pipe.
@@ -53,17 +54,20 @@ def print_table(
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = max(pipe_columns, _format_needed(_least_widths(headings, cells)))
-    if title:
-        console.print(Text(visible(title), "italic"))
-    for rows_of_cells in (cells, [[_in_two_lines(cell) for cell in row] for row in cells]):
-        least = _least_widths(headings, rows_of_cells)
-        if _format_needed(least) <= console.width:
-            console.print(_table(headings, rows_of_cells, least))
-            break
-    else:
-        console.print(*_blocks(headings, cells), sep="\n")
-    if note:
-        console.print(Text(visible(note), "dim italic"))
+    with console.capture() as printed:
+        if title:
+            console.print(Text(visible(title), "italic"))
+        for rows_of_cells in (cells, [[_in_two_lines(cell) for cell in row] for row in cells]):
+            least = _least_widths(headings, rows_of_cells)
+            if _format_needed(least) <= console.width:
+                console.print(_table(headings, rows_of_cells, least))
+                break
+        else:
+            console.print(*_blocks(headings, cells), sep="\n")
+        if note:
+            console.print(Text(visible(note), "dim italic"))
+    text = printed.get()
+    console.file.write(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")))
 
 
 def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:

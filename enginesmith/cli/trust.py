@@ -1,4 +1,4 @@
-"""The commands of trust: sign, verify-signature."""
+"""The commands of trust: sign, verify."""
 
 import os
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def sign(
         echo(line)
 
 
-@click.command("verify-signature")
+@click.command("verify")
 @reference_argument
 @click.option(
     "--public-key",
@@ -78,7 +78,7 @@ def sign(
 def verify_signature(reference: str, public_key: Path | None, trust: Path | None, registry: str, as_json: bool) -> None:
     """Check that the version REF is signed as a key or a trust policy requires. Exit code 1 if it is not."""
     if public_key is None and trust is None:
-        raise InputError("verify-signature needs --public-key FILE, or a trust policy (--trust FILE)")
+        raise InputError("verify needs --public-key FILE, or a trust policy (--trust FILE)")
     policy = policy_of_key(public_key) if public_key is not None else load_policy(trust or "")
     store = open_store(registry)
     located = locate(store, parse_reference(reference))

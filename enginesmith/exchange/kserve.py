@@ -1,9 +1,9 @@
 """KServe: the objects of a cluster that serves a version, and the URIs by which its storage initializer pulls it.
 
 An `InferenceService` (serving.kserve.io/v1beta1) names the runtime, Triton, and where the model is from: a URI
-`enginesmith://MODEL@VERSION?target=l4`, or an image with the repository in `/models` (`export-oci --layout triton`),
-which KServe calls a model car. For such URIs a `ClusterStorageContainer` (v1alpha1) says which image pulls them: KServe
-runs it before the server, as `enginesmith initialize SRC DEST`, with DEST /mnt/models.
+`enginesmith://MODEL@VERSION?target=l4`, or an image with the repository in `/models` (`registry export --layout
+triton`), which KServe calls a model car. For such URIs a `ClusterStorageContainer` (v1alpha1) says which
+image pulls them: KServe runs it before the server, as `enginesmith initialize SRC DEST`, with DEST /mnt/models.
 
 The version is that of the reference at this moment, not its channel: what a pod serves must not depend on when it was
 started. Sources: kserve aaac4e2, pkg/apis/serving, pkg/webhook/admission/pod/storage_initializer_injector.go,

@@ -23,7 +23,7 @@ STATES: tuple[State, ...] = ("missing", "broken", "unproven", "breaking", "cover
 class Coverage:
     """The engine of one model for one group of nodes. precision: the one that is asked for; None for any.
 
-    engine: the one that serves, or that would but for `reason`.  fit: how well it fits, in `resolve`'s words.
+    engine: the one that serves, or that would but for `reason`.  fit: how well it fits, in `pull --explain`'s words.
     remarks: what could not be checked.  too_old: whether a broken engine cannot run with the driver; building it
     again with the same compiler would not help then.
     """

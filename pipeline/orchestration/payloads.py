@@ -50,7 +50,7 @@ class Payload:
 PAYLOADS: Mapping[str, Payload] = {
     REGISTERED: Payload(
         _MODEL | {"spec": "`registered:MODEL@DIGEST`, or `registered:MODEL` for the newest"} | _REGISTRY | {"by": ""},
-        "by `register` and `watch-specs`; by `enginesmith fleet --apply` for each model with something to build",
+        "by `prefect register` and `watch`; by `enginesmith fleet --apply` for each model with something to build",
         {"digest": "of the bundle", "units": "what the fleet lacks"},
     ),
     PUBLISHED: Payload(

@@ -50,7 +50,7 @@ class PlannedSpec:
         return not self.reason and not self.units.keys() - {"cached", "refused"}
 
     def to_json(self) -> dict[str, object]:
-        """A row of `enginesmith build --all --plan --json`."""
+        """A row of `enginesmith plan --all --json`."""
         return asdict(self)
 
 

@@ -182,7 +182,7 @@ def import_model_signing() -> tuple[ModuleType, ModuleType, object]:
         from model_signing import hashing, signing, verifying
     except ImportError as error:
         raise UnavailableError(
-            f"signatures need the extra `signing` ({error}); run `pip install './enginesmith[signing]' in a clone`"
+            f"signatures need the extra `signing` ({error}); run `pip install './enginesmith[signing]'` in a clone"
         ) from error
     hashes = hashing.Config().use_file_serialization(hashing_algorithm="sha256", allow_symlinks=False)
     return signing, verifying, hashes

@@ -67,7 +67,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
         emit_json({**facts, "existed": existed, "event": asdict(sent) if sent else None})
 
 
-@click.command("watch-specs")
+@click.command("watch")
 @click.argument("place")
 @registry_option
 @number_option("--interval", click.FloatRange(0.1), 30.0, "Seconds between two looks.")

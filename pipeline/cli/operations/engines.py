@@ -1,5 +1,5 @@
-"""Commands on one engine of a published version, on this machine: `enginesmith profile`, `fuzz`,
-`check-reproducible`."""
+"""Commands on one engine of a published version, on this machine: `enginesmith profile`, `debug fuzz`,
+`debug reproduce`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     "--record",
     is_flag=True,
     help="Keep the times beside the version, for `enginesmith traffic capacity`, and as a point of the model's series, "
-    "which"
-    " --series shows; takes five times as long.",
+    "which --series shows; takes five times as long.",
 )
 @click.option(
     "--series", is_flag=True, help="Run nothing: show the series of REF's model, and where its level changed."
@@ -100,6 +99,8 @@ def profile(
     if out is not None and not series:
         raise click.UsageError("--out draws a series: give --series")
     if series:
+        if record or against is not None:
+            raise click.UsageError("--series runs nothing: leave out --record and --against")
         show_series(parse_reference(reference).model, buckets, out, registry, as_json)
         return
     if record and against is not None:

@@ -37,7 +37,7 @@ def record(
     seed: int,
     model: str,
 ) -> None:
-    """Append requests from stdin to TRAFFIC, for `enginesmith canary run`, `traffic` and `buckets`.
+    """Append requests from stdin to TRAFFIC, for `enginesmith canary run`, `traffic show` and `traffic buckets`.
 
     One JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5, "latency": 0.01}; without `at`, the
     time of reading; `latency` may be left out: seconds until the answer.

@@ -1,5 +1,6 @@
 """`enginesmith pull` and `enginesmith pull --explain`: tables, JSON, exit codes, following a channel once."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def test_the_table(published: Store, tmp_path: Path) -> None:
         ["--health-command", "x", "--no-report"],
     ):
         assert run("pull", "digits:candidate", "--follow", "--once", "--target", "cpu", *both).exit_code == 2, both
+
+
+def test_an_explanation_follows_nothing_and_is_one_document(published: Store) -> None:
+    assert run("pull", "--explain", "digits:candidate", "--follow").exit_code == 2
+    several = run("pull", "--explain", "digits", "--target", "cpu", "--target", "h100", "--json")
+    assert several.exit_code == 1 and [len(found["candidates"]) for found in json.loads(several.stdout)] == [1, 0]
 
 
 def test_watching_once(published: Store, tmp_path: Path) -> None:

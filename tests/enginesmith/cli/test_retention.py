@@ -1,4 +1,4 @@
-"""`enginesmith registry gc`, `pin` and `unpin`: shown first, deleted when told."""
+"""`enginesmith registry gc` and `pin`: shown first, deleted when told."""
 
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.store.base import Store
@@ -22,6 +22,7 @@ def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
     )
     assert told("registry", "pin", "--remove", "digits@1") == {"model": "digits", "version": "1", "pinned": False}
     assert isinstance(run("registry", "pin", "--remove", "digits").exception, UnknownNameError)
+    assert run("registry", "pin", "--remove", "digits@1", "--why", "old").exit_code == 2
     assert "2 versions kept; 0 bytes deleted, 0 bytes" in said("registry", "gc")
     assert run("registry", "gc", "--grace", "soon").exit_code == 2
     assert told("registry", "fsck")["problems"] == []

@@ -12,7 +12,7 @@ from tests.pipeline.projects import Project
 
 
 def plan(project: Project, place: Path) -> dict[str, dict[str, object]]:
-    """The rows of `catalog --plan`, by folder."""
+    """The rows of `plan --all`, by folder."""
     done = project.run("plan", "--all", place, "--json")
     rows = {Path(row["spec"]).parent.name: row for row in done.json}
     assert done.code == int(any(row["reason"] for row in rows.values()))

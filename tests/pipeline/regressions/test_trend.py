@@ -100,7 +100,13 @@ def test_the_command_prints_draws_and_refuses(built: Project) -> None:
     write_whole(built.registry / more.key, merged(more, ()))
     drawn = built.run("profile", "--series", "tiny", "--out", page.with_suffix(".svg"))
     assert drawn.code == 0 and "the first of 2; .html has all" in drawn.err
-    for words in (("other",), ("tiny", "--bucket", "batch=9"), ("tiny", "--out", "trend.png"), ("../x",)):
+    for words in (
+        ("other",),
+        ("tiny", "--bucket", "batch=9"),
+        ("tiny", "--out", "trend.png"),
+        ("../x",),
+        ("tiny", "--record"),
+    ):
         wrong = built.run("profile", "--series", *words)
         assert wrong.code == 2 and "Traceback" not in wrong.err
 

@@ -1,4 +1,4 @@
-"""`enginesmith profile`, `fuzz` and `check-reproducible`."""
+"""`enginesmith profile`, `debug fuzz` and `debug reproduce`."""
 
 import json
 import shlex

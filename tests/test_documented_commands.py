@@ -1,0 +1,84 @@
+"""Every command line of Enginesmith in a page of the tree can be typed: the command, its options, as many arguments."""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from enginesmith.cli import enginesmith
+
+ROOT = Path(__file__).parents[1]
+# A line of a block (indented, in a fence, after a prompt), or a span in a sentence.
+LINE = re.compile(r"^(?: +|\$ )?(?:\$ )?(?:[A-Z_]+=\S+ )*enginesmith +([a-z-].*)$", re.MULTILINE)
+SPAN = re.compile(r"`(?:[A-Z_]+=\S+ )*enginesmith +([a-z-][^`]*)`")
+# What ends a command in a line of a shell, and what stands for something else.
+END = re.compile(r" [|>#&]|&&|;|\)| \.\.\.")
+
+
+def pages() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    # The reference is written from the command line, and held to it by test_commands_page.
+    return [ROOT / name for name in listed.stdout.split() if name != "docs/reference/commands.md"]
+
+
+def written(text: str) -> Iterator[tuple[list[str], bool]]:
+    """The words of each command line, and whether it stands alone, so that it has to be whole."""
+    text = text.replace("\\\n", " ")
+    for pattern, whole in ((LINE, True), (SPAN, False)):
+        for found in pattern.findall(text):
+            words = END.split(" ".join(found.split("\n")))[0]
+            try:
+                yield shlex.split(words, comments=True), whole and "[" not in words
+            except ValueError:
+                yield words.split(), whole
+
+
+def problem(words: list[str], whole: bool) -> str | None:
+    """Why a command line cannot be typed; None if it can. A sentence may leave out values and arguments."""
+    command: click.Command = enginesmith
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = [command.get_command(click.Context(command), name) for name in words[0].split("|")]
+        if None in found:
+            return f"{command.name} has no command {words[0]}"
+        command, words = found[0], words[1:]
+    context = click.Context(command, info_name=command.name)
+    if not whole:
+        known = {option for item in command.get_params(context) for option in (*item.opts, *item.secondary_opts)}
+        flags = {found.group() for word in words if (found := re.match(r"--[a-z-]+", word))}
+        return f"{command.name} has no {', '.join(sorted(flags - known))}" if flags - known else None
+    try:
+        _, rest, _ = command.make_parser(context).parse_args(list(words))
+    except click.UsageError as error:
+        return f"{command.name}: {error.format_message()}"
+    return (
+        f"{command.name} takes no argument {' '.join(rest)}" if rest and not isinstance(command, click.Group) else None
+    )
+
+
+def test_every_command_in_the_pages_can_be_typed() -> None:
+    seen, wrong = 0, []
+    for page in pages():
+        for words, whole in written(page.read_text(encoding="utf-8")):
+            seen += 1
+            if reason := problem(words, whole):
+                wrong.append(f"{page.relative_to(ROOT)}: enginesmith {' '.join(words)}: {reason}")
+    assert not wrong and seen > 300
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    enginesmith resolve digits\n",
+        "$ enginesmith build x.yaml --plan\n",
+        "    enginesmith pull digits:stable --dest\n",
+        "    enginesmith registry fsck digits engines/\n",
+        "as `enginesmith pull --watch` does",
+        "as `enginesmith rollout pause|stop` does",
+    ],
+)
+def test_what_cannot_be_typed_is_found(text: str) -> None:
+    assert [reason for words, whole in written(text) if (reason := problem(words, whole))]
