@@ -14,6 +14,7 @@ import click
 from enginesmith.cli.tables import echo
 from enginesmith.core.address import HttpAddress, parse_address
 from enginesmith.core.errors import InputError
+from enginesmith.core.moments import LONGEST
 from enginesmith.core.text import visible_json, write_line
 from enginesmith.core.types import PRECISIONS
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY, REGISTRY_VARIABLE
@@ -38,7 +39,10 @@ class Duration(click.ParamType[timedelta]):
         found = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
         if found is None:
             self.fail(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d", param, ctx)
-        return timedelta(**{_UNITS[found[2]]: int(found[1])})
+        lasts = timedelta(**{_UNITS[found[2]]: int(found[1])})
+        if lasts > LONGEST:
+            self.fail(f"{value!r} is longer than {LONGEST.days}d", param, ctx)
+        return lasts
 
 
 class ListenAddress(click.ParamType[HttpAddress]):

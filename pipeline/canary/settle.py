@@ -7,7 +7,6 @@ Where the channel's policy has versions come in waves, a rollout of it is starte
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from enginesmith.core.errors import ConflictError, InputError, UnknownNameError
@@ -25,6 +24,7 @@ from enginesmith.registry.evidence.canaries import (
     verdict_on,
 )
 from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.rollouts.state import parse_time
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import canary_key, evidence_prefix
 from enginesmith.registry.trust import require
@@ -188,7 +188,7 @@ def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
     found = canaries(store, lookup.load(store, serving.model, serving.version))
     counting = targets_that_count(store, serving) if found else ()
     attached = dict(store.stamps(evidence_prefix("canaries", serving.model, serving.version))) if found else {}
-    since = datetime.fromisoformat(promoted.at)
+    since = parse_time(promoted.at)
     failed = [
         item
         for item in found

@@ -13,7 +13,7 @@ from annotated_types import Len
 from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE
 from enginesmith.core.constraints import Count
 from enginesmith.core.digest import Digest
-from enginesmith.core.moments import Timestamp
+from enginesmith.core.moments import Seconds, Timestamp, read_stamp
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.rollouts.waves import WHOLE, ServingNode, Slice, add_slice, is_reached
@@ -51,9 +51,9 @@ class RolloutPlan:
     """
 
     waves: tuple[Slice, ...]
-    soaks_s: tuple[Count, ...]
+    soaks_s: tuple[Seconds, ...]
     gates: Gates = Gates()
-    look_s: Count = 120
+    look_s: Seconds = 120
     step_ppm: Count | None = None
     nodes: Count | None = field(default=None, metadata=OMIT_NONE)
 
@@ -211,10 +211,4 @@ def format_time(at: datetime) -> str:
 
 def parse_time(text: str) -> datetime:
     """A time that `format_time` wrote. Raises Malformed."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise Malformed(f"{text[:40]!r} is no time in ISO 8601") from None
-    if found.tzinfo is None:
-        raise Malformed(f"{text[:40]!r} must say its time zone")
-    return found
+    return read_stamp(text, "time")

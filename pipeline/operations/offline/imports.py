@@ -182,7 +182,7 @@ def _check_time(manifest: Manifest, stated: str) -> None:
     try:
         when, published = (datetime.fromisoformat(text) for text in (stated, manifest.created_at))
         early, late = when < published - _CLOCKS, when > datetime.now(UTC) + _CLOCKS
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise _Refused(f"it was made at {stated[:40]!r}, which is no time with a zone") from error
     if early or late:
         raise _Refused(f"it was made at {stated}, {'before this version was' if early else 'which is yet to come'}")

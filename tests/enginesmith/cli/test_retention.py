@@ -24,5 +24,6 @@ def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
     assert isinstance(run("registry", "pin", "--remove", "digits").exception, UnknownNameError)
     assert run("registry", "pin", "--remove", "digits@1", "--why", "old").exit_code == 2
     assert "2 versions kept; 0 bytes deleted, 0 bytes" in said("registry", "gc")
-    assert run("registry", "gc", "--grace", "soon").exit_code == 2
+    for grace in ("soon", "999999d"):
+        assert run("registry", "gc", "--delete", "--grace", grace).exit_code == 2
     assert told("registry", "fsck")["problems"] == []

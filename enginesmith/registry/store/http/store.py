@@ -211,7 +211,8 @@ class HttpStore:
                 f"{self.uri} answers '{prefix}' with no JSON list of names; with nginx, turn on `autoindex` and "
                 "`autoindex_format json`"
             ) from error
-        yield from sorted(f"{name}/" if is_folder else name for name, is_folder in entries if is_key(name))
+        known = {(name, is_folder) for name, is_folder in entries if is_key(name) and "/" not in name}
+        yield from sorted(f"{name}/" if is_folder else name for name, is_folder in known)
 
     def _stream_verified(self, digest: str, sink: BinaryIO) -> str:
         """Write a blob's bytes to `sink` and return its digest."""

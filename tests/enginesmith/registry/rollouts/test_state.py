@@ -13,26 +13,29 @@ AT = "2026-01-01T00:00:00+00:00"
 PLAN = RolloutPlan(waves=(Slice(100_000), Slice(1_000_000)), soaks_s=(60, 60))
 RUNNING = Rollout(
     id="r1", model="digits", channel="stable", version="2", manifest="a" * 64, proven_only=False, base="1",
-    base_manifest="b" * 64, plan=PLAN, state="running", wave=1, reach=(), opened=AT, since=AT,
+    base_manifest="b" * 64, plan=PLAN, state="running", wave=1, reach=(), opened=AT, since=None,
     history=(Decision(AT, "started", 1),),
 )  # fmt: skip
 
 
 def test_a_rollout_whose_fields_fit_is_taken() -> None:
-    for rollout in (RUNNING, replace(RUNNING, wave=0, shares_ppm=(100_000, 900_000))):
-        assert decode(encode(rollout), Rollout) == rollout
+    for fits in (RUNNING, replace(RUNNING, wave=0, shares_ppm=(100_000, 900_000))):
+        assert decode(encode(fits), Rollout, "") == fits
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"version": "../2"}, "version is '../2'; it must be a name"),
-    ({"manifest": "a"}, "manifest is 'a'; it must be a SHA-256"),
-    ({"id": "../r1"}, "id is '../r1'; it must be a name"),
+    ({"version": "../2"}, "version is"),
+    ({"manifest": "a"}, "manifest is"),
+    ({"id": "../r1"}, "id is"),
     ({"history": ()}, "history is"),
     ({"wave": -1}, "wave is -1"),
     ({"wave": 2}, "in wave 2 of 2"),
-    ({"plan": replace(PLAN, soaks_s=(60,))}, "in wave 1 of 2, with 1 soaks"),
-    ({"shares_ppm": (100_000,)}, "in wave 1 of 2, with 2 soaks and 1 shares"),
+    ({"plan": replace(PLAN, soaks_s=(60,))}, "with 1 soaks"),
+    ({"shares_ppm": (100_000,)}, "1 shares"),
+    ({"plan": replace(PLAN, soaks_s=(60, 2**62))}, "seconds from 0 to"),
+    ({"plan": replace(PLAN, look_s=2**62)}, "seconds from 0 to"),
+    ({"since": "9999-12-31T23:59:59+00:00"}, "since is"),
 ])  # fmt: skip
 def test_one_field_that_does_not_fit_is_enough_to_refuse_a_rollout(change: dict[str, object], words: str) -> None:
     with pytest.raises(Malformed, match=words):
-        decode(encode(replace(RUNNING, **change)), Rollout)  # type: ignore[arg-type]
+        decode(encode(replace(RUNNING, **change)), Rollout, "")  # type: ignore[arg-type]
