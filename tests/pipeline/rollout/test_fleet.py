@@ -1,14 +1,24 @@
 """Rollouts on a simulated fleet with the real code: small sizes of what `benchmarks/bench_rollout.py` measures."""
 
 import math
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from enginesmith.registry.versions.lookup import read_channel
 from enginesmith.registry.versions.rolling import read_rollout
+from pipeline.rollout import operations
 from tests.pipeline.rollout.fleet import WHERE, Fleet, begin, plan, registry
 
 NODES = 1_000
+
+
+@pytest.fixture(autouse=True)
+def same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ids of rollouts, by which nodes come into waves, are the same in every run."""
+    names = (f"rollout{number}" for number in count(1))
+    monkeypatch.setattr(operations, "secrets", SimpleNamespace(token_hex=lambda _: next(names)))
 
 
 def test_a_bad_engine_reaches_the_first_wave_alone_and_everybody_returns():
