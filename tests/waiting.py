@@ -1,5 +1,6 @@
 """Waiting in tests until something is so, however slow or fast the machine is."""
 
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,13 @@ def text_of(path: Path) -> str:
 def gone(*pids: int) -> bool:
     """True once none of these processes runs any more; what nobody has waited for counts as gone."""
     return until(lambda: not any(map(_runs, pids)), f"the end of processes {pids}")
+
+
+def stopped(process: subprocess.Popen[str]) -> None:
+    """Wait until a process of `tests.pipeline.stopping` stands still: its line can be read before it has stopped, and
+    a SIGCONT that comes before the SIGSTOP would leave it so for ever. Of any other command nothing."""
+    if "tests.pipeline.stopping" in map(str, process.args if isinstance(process.args, list) else ()):
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "a process that stops itself")
 
 
 def _runs(pid: int) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.held import hold
 from tests.pipeline.projects import Project, weights, write_model
-from tests.waiting import PATIENCE_S, text_of
+from tests.waiting import PATIENCE_S, stopped, text_of
 
 ROOT = Path(__file__).parents[3]
 DONE = re.compile(r"] (?!verdict)(.+?): (?:done|built in .*)$", re.MULTILINE)
@@ -48,6 +48,7 @@ def interrupt(process: subprocess.Popen[str], at: str, number: signal.Signals) -
         for line in lines:
             seen += line
             if at in line:
+                stopped(process)
                 process.send_signal(number)
                 process.send_signal(signal.SIGCONT)
                 break

@@ -18,7 +18,7 @@ from enginesmith.registry.builds.build_lock import LockHolder
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import build_lock_key
 from tests.pipeline.projects import Project
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, stopped
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
@@ -71,6 +71,7 @@ def test_two_builds_of_one_model_that_select_different_units_do_not_run_side_by_
         second = start(project, "--precision", "fp16")
         assert second.stderr is not None
         waiting = next(line for line in second.stderr if "waiting" in line)
+        stopped(first)
         first.send_signal(signal.SIGCONT)
         rest = lines.read()
     told = second.communicate(timeout=PATIENCE_S)[1]
