@@ -110,13 +110,18 @@ class Guard:
     def secure(self, names: Iterable[str]) -> None:
         """Remove the garbage marks of names (digests, `model@version`); check only afterwards that they exist.
 
-        Raises ConflictError when one is being deleted at this moment, or the lease has expired.
+        Raises ConflictError when one is being deleted at this moment, and as `check`.
         """
+        self.check()
+        unmark(self.store, names)
+
+    def check(self) -> None:
+        """Raise ConflictError if the lease is over: what was secured may be deleted. Asked before the write that refers
+        to it."""
         if moments.steady_s() > end_of(self.begun, self.lease.expires - self.lease.at):
             raise ConflictError(
                 f"{self.lease.what} took longer than its lease, until {stamp(self.lease.expires)}; run again"
             )
-        unmark(self.store, names)
 
 
 def end_of(begun: float, lasts: timedelta) -> float:

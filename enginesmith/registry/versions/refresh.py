@@ -21,7 +21,10 @@ from enginesmith.registry.versions.state import Channel, change_channel, read_ch
 
 def with_snapshots(guard: Guard, channel: Channel) -> Channel:
     """The state with the snapshots of the versions that nodes get, which are stored, and deleted by no collection while
-    the lease is held. Evidence that was damaged since comes into no snapshot: the one that is known stays."""
+    the lease is held. Evidence that was damaged since comes into no snapshot: the one that is known stays.
+
+    Raises ConflictError when the lease is over, as the state is written next.
+    """
     found: dict[str, str] = {}
     for manifest, version in channel.served.items():
         try:
@@ -33,6 +36,7 @@ def with_snapshots(guard: Guard, channel: Channel) -> Channel:
             found[manifest] = digest_of_bytes(data)
             guard.secure([found[manifest]])
             guard.store.put_bytes(data)
+    guard.check()
     return replace(channel, snapshots=found)
 
 

@@ -9,6 +9,7 @@ import pytest
 from enginesmith.registry.versions.lookup import read_channel
 from enginesmith.registry.versions.rolling import read_rollout
 from pipeline.rollout import operations
+from pipeline.rollout.gates import LEAST_ALL
 from tests.pipeline.rollout.fleet import WHERE, Fleet, begin, plan, registry
 
 NODES = 1_000
@@ -23,14 +24,14 @@ def same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_bad_engine_reaches_the_first_wave_alone_and_everybody_returns():
     store, _, two = registry()
-    begin(store, two, plan("2%", "100%", nodes=NODES, health_ppm=950_000))
+    begin(store, two, plan("5%", "100%", nodes=NODES, health_ppm=950_000))
     fleet = Fleet.of(store, NODES, is_bad=lambda node: True)
     assert fleet.run(3600) == "halted"
-    first = next(min(watcher.swaps) for watcher in sorted(fleet.watchers, key=lambda item: item.swaps or [1e9]))
+    third = sorted(min(watcher.swaps) for watcher in fleet.watchers if watcher.swaps)[LEAST_ALL - 1]
     halted = fleet.actions[-1][0]
-    # A node says that its server is unwell at its second look; the controller sees it at its next.
-    assert halted - first <= 2 * 36 + 2 * 15
-    assert 0 < fleet.most["2"] <= 20 and fleet.serving("1") == NODES
+    # A node says that its server is unwell at its second look; the controller sees at its next that all three fail.
+    assert halted - third <= 2 * 36 + 2 * 15
+    assert 0 < fleet.most["2"] <= 50 and fleet.serving("1") == NODES
     assert read_channel(store, *WHERE).version == "1"
 
 

@@ -3,27 +3,30 @@
 import json
 import zlib
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from enginesmith.client.locate import VersionLocator
-from enginesmith.core.errors import EnginesmithError
+from enginesmith.core import moments
+from enginesmith.core.errors import ConflictError, EnginesmithError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.gc import collect
-from enginesmith.registry.leases import PUBLISHING
+from enginesmith.registry.leases import PUBLISHING, Guard, take_lease
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key
+from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key
 from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.additions import add_attestation
+from enginesmith.registry.versions.refresh import with_snapshots
 from enginesmith.registry.versions.snapshots import parse_snapshot
 from enginesmith.registry.versions.state import Channel, read_channel
 from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, report
 from tests.enginesmith.registry.counting import CountingStore
-from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, interleave
+from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, interleave, set_clocks
 
 KEY = channel_key("digits", "stable")
 
@@ -68,6 +71,20 @@ def test_evidence_comes_into_the_snapshot_of_every_channel_that_serves_the_versi
         (key,) = found.documents.list(f"models/digits/versions/{one.version}/attestations/")
         assert found.documents.read(key) == store.read(key) is not None
     assert verify(store).problems == ()
+
+
+def test_a_state_whose_lease_is_over_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version may have been deleted since it was looked at: then it has no snapshot, and nothing else asks."""
+    store, move = MemoryStore(), set_clocks(monkeypatch, datetime(2026, 1, 1, tzinfo=UTC))
+    published(store, b"one")
+    guard = Guard(store, take_lease(store, "a promotion"), moments.steady_s())
+    state = read_channel(store, "digits", "stable")
+    assert state is not None
+    del store.objects[manifest_key("digits", "1")]
+    assert with_snapshots(guard, state).snapshots == {}
+    move(PUBLISHING)
+    with pytest.raises(ConflictError, match="took longer than its lease"):
+        with_snapshots(guard, state)
 
 
 def test_evidence_of_a_killed_writer_comes_into_the_snapshot_when_its_lease_is_over() -> None:
