@@ -9,19 +9,36 @@ from typing import Any
 ROOMS = ("enginesmith", "pipeline", "validation", "builders")
 
 
-class Inline(futures.Executor):
+class Done:
+    """The future of a call that was made when it was submitted."""
+
+    def __init__(self, work: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._value, self._error = None, None
+        try:
+            self._value = work(*args, **options)
+        except Exception as error:
+            self._error = error
+
+    def result(self, timeout: float | None = None) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class Inline:
     """An executor that runs each call where it is submitted."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "futures.Future[Any]":
-        found: futures.Future[Any] = futures.Future()
-        try:
-            found.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            found.set_exception(error)
-        return found
+    def __enter__(self) -> "Inline":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Done:
+        return Done(fn, args, options)
 
     def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
         return iter([fn(*args) for args in zip(*iterables, strict=False)])

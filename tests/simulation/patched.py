@@ -24,9 +24,9 @@ from enginesmith.registry.builds import records
 from enginesmith.registry.collection import claim
 from enginesmith.registry.store import download, layout
 from enginesmith.registry.versions import snapshots, state
+from tests.one_thread import ROOMS, Inline
 from tests.simulation.world import World
 
-_ROOMS = ("enginesmith", "pipeline", "validation", "builders", "tests")
 # Functions of bytes and texts that return frozen values.
 _PURE: tuple[Callable[..., Any], ...] = (
     digest.digest_of_bytes,
@@ -42,41 +42,6 @@ _PURE: tuple[Callable[..., Any], ...] = (
     state.parse_channel,
     state.parse_history,
 )
-
-
-class _Done:
-    """The future of a call that was made when it was submitted."""
-
-    def __init__(self, work: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self._value, self._error = None, None
-        try:
-            self._value = work(*args, **options)
-        except Exception as error:
-            self._error = error
-
-    def result(self, timeout: float | None = None) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-
-class _Inline:
-    """An executor that runs each call where it is submitted."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __enter__(self) -> "_Inline":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> _Done:
-        return _Done(fn, args, options)
-
-    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
-        return iter([fn(*args) for args in zip(*iterables, strict=False)])
 
 
 class _InlineThread(threading.Thread):
@@ -129,7 +94,7 @@ def patched(world: World) -> Iterator[None]:
         world.counts_until(self.lease.expires)
         secured(self, wanted)
 
-    replacements = {**_CACHED, futures.ThreadPoolExecutor: _Inline, datetime: clock, claim.Claim: SimulatedClaim}
+    replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: clock, claim.Claim: SimulatedClaim}
     places = _places(len(sys.modules))
     try:
         with (
@@ -177,7 +142,7 @@ def _places(modules: int) -> list[tuple[dict[str, Any], str, Any]]:
     return [
         (vars(module), name, value)
         for room, module in list(sys.modules.items())
-        if room.partition(".")[0] in _ROOMS and room != __name__
+        if room.partition(".")[0] in (*ROOMS, "tests") and room != __name__
         for name, value in list(vars(module).items())
         if isinstance(value, type | FunctionType) and value in originals
     ]

@@ -62,6 +62,15 @@ def show(
     as_json: bool,
 ) -> None:
     """Show the version REF and its engines."""
+    views = {
+        "--diff": older is not None,
+        "--quantization": quantization,
+        "--layers": layers is not None,
+        "--provenance": provenance,
+        "--sbom": sbom,
+    }
+    if len(asked := [name for name, given in views.items() if given]) > 1:
+        raise click.UsageError(f"{' and '.join(asked)} show different things: give one of them")
     if older is not None:
         _show_differences(older, reference, registry, as_json)
         return

@@ -1,11 +1,14 @@
 """The flow that collects what a registry does not need any more."""
 
 from datetime import timedelta
+from typing import Annotated
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
+from pydantic import Field
 
+from enginesmith.core.moments import LONGEST
 from enginesmith.core.text import pluralize
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.gc import Collected, GarbageItem, collect
@@ -19,7 +22,7 @@ from pipeline.orchestration.flows.runner import PrefectRunner
 def collect_garbage(
     registry: str = DEFAULT_REGISTRY,
     delete: bool = False,
-    grace_days: float = 7.0,
+    grace_days: Annotated[float, Field(ge=0, le=LONGEST.days)] = 7.0,
     keep_versions: int = 10,
     keep_moves: int = 5,
 ) -> State[object]:

@@ -20,6 +20,11 @@ def test_show(mixed: Store) -> None:
     assert "digits@2" in text and "candidate" in text and "no FP32 GEMM; use fp16" in text and "unproven" in text
 
 
+def test_two_views_of_a_version_at_once_are_refused(mixed: Store) -> None:
+    result = run("show", "digits", "--diff", "digits@1", "--sbom")
+    assert result.exit_code == 2 and "--diff and --sbom show different things" in result.output
+
+
 def test_verify(mixed: Store) -> None:
     assert run("registry", "fsck").exit_code == 0 and told("registry", "fsck")["sound"]
     digest = engine(mixed).digest
