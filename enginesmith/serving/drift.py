@@ -13,8 +13,8 @@ as none has a greater chance than p given those before it.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+import time
 from datetime import UTC, datetime
-from time import time
 
 from enginesmith.core.errors import InputError
 
@@ -98,7 +98,7 @@ class RateDriftDetector:
         other, counted = self._onset_bets
         onset = self._onset * other**quiet
         if onset <= 1.0:
-            onset, self._since = 1.0, (self.requests - 1, self.counted - 1, time())
+            onset, self._since = 1.0, (self.requests - 1, self.counted - 1, time.time())
         self._onset = onset * counted
         return self._alarm() if sum(statistics) >= self._threshold * len(statistics) else None
 
@@ -107,12 +107,12 @@ class RateDriftDetector:
         self._bets = [_bets(self.reference, odds) for odds in ODDS]
         self._last = self.requests
         self._onset_bets = _bets(self.reference, _ONSET_ODDS)
-        self._since = self.requests, self.counted, time()
+        self._since = self.requests, self.counted, time.time()
 
     def _alarm(self) -> RateDrift:
         before, counted, at = self._since
         rate = (self.counted - counted) / max(self.requests - before, 1)
-        times = (datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds") for moment in (at, time()))
+        times = (datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds") for moment in (at, time.time()))
         since_at, found_at = times
         self.drift = RateDrift(self.reference or 0.0, rate, before + 1, since_at, self.requests, self.counted, found_at)
         return self.drift

@@ -7,7 +7,6 @@ place in the spec for that reason.
 """
 
 import ast
-import importlib
 import importlib.util
 import inspect
 import platform

@@ -32,7 +32,8 @@ from enginesmith.registry.store import base
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import MODELS, index_key, lease_key
 from enginesmith.registry.store.parallel import side_by_side
-from enginesmith.registry.versions.lookup import Listed, catalogue, read_channel
+from enginesmith.registry.versions.lookup import Listed, catalogue
+from enginesmith.registry.versions.state import read_channel
 
 FORMAT = 1
 MAX_BYTES = 48 << 20

@@ -58,7 +58,8 @@ def time_call(run: Run) -> float:
 
 
 def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
-    """Calls per second of all `runs` together, each called repeatedly in a thread of its own for about `seconds`.
+    """Calls per second of all `runs` together, each called at least once, and repeatedly
+    for about `seconds`, in a thread of its own.
 
     Raises what a call raises.
     """
@@ -68,7 +69,7 @@ def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
     def stream(run: Run) -> int:
         barrier.wait()
         count = 0
-        while time.perf_counter() < until[0]:
+        while not count or time.perf_counter() < until[0]:
             run()
             count += 1
         return count

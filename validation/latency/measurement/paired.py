@@ -24,7 +24,6 @@ from validation.statistics.distributions import NORMAL, t_quantile
 from validation.statistics.rates import POWER
 from validation.statistics.slowdown import LEAST_BEYOND, Effect, quantile_effects
 
-Opens = Callable[[], AbstractContextManager[Session]]
 Pair = tuple[Array, Array]
 
 OPENINGS = 8
