@@ -18,7 +18,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.reports.latency import PairedTimes, Ratio, Verdict
 from enginesmith.core.types import Session, Tensors
-from validation.latency.measurement.loop import latencies, time_call
+from validation.latency.measurement.loop import Opens, latencies, time_call
 from validation.latency.measurement.once import select_inputs
 from validation.statistics.distributions import NORMAL, t_quantile
 from validation.statistics.rates import POWER
